@@ -1,0 +1,151 @@
+"""Every exception that can leave `broker/`.
+
+HeadraceError
+└── BrokerError
+    ├── WireError                  bytes that are not the message they should be
+    │   ├── MalformedMessage       not msgpack, a missing field or a wrong type; says which
+    │   └── UnsupportedVersion     written by a newer major version
+    ├── AdmissionError             the request was not accepted; nothing was stored
+    │   ├── UnknownModel           no card of that name
+    │   ├── NoWorker               the model is known, no worker is ready
+    │   ├── Overloaded             a queue is full; `retry_after_s`
+    │   ├── BrokerUnavailable      the broker cannot be reached, or this ingress has lost its lease
+    │   └── RequestTooLarge        does not fit, not even spilled
+    └── JobError                   the one end of an accepted request, other than an answer
+        ├── DeadlineExceeded
+        ├── JobRefused             shed after acceptance; `reason`, `retry_after_s`
+        ├── JobInvalid             the engine says the request itself is wrong
+        ├── JobFailed              the engine failed and the job cannot be tried again
+        ├── PoisonJob              it crashed three workers
+        ├── ResumeImpossible       its worker died and the engine cannot continue it from where the stream is
+        ├── SlowClient             the reader did not take its tokens in time
+        └── JobCancelled
+"""
+
+from __future__ import annotations
+
+from jetstream.errors import HeadraceError
+
+
+class BrokerError(HeadraceError):
+    """Something about a job or its messages failed."""
+
+
+class WireError(BrokerError):
+    """Bytes on the wire are not the message they should be."""
+
+
+class MalformedMessage(WireError):
+    """A message is not msgpack, lacks a field or has a field of the wrong type."""
+
+
+class UnsupportedVersion(WireError):
+    """A message was written by a newer major version."""
+
+
+class AdmissionError(BrokerError):
+    """The request was not accepted and nothing was stored."""
+
+
+class UnknownModel(AdmissionError):
+    """No model of that name is served."""
+
+    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
+        served = ", ".join(known) if known else "none"
+        super().__init__(f"model {name!r} is not served here; served: {served}")
+        self.name = name
+        self.known = known
+
+
+class NoWorker(AdmissionError):
+    """The model is known but no worker is ready to serve it."""
+
+    retriable = True
+
+
+class Overloaded(AdmissionError):
+    """A queue is full; nothing was stored."""
+
+    retriable = True
+
+    def __init__(self, message: str | None = None, *, reason: str = "queue_full", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class BrokerUnavailable(AdmissionError):
+    """The broker cannot be reached or cannot store; try again shortly."""
+
+    retriable = True
+
+
+class RequestTooLarge(AdmissionError):
+    """The request does not fit into the broker."""
+
+
+class JobError(BrokerError):
+    """An accepted request ended without a full answer."""
+
+    code: str = "job_error"
+
+
+class DeadlineExceeded(JobError):
+    """The request did not finish before its deadline."""
+
+    code = "deadline_exceeded"
+    retriable = True
+
+
+class JobRefused(JobError):
+    """The request was accepted and later shed."""
+
+    code = "refused"
+    retriable = True
+
+    def __init__(self, message: str | None = None, *, reason: str = "shed", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class JobInvalid(JobError):
+    """The engine rejected the request as invalid."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class JobFailed(JobError):
+    """The engine failed on this request."""
+
+    code = "engine_error"
+    retriable = True
+
+
+class PoisonJob(JobError):
+    """The request crashed too many workers and was taken out of service."""
+
+    code = "poison"
+
+
+class ResumeImpossible(JobError):
+    """The worker died and the engine cannot continue this request where its stream stands."""
+
+    code = "resume_impossible"
+    retriable = True
+
+
+class SlowClient(JobError):
+    """The client did not read its stream in time."""
+
+    code = "slow_client"
+
+
+class JobCancelled(JobError):
+    """The request was cancelled."""
+
+    code = "cancelled"

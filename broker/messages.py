@@ -1,0 +1,354 @@
+"""Every message Headrace puts on the wire, as typed, immutable records.
+
+All are msgpack.  Records are maps with the field names below, except `Row` and the small tuples inside it, which are arrays to
+keep the token path cheap.  Readers ignore fields (and trailing array items) that they do not know; `v` is the major version
+and a reader refuses one that is higher than its own.  `docs/wire.md` is this module in prose.
+
+Times are Unix seconds (float), durations are seconds, token ids are u32, block chain values are u64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+WIRE_VERSION = 1
+
+HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
+HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker]; absent = []
+
+Verdict = Literal["go", "stale", "unknown"]
+FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Base of all map messages."""
+
+    v: int = msgspec.field(default_factory=lambda: WIRE_VERSION)  # a factory, so that omit_defaults never leaves it out
+
+
+# -- requests ------------------------------------------------------------------------------------------------------------------
+
+
+class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a payload lies that was too large for a message: object store `<prefix>_spill`."""
+
+    object: str
+    size: int
+    digest: str  # SHA-256, hex
+
+
+class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The body of a request in REQ and WORK. It never changes after submission; what changes travels in headers."""
+
+    id: str
+    pool: str
+    model: str
+    judge: str  # the ingress that accepted it: frames go to hr.out.<judge>, claims to hr.ctl.<judge>
+    deadline: float
+    created: float
+    tokens: int  # prompt length
+    max_tokens: int = 0  # most tokens one choice may produce, 0 = up to the context length
+    choices: int = 1
+    request_class: str = "std"
+    tenant: str = "_"
+    priority: int = 0  # lower is sooner, inside a class
+    block_size: int = 0  # 0 when there are no hashes
+    hashes: bytes = b""  # block chain values, u64 little endian; empty = no affinity
+    payload: bytes = b""  # a msgpack `Generation`; empty when spilled
+    spill: Spill | None = None
+    trace: dict[str, str] = {}
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How to choose tokens. Absent = the engine's own default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None  # None = up to the context length
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = []
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+
+
+class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The payload of a generation request: decoded by the worker only."""
+
+    token_ids: bytes  # the prompt, u32 little endian
+    sampling: Sampling = Sampling()
+    stop: list[str] = []
+    include_stop: bool = False  # keep the stop string in the text
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # alternatives per token; None = no logprobs at all
+    prompt_logprobs: int | None = None
+    guided: dict[str, Any] | None = None  # one of json, regex, choice, grammar, json_object, structural_tag
+    adapter: str | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    media: list[dict[str, Any]] = []
+    extra: dict[str, Any] = {}  # handed to the engine as it is
+
+
+# -- token frames ----------------------------------------------------------------------------------------------------------------
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """[id, token bytes, logprob, top], `top` being [[id, bytes, logprob], …], best first."""
+
+    id: int
+    token: bytes
+    logprob: float
+    top: list[tuple[int, bytes, float]] = []
+
+
+class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a job ended without a full answer. `code` is `broker.errors.JobError.code`."""
+
+    code: str
+    message: str
+    retriable: bool = False
+    retry_after_s: float | None = None
+    param: str | None = None
+
+
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The end of one choice. `tail` is text held back until it was clear that no stop string would come of it."""
+
+    reason: FinishReason
+    stop: str | int | None = None  # the stop string or stop token that matched
+    tail: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    fault: JobFault | None = None
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """What one engine step gave one choice: [id, attempt, run, choice, offset, ids, texts, logprobs, fin].
+
+    `offset` counts the tokens of this choice before `ids`; `texts` has one string per id, empty while text is held back.
+    """
+
+    id: str
+    attempt: int
+    run: int
+    choice: int
+    offset: int
+    ids: list[int]
+    texts: list[str]
+    logprobs: list[TokenLogprob] | None = None
+    fin: Finish | None = None
+
+
+class Frame(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """One engine step of one worker for one ingress, on hr.out.<ingress>."""
+
+    worker: str
+    rows: list[Row]
+
+
+# -- control: to an ingress, on hr.ctl.<ingress>, answered ----------------------------------------------------------------------------
+
+
+class RunRef(msgspec.Struct, frozen=True, array_like=True):
+    """[id, attempt, run]"""
+
+    id: str
+    attempt: int
+    run: int
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
+    """[attempt, worker]: that worker is suspected to have crashed while it had that attempt."""
+
+    attempt: int
+    worker: str
+
+
+class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="claim"):
+    id: str
+    attempt: int
+    run: int
+    worker: str
+    history: list[HistoryEntry] = []
+
+
+class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
+    verdict: Verdict
+    emitted: list[list[int]] = []  # per choice
+    finished: list[int] = []  # choices that have ended already
+    crashes: int = 0
+
+
+class Check(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="check"):
+    """Asked by a worker that had lost its lease: are these still mine to run?"""
+
+    worker: str
+    runs: list[RunRef]
+
+
+class CheckReply(Record, frozen=True, omit_defaults=True, kw_only=True):
+    verdicts: list[Literal["current", "stale", "unknown"]]
+
+
+class Refuse(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="refuse"):
+    id: str
+    attempt: int
+    fault: JobFault
+
+
+class RefuseReply(Record, frozen=True, omit_defaults=True, kw_only=True):
+    verdict: Literal["done", "stale", "unknown"]
+
+
+IngressControl = Claim | Check | Refuse
+
+
+# -- control: to a worker, on hr.ctl.<worker> (and hr.find.<pool>), one way unless said --------------------------------------------------
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """[id, attempt, run, verdict]: the judge's word on a last frame."""
+
+    id: str
+    attempt: int
+    run: int
+    verdict: Literal["done", "stale", "unknown"]
+
+
+class Answers(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="answers"):
+    answers: list[Answer]
+
+
+class Abort(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="abort"):
+    """Stop exactly these runs. Sets no tombstone."""
+
+    runs: list[RunRef]
+
+
+class Since(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="since"):
+    """Send the tokens after these offsets again. `offsets[i]` belongs to choice i."""
+
+    id: str
+    offsets: list[int]
+
+
+class Drain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="drain"):
+    """Stop claiming, finish or hand over, leave. Answered with Done."""
+
+    grace_s: float | None = None
+
+
+class Inspect(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="inspect"):
+    """Answered with a map of what the component holds: for operators and tests."""
+
+
+WorkerControl = Answers | Abort | Since | Drain | Inspect
+
+
+class Done(Record, frozen=True, omit_defaults=True, kw_only=True):
+    ok: bool = True
+    message: str = ""
+
+
+# -- broadcasts -------------------------------------------------------------------------------------------------------------------------
+
+
+class Cancel(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """On hr.cancel.<pool>."""
+
+    ids: list[str]
+
+
+EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
+
+
+class JobEvent(msgspec.Struct, frozen=True, array_like=True):
+    """[kind, id, attempt, worker, tokens, uncached, blocks]"""
+
+    kind: EventKind
+    id: str
+    attempt: int
+    worker: str
+    tokens: int = 0
+    uncached: int = 0
+    blocks: int = 0
+
+
+class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """On hr.ev.<pool>."""
+
+    events: list[JobEvent]
+
+
+class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """On hr.load.<pool>.<worker>, on change and every 200 ms."""
+
+    worker: str
+    epoch: int
+    n: int
+    at: float
+    slots: int
+    running: int
+    waiting: int
+    blocks_total: int = 0
+    blocks_used: int = 0
+    queued_prefill_tokens: int = 0
+    step_s: float = 0.0  # duration of the last engine step
+
+
+# -- members (leases) ---------------------------------------------------------------------------------------------------------------------
+
+
+class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
+    worker: str
+    pool: str
+    model: str
+    role: str = "aggregated"
+    engine: str = ""
+    engine_version: str = ""
+    slots: int = 0
+    block_size: int = 0
+    blocks: int = 0
+    max_model_len: int = 0
+    epoch: int = 0
+    started: float = 0.0
+    draining: bool = False
+    host: str = ""
+    pid: int = 0
+
+
+class IngressMember(Record, frozen=True, omit_defaults=True, kw_only=True):
+    ingress: str
+    started: float = 0.0
+    host: str = ""
+    pid: int = 0
+
+
+class RouterMember(Record, frozen=True, omit_defaults=True, kw_only=True):
+    router: str
+    pool: str
+    started: float = 0.0
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------------------------------
+
+
+class DeadLetter(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """On hr.dlq.<pool>: a job taken out of service, with everything needed to look at it or try again."""
+
+    envelope: Envelope
+    reason: str
+    attempt: int
+    history: list[HistoryEntry]
+    at: float

@@ -1,0 +1,142 @@
+"""Every exception that can leave `jetstream/`.
+
+HeadraceError                      root of the whole project
+└── JetStreamError                 anything NATS
+    ├── ConnectError
+    │   ├── ServerUnreachable      no server answers at the address
+    │   ├── JetStreamDisabled      the server runs without JetStream
+    │   ├── ServerTooOld           older than 2.11
+    │   └── AccessDenied           credentials refused, or a permission is missing
+    ├── SubjectError               a name that cannot be part of a subject
+    ├── TopologyError              a stream, consumer or bucket is missing or cannot be made so
+    ├── PublishError
+    │   ├── QueueFull              10077: a subject, the stream or its bytes are at their cap; nothing stored
+    │   ├── DiskFull               the server has no room left
+    │   ├── PayloadTooLarge        over the server's max_payload
+    │   └── PublishUnknown         no answer in time: stored or not, nobody knows; retry with the same id
+    ├── NoResponder                nobody listens on the subject of a request
+    ├── RequestTimeout             a request was not answered in time
+    ├── NotConnected               the connection is down and cannot take more
+    ├── RevisionConflict           compare-and-set lost
+    ├── LeaseLost                  the lease expired or was taken by somebody else
+    └── ObjectError
+        ├── ObjectNotFound
+        └── ObjectCorrupt          size or digest differ from what was stored
+
+`retriable` says whether the same call may succeed later without the caller changing anything.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Root of everything Headrace raises on purpose."""
+
+    retriable: bool = False
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or type(self).__name__).strip().splitlines()[0])
+
+
+class JetStreamError(HeadraceError):
+    """Something about the NATS server or a call to it failed."""
+
+
+class ConnectError(JetStreamError):
+    """The connection to the NATS server could not be made."""
+
+
+class ServerUnreachable(ConnectError):
+    """No NATS server answers at the given address."""
+
+    retriable = True
+
+
+class JetStreamDisabled(ConnectError):
+    """The NATS server runs without JetStream."""
+
+
+class ServerTooOld(ConnectError):
+    """The NATS server is older than 2.11."""
+
+
+class AccessDenied(ConnectError):
+    """The NATS server refused the credentials, or a permission is missing."""
+
+
+class SubjectError(JetStreamError):
+    """A name cannot be used as part of a subject."""
+
+
+class TopologyError(JetStreamError):
+    """A stream, consumer or bucket is missing or cannot be brought into shape."""
+
+
+class PublishError(JetStreamError):
+    """A message was not stored."""
+
+
+class QueueFull(PublishError):
+    """A queue is at its cap; the message was not stored."""
+
+    retriable = True
+
+    def __init__(self, message: str | None = None, *, subject: str = "", scope: str = "stream") -> None:
+        """`scope` is what was full: "subject", "stream" or "bytes"."""
+        super().__init__(message)
+        self.subject = subject
+        self.scope = scope
+
+
+class DiskFull(PublishError):
+    """The NATS server has no storage left."""
+
+    retriable = True
+
+
+class PayloadTooLarge(PublishError):
+    """The message is larger than the server's max_payload."""
+
+
+class PublishUnknown(PublishError):
+    """The server did not confirm in time; the message may or may not be stored."""
+
+    retriable = True
+
+
+class NoResponder(JetStreamError):
+    """Nobody listens on the subject of this request."""
+
+    retriable = True
+
+
+class RequestTimeout(JetStreamError):
+    """A request was not answered in time."""
+
+    retriable = True
+
+
+class NotConnected(JetStreamError):
+    """The connection to the NATS server is down."""
+
+    retriable = True
+
+
+class RevisionConflict(JetStreamError):
+    """Somebody else changed the key first."""
+
+
+class LeaseLost(JetStreamError):
+    """The lease expired or was taken over."""
+
+
+class ObjectError(JetStreamError):
+    """An object could not be read or written."""
+
+
+class ObjectNotFound(ObjectError):
+    """There is no object of that name."""
+
+
+class ObjectCorrupt(ObjectError):
+    """The object's size or digest differs from what was stored."""

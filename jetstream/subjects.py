@@ -1,0 +1,170 @@
+"""Subjects, stream and bucket names: built and parsed here and nowhere else.
+
+Every token that comes from outside (model, tenant, worker) passes `check_token` or `slug`, so a dot, a wildcard or a space can
+never enter a subject.  Tokens are `[A-Za-z0-9_-]`, 1 to 64 characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, cast
+
+from jetstream.errors import SubjectError
+
+RequestClass = Literal["re", "hi", "std"]
+REQUEST_CLASSES: tuple[RequestClass, ...] = ("re", "hi", "std")  # in the order they are served
+DEFAULT_TENANT = "_"
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_NOT_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def check_token(value: str, what: str) -> str:
+    """Return `value` if it may stand between two dots, else raise SubjectError naming it."""
+    if not _TOKEN.match(value):
+        raise SubjectError(f"{what} {value!r} cannot be part of a subject: use 1 to 64 of A-Z a-z 0-9 _ -")
+    return value
+
+
+def slug(name: str, *, length: int = 40) -> str:
+    """A readable token for any name; different names may share a slug."""
+    return _NOT_TOKEN.sub("-", name.lower()).strip("-")[:length] or "x"
+
+
+@lru_cache(maxsize=4096)
+def pool_id(model: str, namespace: str = "default") -> str:
+    """The pool of one served model in one namespace: slug plus 8 hex digits, so that `a/b` and `a_b` differ."""
+    if not model:
+        raise SubjectError("a model needs a name, got ''")
+    digest = hashlib.sha256(f"{namespace}\0{model}".encode()).hexdigest()[:8]
+    return f"{slug(model)}-{digest}"
+
+
+@lru_cache(maxsize=4096)
+def tenant_token(tenant: str) -> str:
+    """A tenant as a subject token. Names that are no token already get a hash, so that two tenants never share one."""
+    if not tenant:
+        return DEFAULT_TENANT
+    if _TOKEN.match(tenant) and len(tenant) <= 49:
+        return tenant
+    return f"{slug(tenant)}-{hashlib.sha256(tenant.encode()).hexdigest()[:8]}"
+
+
+class RequestSubject(NamedTuple):
+    pool: str
+    request_class: RequestClass
+    tenant: str
+
+
+class WorkerSubject(NamedTuple):
+    pool: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """All names of one deployment. `prefix` separates deployments (and tests) that share a server."""
+
+    prefix: str = "hr"
+
+    def __post_init__(self) -> None:
+        check_token(self.prefix, "prefix")
+
+    # work -----------------------------------------------------------------------------------------------------------------
+    def req(self, pool: str, request_class: RequestClass, tenant: str = DEFAULT_TENANT) -> str:
+        if request_class not in REQUEST_CLASSES:
+            raise SubjectError(f"request class {request_class!r} is not one of {', '.join(REQUEST_CLASSES)}")
+        return f"{self.prefix}.req.{check_token(pool, 'pool')}.{request_class}.{check_token(tenant, 'tenant')}"
+
+    def req_filter(self, pool: str, request_class: RequestClass) -> str:
+        return f"{self.prefix}.req.{check_token(pool, 'pool')}.{request_class}.*"
+
+    def parse_req(self, subject: str) -> RequestSubject:
+        pool, request_class, tenant = self._parse(subject, "req", 3)
+        if request_class not in REQUEST_CLASSES:
+            raise SubjectError(f"{subject!r} names no known request class")
+        return RequestSubject(pool, cast("RequestClass", request_class), tenant)
+
+    def work(self, pool: str, worker: str) -> str:
+        return f"{self.prefix}.work.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
+
+    def work_filter(self, pool: str) -> str:
+        return f"{self.prefix}.work.{check_token(pool, 'pool')}.*"
+
+    def parse_work(self, subject: str) -> WorkerSubject:
+        return WorkerSubject(*self._parse(subject, "work", 2))
+
+    def prefill(self, pool: str, worker: str | None = None) -> str:
+        base = f"{self.prefix}.prefill.{check_token(pool, 'pool')}"
+        return base if worker is None else f"{base}.{check_token(worker, 'worker')}"
+
+    def batch(self, pool: str, tenant: str = DEFAULT_TENANT) -> str:
+        return f"{self.prefix}.batch.{check_token(pool, 'pool')}.{check_token(tenant, 'tenant')}"
+
+    def kv(self, pool: str, worker: str) -> str:
+        return f"{self.prefix}.kv.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
+
+    def load(self, pool: str, worker: str) -> str:
+        return f"{self.prefix}.load.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
+
+    def load_filter(self, pool: str) -> str:
+        return f"{self.prefix}.load.{check_token(pool, 'pool')}.*"
+
+    def rsp(self, request_id: str) -> str:
+        return f"{self.prefix}.rsp.{check_token(request_id, 'request id')}"
+
+    def result(self, job: str) -> str:
+        return f"{self.prefix}.result.{check_token(job, 'job id')}"
+
+    def dlq(self, pool: str) -> str:
+        return f"{self.prefix}.dlq.{check_token(pool, 'pool')}"
+
+    # core -----------------------------------------------------------------------------------------------------------------
+    def out(self, ingress: str) -> str:
+        return f"{self.prefix}.out.{check_token(ingress, 'ingress')}"
+
+    def events(self, pool: str) -> str:
+        return f"{self.prefix}.ev.{check_token(pool, 'pool')}"
+
+    def control(self, component: str) -> str:
+        return f"{self.prefix}.ctl.{check_token(component, 'component')}"
+
+    def cancel(self, pool: str) -> str:
+        return f"{self.prefix}.cancel.{check_token(pool, 'pool')}"
+
+    def find(self, pool: str) -> str:
+        return f"{self.prefix}.find.{check_token(pool, 'pool')}"
+
+    # streams, consumers, buckets --------------------------------------------------------------------------------------------
+    def stream(self, kind: str) -> str:
+        """`REQ`, `WORK`, … → the stream's full name, for example `HR_REQ`."""
+        return f"{self.prefix.upper()}_{kind}"
+
+    def bucket(self, kind: str) -> str:
+        """`members`, `models`, … → the bucket's or object store's full name, for example `hr_members`."""
+        return f"{self.prefix}_{kind}"
+
+    def req_consumer(self, pool: str, request_class: RequestClass) -> str:
+        return f"REQ_{check_token(pool, 'pool')}_{request_class}"
+
+    def work_consumer(self, worker: str) -> str:
+        return f"W_{check_token(worker, 'worker')}"
+
+    # keys of the members bucket ---------------------------------------------------------------------------------------------
+    def worker_key(self, pool: str, worker: str) -> str:
+        return f"worker.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
+
+    def router_key(self, pool: str, router: str) -> str:
+        return f"router.{check_token(pool, 'pool')}.{check_token(router, 'router')}"
+
+    def ingress_key(self, ingress: str) -> str:
+        return f"ingress.{check_token(ingress, 'ingress')}"
+
+    def _parse(self, subject: str, kind: str, n: int) -> list[str]:
+        parts = subject.split(".")
+        if len(parts) != n + 2 or parts[0] != self.prefix or parts[1] != kind:
+            raise SubjectError(f"{subject!r} is no {self.prefix}.{kind} subject with {n} tokens")
+        return [check_token(p, "token") for p in parts[2:]]

@@ -1,0 +1,215 @@
+"""The engine protocol: all that the worker runtime knows of vLLM, SGLang, TensorRT-LLM or the simulator.
+
+Tokens in, tokens out.  An engine runs *sequences* (one choice of one request each) and reports per engine step, in one call,
+what every sequence got: that is how engines work inside, and it is what lets one message carry a whole step.  Text,
+stop strings and parsers are the runtime's business.
+
+Options an engine knows and this protocol does not pass through untouched: `EngineConfig.args` at start, `Sequence.extra` per request.
+
+Failures come in three shapes (engines.md §7) and all arrive the same way: an exception from `submit`, an output with
+`fault` set (the engine gave up on that sequence), or silence, which the runtime's own watchdog turns into a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+from broker.messages import Sampling, TokenLogprob
+
+
+class Role(StrEnum):
+    AGGREGATED = "aggregated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENCODE = "encode"
+    EMBEDDING = "embedding"
+
+
+class DisaggStyle(StrEnum):
+    """How prefill hands its blocks to decode."""
+
+    NONE = "none"
+    PARAMS = "params"  # prefill returns opaque parameters, decode consumes them (vLLM, TensorRT-LLM)
+    RENDEZVOUS = "rendezvous"  # both sides start at once and meet in a room (SGLang)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do. The runtime refuses what is not here with a typed error that names it."""
+
+    roles: frozenset[Role] = frozenset({Role.AGGREGATED})
+    disagg: DisaggStyle = DisaggStyle.NONE
+    resume: bool = True  # can continue prompt + emitted ids as a forced prefix
+    kv_events: bool = False
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    guided: frozenset[str] = frozenset()  # of json, regex, choice, grammar, json_object, structural_tag
+    lora: Literal["none", "static", "dynamic"] = "none"
+    media: frozenset[str] = frozenset()  # of image, video, audio
+    prompt_embeds: bool = False
+    cache_salt: bool = False
+    priority: bool = False
+    sleep_levels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What every engine needs, and `args`: the engine's own settings, handed over unchanged."""
+
+    model: str  # folder or hub id; for the simulator a name
+    served_name: str
+    role: Role = Role.AGGREGATED
+    seed: int = 0
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a started engine says of itself. `tokenizer_dir` holds tokenizer.json, tokenizer_config.json and the chat template."""
+
+    engine: str
+    version: str
+    tokenizer_dir: str
+    context_length: int
+    block_size: int
+    blocks: int
+    slots: int  # sequences it runs at once
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kinds: tuple[str, ...] = ("chat", "completion")
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """One side of a prefill/decode hand-over. `params` is opaque; `room` is for the rendezvous style."""
+
+    kind: Literal["prefill", "decode"]
+    params: Mapping[str, Any] | None = None
+    room: int | None = None
+    peer: str | None = None
+    issued_at: float = 0.0
+    ttl_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequence:
+    """One choice of one request, as the engine runs it.
+
+    On a resume `token_ids` is prompt + emitted ids, `prompt_tokens` still counts the original prompt, and `sampling.max_tokens`
+    and `min_tokens` are already reduced. `sampling.max_tokens` is always set.
+    """
+
+    id: str  # unique per run and choice: <request>-<attempt>-<choice>
+    token_ids: list[int]
+    prompt_tokens: int
+    sampling: Sampling
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    guided: Mapping[str, Any] | None = None
+    adapter: str | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    priority: int = 0
+    media: Seq[Mapping[str, Any]] = ()
+    handover: Handover | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The engine gave up on a sequence."""
+
+    code: str
+    message: str
+    retriable: bool
+
+
+@dataclass(slots=True)
+class Output:
+    """What one engine step gave one sequence. Not frozen: one is built per token and construction cost counts.
+
+    `finish` is set on the last output: "stop" (EOS or a stop token, which is then the last id), "length" or "abort".
+    `cached_tokens` is set on the first output.
+    """
+
+    id: str
+    ids: list[int]
+    finish: Literal["stop", "length", "abort"] | None = None
+    stop: int | None = None  # the stop token that matched
+    logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int | None = None
+    fault: Fault | None = None
+    handover: Mapping[str, Any] | None = None
+    extra: Mapping[str, Any] | None = None
+
+
+Sink = Callable[[list[Output]], None]
+"""Takes all outputs of one engine step. Called on the event loop, must not block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The engine's own view of how busy it is."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    queued_prefill_tokens: int = 0
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEvent:
+    """A change of the engine's KV cache. Hashes are the engine's own, u64; `token_ids` comes with `stored`."""
+
+    kind: Literal["stored", "removed", "cleared"]
+    tier: Literal["device", "host", "disk"] = "device"
+    hashes: Seq[int] = ()
+    parent: int | None = None
+    token_ids: Seq[int] = ()
+    adapter: str | None = None
+    salt: str | None = None
+    group: int | None = None
+
+
+class Engine(Protocol):
+    """An inference engine inside (or beside) the worker process."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        """Load the model; return when requests can be served. Raises EngineStartFailed."""
+
+    async def submit(self, sequence: Sequence) -> None:
+        """Take a sequence in. Raises RequestInvalid, EngineOverloaded, EngineDead, UnsupportedByEngine."""
+
+    async def abort(self, ids: Seq[str]) -> None:
+        """Stop these sequences and free their blocks. No further output of them reaches the sink. Unknown ids are fine."""
+
+    def load(self) -> Load: ...
+
+    async def healthy(self) -> None:
+        """Return if the engine can serve. Raises EngineDead."""
+
+    async def died(self) -> str:
+        """Wait until the engine dies; return why. Never returns for a healthy engine."""
+
+    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        """Changes of the KV cache, a list per step. Only with capability `kv_events`."""
+
+    async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
+        """Only with role `embedding`. Raises UnsupportedByEngine."""
+
+    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Engine-specific operations (LoRA, sleep, cache reset, profiling). Raises UnsupportedByEngine for an unknown `op`."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End the engine and every process it started, within `grace_s`."""

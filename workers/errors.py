@@ -1,0 +1,63 @@
+"""Every exception that can leave `workers/`.
+
+HeadraceError
+└── WorkerError
+    ├── EngineError
+    │   ├── EngineStartFailed      wrong settings, missing model, no memory: the message says which
+    │   ├── EngineDead             the engine is gone for good; the worker process must end
+    │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
+    │   ├── RequestInvalid         the engine says the request is wrong; `param`
+    │   └── TransferFailed         KV blocks did not arrive; retriable
+    ├── UnsupportedByEngine        the engine lacks this capability
+    └── RegistrationRefused        the pool's card contradicts this worker (another block size, say)
+"""
+
+from __future__ import annotations
+
+from jetstream.errors import HeadraceError
+
+
+class WorkerError(HeadraceError):
+    """Something about a worker failed."""
+
+
+class EngineError(WorkerError):
+    """The engine failed."""
+
+
+class EngineStartFailed(EngineError):
+    """The engine could not be started."""
+
+
+class EngineDead(EngineError):
+    """The engine is gone and cannot be restarted inside this process."""
+
+    retriable = True
+
+
+class EngineOverloaded(EngineError):
+    """The engine takes no more requests right now."""
+
+    retriable = True
+
+
+class RequestInvalid(EngineError):
+    """The engine rejected the request as invalid."""
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TransferFailed(EngineError):
+    """KV blocks did not arrive."""
+
+    retriable = True
+
+
+class UnsupportedByEngine(WorkerError):
+    """This engine cannot do what was asked."""
+
+
+class RegistrationRefused(WorkerError):
+    """The pool's model card contradicts this worker."""
