@@ -3,9 +3,9 @@
     chain[-1] = 0, or xxh3_64(msgpack [adapter, salt]) when either is set
     chain[i]  = xxh3_64(tokens of block i as little-endian u32, seed = chain[i-1])
 
-A multimodal item that touches a block appends to the hashed bytes its digest (8 bytes, little endian) and the offset of the item's
-first token in this block, counted from the block's start (u32, little endian; an item that began in an earlier block has
-offset 0).  Only whole blocks have a value.  Because each value depends on all tokens before it, a table from value to
+A multimodal item that touches a block appends to the hashed bytes its digest (8 bytes, little endian) and the offset of the
+item's first token in this block, counted from the block's start (u32, little endian; an item that began in an earlier block
+has offset 0).  Only whole blocks have a value.  Because each value depends on all tokens before it, a table from value to
 workers is all that a prefix index needs.
 """
 

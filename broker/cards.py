@@ -27,7 +27,7 @@ class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
     model: str  # the name clients use
     pool: str
     namespace: str = "default"
-    kinds: list[str] = ["chat", "completion"]
+    kinds: list[str] = msgspec.field(default_factory=lambda: ["chat", "completion"])
     context_length: int
     block_size: int  # of the pool; a worker with another one is refused
     vocab_size: int = 0

@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from broker.errors import MalformedMessage, UnsupportedVersion
-from broker.messages import HEADER_ATTEMPT, HEADER_HISTORY, WIRE_VERSION, HistoryEntry
+from broker.messages import (
+    HEADER_ATTEMPT,
+    HEADER_HISTORY,
+    WIRE_VERSION,
+    HistoryEntry,
+    IngressControl,
+    WorkerControl,
+)
 
 T = TypeVar("T")
 
@@ -52,6 +59,18 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
     return message
 
 
+def decode_ingress_control(data: bytes) -> IngressControl:
+    """Whatever may arrive on an ingress's control subject."""
+    control: IngressControl = decode(IngressControl, data)  # type: ignore[arg-type]  # mypy has no type for unions as values
+    return control
+
+
+def decode_worker_control(data: bytes) -> WorkerControl:
+    """Whatever may arrive on a worker's control subject."""
+    control: WorkerControl = decode(WorkerControl, data)  # type: ignore[arg-type]
+    return control
+
+
 def _name(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
@@ -65,7 +84,7 @@ def _refuse_newer(data: bytes | memoryview) -> None:
         raise UnsupportedVersion(f"a message of version {version}; this program reads up to {WIRE_VERSION}")
 
 
-# -- integers packed into bytes ----------------------------------------------------------------------------------------------------
+# -- integers packed into bytes ------------------------------------------------------------------------------
 
 _U32 = next(code for code in "IL" if array(code).itemsize == 4)
 
@@ -87,6 +106,7 @@ def unpack_u32(data: bytes) -> list[int]:
 
 
 def pack_u64(values: Sequence[int]) -> bytes:
+    """Block chain values → little-endian u64."""
     packed = array("Q", values)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -94,6 +114,7 @@ def pack_u64(values: Sequence[int]) -> bytes:
 
 
 def unpack_u64(data: bytes) -> list[int]:
+    """Little-endian u64 → block chain values. Raises MalformedMessage when the length is no multiple of 8."""
     return _unpack("Q", data, 8)
 
 
@@ -107,7 +128,7 @@ def _unpack(code: str, data: bytes, size: int) -> list[int]:
     return values.tolist()
 
 
-# -- headers ---------------------------------------------------------------------------------------------------------------------------
+# -- headers -------------------------------------------------------------------------------------------------
 
 
 def job_headers(attempt: int, history: Sequence[HistoryEntry]) -> dict[str, str]:

@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     v: int = msgspec.field(default_factory=lambda: WIRE_VERSION)  # a factory, so that omit_defaults never leaves it out
 
 
-# -- requests ------------------------------------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------------------
 
 
 class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
     extra: dict[str, Any] = {}  # handed to the engine as it is
 
 
-# -- token frames ----------------------------------------------------------------------------------------------------------------
+# -- token frames --------------------------------------------------------------------------------------------
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -157,7 +157,7 @@ class Frame(Record, frozen=True, omit_defaults=True, kw_only=True):
     rows: list[Row]
 
 
-# -- control: to an ingress, on hr.ctl.<ingress>, answered ----------------------------------------------------------------------------
+# -- control: to an ingress, on hr.ctl.<ingress>, answered ---------------------------------------------------
 
 
 class RunRef(msgspec.Struct, frozen=True, array_like=True):
@@ -176,6 +176,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="claim"):
+    """A worker asks to run an attempt that is not plainly the first; answered with ClaimReply."""
+
     id: str
     attempt: int
     run: int
@@ -184,6 +186,8 @@ class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op
 
 
 class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """`go` carries what has been emitted, so that the run continues exactly there."""
+
     verdict: Verdict
     emitted: list[list[int]] = []  # per choice
     finished: list[int] = []  # choices that have ended already
@@ -198,23 +202,29 @@ class Check(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op
 
 
 class CheckReply(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """One verdict per run asked about."""
+
     verdicts: list[Literal["current", "stale", "unknown"]]
 
 
 class Refuse(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="refuse"):
+    """A job is ended without a run (deadline, shed, malformed payload); answered with RefuseReply."""
+
     id: str
     attempt: int
     fault: JobFault
 
 
 class RefuseReply(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """`done`: this was the one end of the request."""
+
     verdict: Literal["done", "stale", "unknown"]
 
 
 IngressControl = Claim | Check | Refuse
 
 
-# -- control: to a worker, on hr.ctl.<worker> (and hr.find.<pool>), one way unless said --------------------------------------------------
+# -- control: to a worker, on hr.ctl.<worker> (and hr.find.<pool>), one way unless said ----------------------
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -227,6 +237,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answers(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="answers"):
+    """All answers that one frame gave rise to."""
+
     answers: list[Answer]
 
 
@@ -236,11 +248,17 @@ class Abort(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op
     runs: list[RunRef]
 
 
-class Since(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="since"):
-    """Send the tokens after these offsets again. `offsets[i]` belongs to choice i."""
+class SinceItem(msgspec.Struct, frozen=True, array_like=True):
+    """[id, offsets]: `offsets[i]` tokens of choice i have arrived."""
 
     id: str
     offsets: list[int]
+
+
+class Since(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="since"):
+    """Send the tokens after these offsets again, if you have these jobs. Also broadcast on hr.find.<pool>."""
+
+    items: list[SinceItem]
 
 
 class Drain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="drain"):
@@ -257,11 +275,23 @@ WorkerControl = Answers | Abort | Since | Drain | Inspect
 
 
 class Done(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The plain answer to a command."""
+
     ok: bool = True
     message: str = ""
 
 
-# -- broadcasts -------------------------------------------------------------------------------------------------------------------------
+class Inspection(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to Inspect."""
+
+    component: str
+    runs: list[RunRef] = []
+    states: dict[str, int] = {}
+    lease_held: bool = False
+    draining: bool = False
+
+
+# -- broadcasts ----------------------------------------------------------------------------------------------
 
 
 class Cancel(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -307,10 +337,12 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     step_s: float = 0.0  # duration of the last engine step
 
 
-# -- members (leases) ---------------------------------------------------------------------------------------------------------------------
+# -- members (leases) ----------------------------------------------------------------------------------------
 
 
 class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The value of a worker's lease."""
+
     worker: str
     pool: str
     model: str
@@ -329,6 +361,8 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class IngressMember(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The value of an ingress's lease."""
+
     ingress: str
     started: float = 0.0
     host: str = ""
@@ -336,12 +370,14 @@ class IngressMember(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class RouterMember(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The value of a router's lease."""
+
     router: str
     pool: str
     started: float = 0.0
 
 
-# -- dead letters -----------------------------------------------------------------------------------------------------------------------------
+# -- dead letters --------------------------------------------------------------------------------------------
 
 
 class DeadLetter(Record, frozen=True, omit_defaults=True, kw_only=True):

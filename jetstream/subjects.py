@@ -10,7 +10,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from jetstream.errors import SubjectError
 
@@ -54,12 +54,16 @@ def tenant_token(tenant: str) -> str:
 
 
 class RequestSubject(NamedTuple):
+    """The tokens of a REQ subject."""
+
     pool: str
     request_class: RequestClass
     tenant: str
 
 
 class WorkerSubject(NamedTuple):
+    """The tokens of a subject that belongs to one worker."""
+
     pool: str
     worker: str
 
@@ -86,7 +90,7 @@ class Subjects:
         pool, request_class, tenant = self._parse(subject, "req", 3)
         if request_class not in REQUEST_CLASSES:
             raise SubjectError(f"{subject!r} names no known request class")
-        return RequestSubject(pool, cast("RequestClass", request_class), tenant)
+        return RequestSubject(pool, request_class, tenant)
 
     def work(self, pool: str, worker: str) -> str:
         return f"{self.prefix}.work.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
@@ -128,6 +132,10 @@ class Subjects:
 
     def events(self, pool: str) -> str:
         return f"{self.prefix}.ev.{check_token(pool, 'pool')}"
+
+    def events_filter(self) -> str:
+        """The events of every pool."""
+        return f"{self.prefix}.ev.*"
 
     def control(self, component: str) -> str:
         return f"{self.prefix}.ctl.{check_token(component, 'component')}"

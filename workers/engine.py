@@ -4,7 +4,8 @@ Tokens in, tokens out.  An engine runs *sequences* (one choice of one request ea
 what every sequence got: that is how engines work inside, and it is what lets one message carry a whole step.  Text,
 stop strings and parsers are the runtime's business.
 
-Options an engine knows and this protocol does not pass through untouched: `EngineConfig.args` at start, `Sequence.extra` per request.
+Options an engine knows and this protocol does not pass through untouched: `EngineConfig.args` at start, `Sequence.extra` per
+request.
 
 Failures come in three shapes (engines.md §7) and all arrive the same way: an exception from `submit`, an output with
 `fault` set (the engine gave up on that sequence), or silence, which the runtime's own watchdog turns into a fault.
@@ -22,6 +23,8 @@ from broker.messages import Sampling, TokenLogprob
 
 
 class Role(StrEnum):
+    """What part of a request an engine serves."""
+
     AGGREGATED = "aggregated"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -44,6 +47,8 @@ class Capabilities:
     roles: frozenset[Role] = frozenset({Role.AGGREGATED})
     disagg: DisaggStyle = DisaggStyle.NONE
     resume: bool = True  # can continue prompt + emitted ids as a forced prefix
+    resume_guided: bool = False  # … with the grammar state of structured output
+    resume_penalties: bool = False  # … with presence and frequency penalties counting the emitted ids
     kv_events: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
@@ -69,7 +74,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a started engine says of itself. `tokenizer_dir` holds tokenizer.json, tokenizer_config.json and the chat template."""
+    """What a started engine says of itself. `tokenizer_dir` holds tokenizer.json, its config and the chat template."""
 
     engine: str
     version: str

@@ -8,6 +8,7 @@ HeadraceError
     │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
     │   ├── RequestInvalid         the engine says the request is wrong; `param`
     │   └── TransferFailed         KV blocks did not arrive; retriable
+    ├── ModelUnavailable           the bundled model could not be fetched or converted: the message says what to do
     ├── UnsupportedByEngine        the engine lacks this capability
     └── RegistrationRefused        the pool's card contradicts this worker (another block size, say)
 """
@@ -53,6 +54,10 @@ class TransferFailed(EngineError):
     """KV blocks did not arrive."""
 
     retriable = True
+
+
+class ModelUnavailable(WorkerError):
+    """The model files are not there and could not be made."""
 
 
 class UnsupportedByEngine(WorkerError):

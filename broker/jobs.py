@@ -1,0 +1,58 @@
+"""A job as an ingress hands it in, and the message it becomes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+from broker.cards import ModelCard
+from broker.codec import encode
+from broker.messages import Envelope, Generation, Spill
+from jetstream.subjects import RequestClass
+
+
+def new_id() -> str:
+    """A request id: sortable by second, safe in subjects, 72 random bits."""
+    return f"{int(time.time()):08x}{secrets.token_hex(9)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request, ready to be queued. `hashes` is the prompt's block chain as little-endian u64, empty for no affinity."""
+
+    id: str
+    card: ModelCard
+    generation: Generation
+    prompt_tokens: int
+    max_tokens: int = 0
+    hashes: bytes = b""
+    choices: int = 1
+    request_class: RequestClass = "std"
+    tenant: str = "_"
+    priority: int = 0
+    deadline_s: float = 600.0  # from now
+
+    def payload(self) -> bytes:
+        return encode(self.generation)
+
+    def envelope(self, *, judge: str, now: float, payload: bytes, spill: Spill | None) -> Envelope:
+        """The message body; `now` is Unix time. Exactly one of `payload` and `spill` carries the generation."""
+        return Envelope(
+            id=self.id,
+            pool=self.card.pool,
+            model=self.card.model,
+            judge=judge,
+            deadline=now + self.deadline_s,
+            created=now,
+            tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+            choices=self.choices,
+            request_class=self.request_class,
+            tenant=self.tenant,
+            priority=self.priority,
+            block_size=self.card.block_size if self.hashes else 0,
+            hashes=self.hashes,
+            payload=payload,
+            spill=spill,
+        )

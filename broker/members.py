@@ -1,0 +1,105 @@
+"""Who is here: the leases of workers, routers and ingresses, and the only way to call one of them gone.
+
+The watch gives a cheap, slightly old view for choosing.  A verdict ("gone", on which work is dropped or moved) always takes a
+fresh read, and none is given within one lease TTL of this process's own reconnect: a broker restart must not look like mass
+death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+from jetstream.lease import lease_gone
+
+from broker.codec import decode
+from broker.errors import WireError
+from broker.messages import WorkerMember
+from jetstream.errors import JetStreamError
+from jetstream.ports import Change, Messaging
+from jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+
+class Members:
+    """The leases as last seen."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, *, lease_ttl_s: float) -> None:
+        self._messaging = messaging
+        self._bucket = messaging.bucket(subjects.bucket("members"))
+        self._subjects = subjects
+        self._ttl_s = lease_ttl_s
+        self._values: dict[str, bytes] = {}
+        self._workers: dict[str, dict[str, WorkerMember]] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        self._watch = self._bucket.watch(self._on_change)
+
+    async def run(self) -> None:
+        await self._watch.run()
+
+    async def ready(self, timeout_s: float) -> None:
+        await self._watch.ready(timeout_s)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def _on_change(self, change: Change) -> None:
+        kind, _, rest = change.key.partition(".")
+        before = change.key in self._values
+        if change.value is None:
+            self._values.pop(change.key, None)
+        else:
+            self._values[change.key] = change.value
+        if kind == "worker":
+            self._on_worker(rest, change.value)
+        elif before == (change.value is not None):
+            return  # a refreshed lease of a router or ingress is no news
+        for callback in self._callbacks:
+            callback()
+
+    def _on_worker(self, rest: str, value: bytes | None) -> None:
+        pool, _, worker = rest.partition(".")
+        members = self._workers.setdefault(pool, {})
+        if value is None:
+            members.pop(worker, None)
+            return
+        try:
+            members[worker] = decode(WorkerMember, value)
+        except WireError as error:
+            log.warning("member.malformed", worker=worker, pool=pool, error=str(error))
+
+    def workers(self, pool: str) -> dict[str, WorkerMember]:
+        """Live workers of a pool by id, the draining ones included."""
+        return self._workers.get(pool, {})
+
+    def ready_workers(self, pool: str) -> list[WorkerMember]:
+        return [member for member in self.workers(pool).values() if not member.draining]
+
+    def worker_live(self, pool: str, worker: str) -> bool:
+        return self._subjects.worker_key(pool, worker) in self._values
+
+    def has_router(self, pool: str) -> bool:
+        start = f"router.{pool}."
+        return any(key.startswith(start) for key in self._values)
+
+    def ingress_live(self, ingress: str) -> bool:
+        return f"ingress.{ingress}" in self._values
+
+    async def gone(self, key: str) -> bool:
+        """The verdict that the holder of this lease is gone. False while it cannot be known."""
+        now = asyncio.get_running_loop().time()
+        if not self._messaging.connected or now - self._messaging.connected_since_s < self._ttl_s:
+            return False
+        try:
+            return await lease_gone(self._bucket, key)
+        except JetStreamError as error:
+            log.debug("lease.unreadable", key=key, error=str(error))
+            return False
+
+    async def worker_gone(self, pool: str, worker: str) -> bool:
+        return await self.gone(self._subjects.worker_key(pool, worker))
+
+    async def ingress_gone(self, ingress: str) -> bool:
+        return await self.gone(self._subjects.ingress_key(ingress))

@@ -1,0 +1,28 @@
+"""Prometheus metrics of the job protocol, as seen by the process it runs in."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
+MOVED = Counter("headrace_broker_moved_total", "Jobs moved to a new attempt", ["reason"])
+SUBMITTED = Counter("headrace_ingress_submitted_total", "Requests accepted into the queue", ["pool"])
+REFUSED = Counter("headrace_ingress_refused_total", "Requests not accepted", ["reason"])
+ENDED = Counter("headrace_ingress_ended_total", "Accepted requests by how they ended", ["outcome"])
+OPEN = Gauge("headrace_ingress_open_requests", "Requests accepted and not ended")
+CANCELLED = Counter("headrace_ingress_cancelled_total", "Cancel broadcasts by cause", ["cause"])
+RESUBMITTED = Counter("headrace_ingress_resubmitted_total", "Requests submitted again after this ingress lost its lease")
+GAPS = Counter("headrace_ingress_token_gaps_total", "Times missing tokens were asked for", ["cause"])
+FENCED = Counter("headrace_ingress_fenced_frames_total", "Rows that were not from the current run")
+LEASE_LAPSES = Counter("headrace_broker_lease_lapses_total", "Times this process's lease had lapsed", ["role"])
+CLAIMS = Counter("headrace_worker_claims_total", "Claims by verdict", ["verdict"])
+RUNS = Gauge("headrace_worker_runs", "Runs held by this worker")
+PLACED = Counter("headrace_worker_self_placed_total", "Jobs this worker placed on itself because there is no router")
+FRAMES = Counter("headrace_worker_frames_total", "Token frames sent")
+ROWS = Counter("headrace_worker_rows_total", "Rows sent in token frames")
+SETTLED = Counter("headrace_worker_settled_total", "Runs by how they ended", ["how"])
+SUBMIT_S = Histogram(
+    "headrace_ingress_submit_seconds",
+    "Time from submit to the broker's ack",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
+)

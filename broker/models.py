@@ -1,0 +1,150 @@
+"""The models that can be served: cards, their files and how many workers are ready for each."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from broker.cards import CardFile, ModelCard
+from broker.codec import decode, encode
+from broker.errors import UnknownModel, WireError
+from broker.members import Members
+from jetstream.errors import JetStreamError, ObjectNotFound, RevisionConflict
+from jetstream.ports import Change, Messaging, ObjectBucket
+from jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+FETCH_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with a card whose files are here. `workers` are live and not draining."""
+
+    card: ModelCard
+    files: Mapping[str, bytes]
+    workers: int
+
+
+async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: Mapping[str, bytes]) -> ModelCard:
+    """Store the files and the card; return the card that is in force.
+
+    The first worker of a pool publishes; a later one gets the card that is there, and must check that it fits. Files are
+    addressed by digest, so a file that is there already is not written again.
+    """
+    store = messaging.objects(subjects.bucket("models"))
+    listed = {}
+    for name, data in files.items():
+        digest = hashlib.sha256(data).hexdigest()
+        listed[name] = CardFile(object=digest, digest=digest, size=len(data))
+        try:
+            await store.get(digest)
+        except ObjectNotFound:
+            await store.put(digest, data)
+    card = msgspec.structs.replace(card, files=listed)
+    bucket = messaging.bucket(subjects.bucket("models"))
+    while True:
+        entry = await bucket.get(card.pool)
+        try:
+            if entry is None:
+                await bucket.create(card.pool, encode(card))
+                return card
+            stored = decode(ModelCard, entry.value)
+            kept = msgspec.structs.replace(card, created=stored.created, block_size=stored.block_size)
+            if kept != stored:
+                await bucket.update(card.pool, encode(kept), revision=entry.revision)
+            return kept
+        except RevisionConflict:
+            continue
+
+
+class ModelDirectory:
+    """The cards as an ingress sees them. A model becomes known once its files are here."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, members: Members) -> None:
+        self._members = members
+        self._objects: ObjectBucket = messaging.objects(subjects.bucket("models"))
+        self._watch = messaging.bucket(subjects.bucket("models")).watch(self._on_card)
+        self._wanted: asyncio.Queue[tuple[str, ModelCard | None]] = asyncio.Queue(maxsize=10_000)
+        self._known: dict[str, tuple[ModelCard, dict[str, bytes]]] = {}  # by pool
+        self._pools: dict[str, str] = {}  # model name or alias → pool
+        self._files: dict[str, bytes] = {}  # by digest
+        self._callbacks: list[Callable[[], None]] = []
+        members.on_change(self._changed)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run())
+            tasks.create_task(self._load())
+
+    async def ready(self, timeout_s: float) -> None:
+        """Return once all cards there are at start have been read. Raises RequestTimeout or TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._watch.ready(timeout_s)
+            await self._wanted.join()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def names(self) -> list[str]:
+        """Every model with a card, ready or not."""
+        return sorted(card.model for card, _ in self._known.values())
+
+    def ready_names(self) -> list[str]:
+        return sorted(card.model for card, _ in self._known.values() if self._members.ready_workers(card.pool))
+
+    def get(self, name: str) -> ServedModel:
+        """Raises UnknownModel, which names the known ones."""
+        pool = self._pools.get(name)
+        if pool is None:
+            raise UnknownModel(name, tuple(self.names()))
+        card, files = self._known[pool]
+        return ServedModel(card, files, len(self._members.ready_workers(pool)))
+
+    def _changed(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    def _on_card(self, change: Change) -> None:
+        card = None
+        if change.value is not None:
+            try:
+                card = decode(ModelCard, change.value)
+            except WireError as error:
+                log.error("card.malformed", pool=change.key, error=str(error))
+                return
+        self._wanted.put_nowait((change.key, card))
+
+    async def _load(self) -> None:
+        while True:
+            pool, card = await self._wanted.get()
+            try:
+                if card is None:
+                    self._known.pop(pool, None)
+                    log.info("model.removed", pool=pool)
+                else:
+                    self._known[pool] = (card, {name: await self._file(f) for name, f in card.files.items()})
+                    log.info("model.known", pool=pool, model=card.model)
+                self._pools = {}
+                for known, _ in self._known.values():
+                    self._pools |= dict.fromkeys(known.aliases, known.pool)
+                for known, _ in self._known.values():  # a model's own name wins over another's alias
+                    self._pools[known.model] = known.pool
+                self._changed()
+            finally:
+                self._wanted.task_done()
+
+    async def _file(self, file: CardFile) -> bytes:
+        while file.digest not in self._files:
+            try:
+                self._files[file.digest] = await self._objects.get(file.object)
+            except JetStreamError as error:
+                log.warning("card.file_unreadable", object=file.object, error=str(error))
+                await asyncio.sleep(FETCH_RETRY_S)
+        return self._files[file.digest]

@@ -1,0 +1,166 @@
+"""A worker placing work on itself, while no router lease is live in its pool.
+
+One message at a time per class, never beyond the worker's free slots, and through WORK exactly as a router would: publish,
+event, then ack.  On the `prioritized` consumers of REQ a worker asks at priority 9: a router that comes back is served first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from broker import metrics
+from broker.codec import decode, encode, job_headers, parse_job_headers
+from broker.errors import WireError
+from broker.messages import Envelope, HistoryEntry, JobEvent, JobEvents
+from broker.moving import message_ttl_s
+from broker.protocol.runs import Tombstones
+from broker.settings import Timing
+from jetstream.errors import JetStreamError, QueueFull
+from jetstream.ports import Delivery, Messaging, PullLoop
+from jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
+from jetstream.topology import request_consumer
+
+log = structlog.get_logger()
+
+WORKER_PRIORITY = 9
+PLACED_FORGOTTEN_S = 10.0
+
+
+class SelfPlacer:
+    """Pulls REQ for one worker."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        *,
+        pool: str,
+        worker: str,
+        timing: Timing,
+        tombstones: Tombstones,
+        free_slots: Callable[[], int],
+        may_place: Callable[[], bool],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`free_slots`: slots that no run holds. `may_place`: lease held, not draining, no router."""
+        self._messaging = messaging
+        self._subjects = subjects
+        self._pool = pool
+        self._worker = worker
+        self._timing = timing
+        self._tombstones = tombstones
+        self._free_slots = free_slots
+        self._may_place = may_place
+        self._wall = wall
+        self._loops: dict[RequestClass, PullLoop] = {}
+        self._placed: dict[tuple[str, int], float] = {}  # on the way from REQ to this worker's own consumer
+        self._holding: set[Delivery] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for request_class in REQUEST_CLASSES:
+                consumer = request_consumer(self._subjects, self._pool, request_class)
+                loop = self._messaging.pull(
+                    consumer.stream,
+                    consumer.name,
+                    lambda delivery, c=request_class: self._on_request(delivery, c),  # type: ignore[misc]
+                    priority=WORKER_PRIORITY,
+                )
+                self._loops[request_class] = loop
+                tasks.create_task(loop.run())
+            tasks.create_task(self._hold())
+            self.balance()
+
+    async def stop(self) -> None:
+        """Take nothing more in; what is being placed is finished by `run`'s tasks."""
+        for loop in self._loops.values():
+            await loop.stop()
+
+    def arrived(self, request_id: str, attempt: int) -> None:
+        """A placed job has reached the worker's own consumer: its slot is now counted by the run."""
+        self._placed.pop((request_id, attempt), None)
+
+    @property
+    def room(self) -> int:
+        return self._free_slots() - len(self._placed)
+
+    def balance(self) -> None:
+        """Ask for one message of each class while there is room; called whenever a slot or a permission changes.
+
+        When only the room is gone, an open request stays open: withdrawing it costs more than giving back what it may bring.
+        """
+        allowed = self._may_place()
+        wanted = 1 if allowed and self.room > 0 else 0
+        for loop in self._loops.values():
+            if loop.credit < wanted or (loop.credit and not allowed):
+                loop.add_credit(wanted - loop.credit)
+
+    def _on_request(self, delivery: Delivery, request_class: RequestClass) -> None:
+        try:
+            envelope = decode(Envelope, delivery.data)
+            attempt, history = parse_job_headers(delivery.headers)
+        except WireError as error:
+            metrics.MALFORMED.labels("request").inc()
+            log.error("request.malformed", subject=delivery.subject, seq=delivery.stream_seq, error=str(error))
+            delivery.term(f"malformed: {error}")
+            self.balance()
+            return
+        if envelope.id in self._tombstones:
+            delivery.ack()
+        elif self._tasks is None or self.room < 1 or not self._may_place():
+            delivery.nak()  # several classes answered at once and the slot is taken: somebody else may have one
+        else:
+            self._placed[envelope.id, attempt] = asyncio.get_running_loop().time()
+            self._tasks.create_task(self._place(delivery, envelope, attempt, history))
+        self.balance()
+
+    async def _place(self, delivery: Delivery, envelope: Envelope, attempt: int, history: list[HistoryEntry]) -> None:
+        self._holding.add(delivery)
+        try:
+            while True:
+                try:
+                    ack = await self._messaging.publish(
+                        self._subjects.work(self._pool, self._worker),
+                        delivery.data,
+                        headers=job_headers(attempt, history),
+                        msg_id=f"{envelope.id}.{attempt}@{delivery.stream_seq}",
+                        ttl_s=message_ttl_s(envelope.deadline, self._wall(), self._timing.ttl_slack_s),
+                        timeout_s=self._timing.publish_timeout_s,
+                    )
+                except QueueFull:
+                    self._placed.pop((envelope.id, attempt), None)
+                    delivery.nak(self._timing.retry_s)
+                    return
+                except JetStreamError as error:  # unknown outcome: the same subject and id until it is known
+                    log.warning("place.retry", request_id=envelope.id, attempt=attempt, error=str(error))
+                    await asyncio.sleep(self._timing.retry_s)
+                else:
+                    break
+            if ack.duplicate:
+                self._placed.pop((envelope.id, attempt), None)
+            else:
+                metrics.PLACED.inc()
+                event = JobEvent("placed", envelope.id, attempt, self._worker, envelope.tokens)
+                self._messaging.send(self._subjects.events(self._pool), encode(JobEvents(events=[event])))
+            delivery.ack()
+        finally:
+            self._holding.discard(delivery)
+            self.balance()
+
+    async def _hold(self) -> None:
+        """Extend the claims on REQ of what is still being placed, and forget placements that never arrived."""
+        while True:
+            await asyncio.sleep(self._timing.ack_wait_s / 3)
+            for delivery in self._holding:
+                delivery.progress()
+            now = asyncio.get_running_loop().time()
+            for key, since_s in list(self._placed.items()):
+                if now - since_s > PLACED_FORGOTTEN_S:
+                    del self._placed[key]
+            self.balance()

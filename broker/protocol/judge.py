@@ -1,0 +1,292 @@
+"""The judge: one ingress's word on who runs a request and what its client has been given.
+
+Sans-io.  Messages and the clock go in by method calls; what has to be sent comes out through `JudgePort`.  The rules are those
+of `docs/reliability.md`: a run is adopted by its first frame or by a claim, everything else is fenced off, a gap is asked
+after, an overlap is trimmed, and a request ends exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from broker.messages import (
+    Answer,
+    Check,
+    CheckReply,
+    Claim,
+    ClaimReply,
+    Finish,
+    Frame,
+    HistoryEntry,
+    JobEvent,
+    JobFault,
+    Refuse,
+    RefuseReply,
+    Row,
+    RunRef,
+    SinceItem,
+)
+from broker.protocol.crashes import CRASH_LIMIT, count_crashes
+
+GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that can still be around
+
+
+class JudgePort(Protocol):
+    """What a judge asks of the world. Nothing here may block or call back into the judge."""
+
+    def abort(self, worker: str, ref: RunRef) -> None: ...
+    def since(self, worker: str, item: SinceItem) -> None: ...
+    def answer(self, worker: str, answer: Answer) -> None: ...
+    def poisoned(self, record: JobRecord, crashes: int) -> None: ...
+
+
+class Reader(Protocol):
+    """Where the rows of one request go."""
+
+    def take(self, row: Row) -> bool:
+        """False: the reader is full, the row was not taken and will be asked for again."""
+
+    def end(self, fault: JobFault | None) -> None: ...
+
+
+class JobRecord:
+    """One open request. `held` are the (attempt, worker) pairs of which it is known that the worker really had the attempt."""
+
+    __slots__ = (
+        "attempt",
+        "choices",
+        "emitted",
+        "finished",
+        "generation",
+        "heard_s",
+        "held",
+        "history",
+        "id",
+        "open_choices",
+        "paused",
+        "pool",
+        "reader",
+        "run",
+        "worker",
+    )
+
+    def __init__(self, request_id: str, pool: str, choices: int, reader: Reader, now_s: float) -> None:
+        self.id = request_id
+        self.pool = pool
+        self.choices = choices
+        self.reader = reader
+        self.attempt = 1
+        self.run: int | None = None
+        self.worker: str | None = None
+        self.emitted: list[list[int]] = [[] for _ in range(choices)]
+        self.finished: list[Finish | None] = [None] * choices
+        self.open_choices = choices
+        self.history: set[HistoryEntry] = set()
+        self.held: set[tuple[int, str]] = set()
+        self.generation = 0
+        self.heard_s = now_s
+        self.paused = False
+
+    def offsets(self) -> SinceItem:
+        """How far each choice has got, as a question to a worker."""
+        return SinceItem(self.id, [len(ids) for ids in self.emitted])
+
+
+class Judge:
+    """All open requests of one ingress."""
+
+    def __init__(self, port: JudgePort) -> None:
+        self._port = port
+        self._open: dict[str, JobRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[JobRecord]:
+        return iter(list(self._open.values()))
+
+    def get(self, request_id: str) -> JobRecord | None:
+        return self._open.get(request_id)
+
+    def open(self, record: JobRecord) -> None:
+        if record.id in self._open:
+            raise ValueError(f"request id {record.id!r} is open already")
+        self._open[record.id] = record
+
+    def close(self, request_id: str, fault: JobFault | None) -> JobRecord | None:
+        """End a request from this side (cancel, deadline, poison). None if it has ended already."""
+        record = self._open.pop(request_id, None)
+        if record is not None:
+            record.reader.end(fault)
+        return record
+
+    # -- frames ----------------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: Frame, now_s: float) -> None:
+        worker = frame.worker
+        for row in frame.rows:
+            record = self._open.get(row.id)
+            if record is None:
+                self._stray(worker, row, known=False)
+                continue
+            if record.run != row.run or record.attempt != row.attempt:
+                if record.run is not None or not row.attempt == 1 == record.attempt:
+                    # It lives, so it did not crash with that attempt, whatever a mover suspected.
+                    record.held.discard((row.attempt, worker))
+                    self._stray(worker, row, known=True)
+                    continue
+                self._adopt(record, 1, row.run, worker)
+            record.heard_s = now_s
+            self._on_row(record, row, worker)
+
+    def _on_row(self, record: JobRecord, row: Row, worker: str) -> None:
+        choice = row.choice
+        if not 0 <= choice < record.choices:
+            self._stray(worker, row, known=True)
+            return
+        if record.finished[choice] is not None:
+            return
+        emitted = record.emitted[choice]
+        ahead = row.offset - len(emitted)
+        if ahead > 0:
+            if not record.paused:
+                self._port.since(worker, record.offsets())
+            return
+        if ahead < 0:
+            if -ahead >= len(row.ids) and row.fin is None:
+                return
+            row = _trim(row, -ahead)
+        if not record.reader.take(row):
+            record.paused = True
+            return
+        emitted.extend(row.ids)
+        fin = row.fin
+        if fin is None:
+            return
+        record.finished[choice] = fin
+        record.open_choices -= 1
+        if fin.fault is not None or record.open_choices == 0:
+            del self._open[record.id]
+            self._port.answer(worker, Answer(record.id, row.attempt, row.run, "done"))
+            record.reader.end(fin.fault)
+
+    def _stray(self, worker: str, row: Row, *, known: bool) -> None:
+        """A frame that is not from the current run: its sender must stop."""
+        if row.fin is not None:
+            self._port.answer(worker, Answer(row.id, row.attempt, row.run, "stale" if known else "unknown"))
+        else:
+            self._port.abort(worker, RunRef(row.id, row.attempt, row.run))
+
+    def _adopt(self, record: JobRecord, attempt: int, run: int, worker: str) -> None:
+        record.attempt, record.run, record.worker = attempt, run, worker
+        record.held.add((attempt, worker))
+
+    def resume_reading(self, request_id: str) -> None:
+        """The reader has room again: ask for what was not taken."""
+        record = self._open.get(request_id)
+        if record is not None and record.paused:
+            record.paused = False
+            if record.worker is not None:
+                self._port.since(record.worker, record.offsets())
+
+    # -- control ---------------------------------------------------------------------------------------------
+
+    def on_claim(
+        self, claim: Claim, now_s: float, *, accounted: Callable[[str], bool], alive: Callable[[str], bool]
+    ) -> ClaimReply:
+        """Decide a claim; on `go` the fence is set here.
+
+        `accounted(worker)`: this process did not crash (it is live under the same identity, or announced that it drains).
+        `alive(worker)`: its lease is live.
+        """
+        record = self._open.get(claim.id)
+        if record is None:
+            return ClaimReply(verdict="unknown")
+        record.history.update(claim.history)
+        if claim.attempt < record.attempt or (claim.attempt == record.attempt and record.run not in (None, claim.run)):
+            return ClaimReply(verdict="stale")
+        crashes = count_crashes(record.history, record.held, accounted)
+        if crashes >= CRASH_LIMIT:
+            self._port.poisoned(record, crashes)
+            self.close(
+                record.id,
+                JobFault("poison", f"the request was running on {crashes} workers when each of them crashed"),
+            )
+            return ClaimReply(verdict="unknown")
+        superseded = record.run is not None and record.run != claim.run
+        if superseded and record.worker is not None and record.run is not None:
+            self._port.abort(record.worker, RunRef(record.id, record.attempt, record.run))
+            if alive(record.worker):
+                record.held.discard((record.attempt, record.worker))
+        self._adopt(record, claim.attempt, claim.run, claim.worker)
+        record.heard_s = now_s
+        return ClaimReply(
+            verdict="go",
+            emitted=[list(ids) for ids in record.emitted],
+            finished=[i for i, fin in enumerate(record.finished) if fin is not None],
+            crashes=crashes,
+        )
+
+    def on_check(self, check: Check, now_s: float) -> CheckReply:
+        """Answer a worker that comes back from a lapse. A first attempt without a run is adopted, as by a first frame."""
+        reply = CheckReply(verdicts=[])
+        for ref in check.runs:
+            record = self._open.get(ref.id)
+            if record is None:
+                reply.verdicts.append("unknown")
+                continue
+            if record.run is None and ref.attempt == 1 == record.attempt:
+                self._adopt(record, 1, ref.run, check.worker)
+            if (record.attempt, record.run) == (ref.attempt, ref.run):
+                record.heard_s = now_s
+                reply.verdicts.append("current")
+            else:
+                reply.verdicts.append("stale")
+        return reply
+
+    def on_refuse(self, refuse: Refuse) -> RefuseReply:
+        record = self._open.get(refuse.id)
+        if record is None:
+            return RefuseReply(verdict="unknown")
+        if refuse.attempt < record.attempt or (refuse.attempt == record.attempt and record.run is not None):
+            return RefuseReply(verdict="stale")
+        self.close(record.id, refuse.fault)
+        return RefuseReply(verdict="done")
+
+    def on_event(self, event: JobEvent) -> None:
+        """`started` proves that a worker had an attempt, also when no frame of it arrived."""
+        if event.kind == "started":
+            record = self._open.get(event.id)
+            if record is not None:
+                record.held.add((event.attempt, event.worker))
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def silent(self, now_s: float, after_s: float) -> list[JobRecord]:
+        """Open requests of which nothing was heard for `after_s`; asking counts as hearing, so each is asked once a period."""
+        quiet = [r for r in self._open.values() if now_s - r.heard_s >= after_s and not r.paused]
+        for record in quiet:
+            record.heard_s = now_s
+        return quiet
+
+    def on_lapse(self) -> Iterable[tuple[JobRecord, int]]:
+        """This ingress may have looked dead: (record, attempt) of every request that must be submitted again.
+
+        The old run goes on until the new copy claims.
+        """
+        for record in self._open.values():
+            record.generation += 1
+        return [(record, record.generation * GENERATION) for record in self._open.values()]
+
+
+def _trim(row: Row, skip: int) -> Row:
+    return msgspec.structs.replace(
+        row,
+        offset=row.offset + min(skip, len(row.ids)),
+        ids=row.ids[skip:],
+        texts=row.texts[skip:],
+        logprobs=row.logprobs[skip:] if row.logprobs else row.logprobs,
+    )

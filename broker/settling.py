@@ -1,0 +1,84 @@
+"""A worker's questions to judges: claims, checks and refusals, each asked until it is answered or the judge is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import structlog
+from jetstream.lease import LeaseKeeper
+
+from broker import metrics
+from broker.codec import decode, encode
+from broker.errors import WireError
+from broker.members import Members
+from broker.messages import Check, CheckReply, Claim, ClaimReply, JobFault, Record, Refuse, RefuseReply
+from broker.protocol.runs import Run
+from broker.settings import Timing
+from jetstream.errors import NoResponder, NotConnected, RequestTimeout
+from jetstream.ports import Messaging
+from jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+Reply = TypeVar("Reply", bound=Record)
+
+
+class Settling:
+    """Asks under this worker's lease only."""
+
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, members: Members, lease: LeaseKeeper, *, worker: str, timing: Timing
+    ) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+        self._members = members
+        self._lease = lease
+        self._worker = worker
+        self._timing = timing
+
+    async def claim(self, run: Run) -> ClaimReply:
+        """A judge that is gone counts as one that does not know the request."""
+        claim = Claim(id=run.id, attempt=run.attempt, run=run.run, worker=self._worker, history=run.history)
+        reply = await self._ask(run, claim, ClaimReply)
+        verdict = reply or ClaimReply(verdict="unknown")
+        metrics.CLAIMS.labels(verdict.verdict).inc()
+        return verdict
+
+    async def refuse(self, run: Run, fault: JobFault) -> None:
+        """End a request that has no run. Returns when the judge has said anything, or is gone."""
+        reply = await self._ask(run, Refuse(id=run.id, attempt=run.attempt, fault=fault), RefuseReply)
+        log.info("job.refused", request_id=run.id, code=fault.code, verdict=reply.verdict if reply else "judge gone")
+
+    async def check(self, runs: list[Run]) -> dict[Run, str]:
+        """After a lapse: the verdict for each run of one judge. Runs that ended meanwhile are left out."""
+        while runs:
+            check = Check(worker=self._worker, runs=[run.ref for run in runs])
+            reply = await self._ask(runs[0], check, CheckReply)
+            if reply is None:
+                return dict.fromkeys(runs, "unknown")
+            if len(reply.verdicts) == len(runs):
+                return {run: verdict for run, verdict in zip(runs, reply.verdicts, strict=True) if not run.gone}
+            runs = [run for run in runs if not run.gone]
+        return {}
+
+    async def _ask(self, run: Run, question: Record, kind: type[Reply]) -> Reply | None:
+        """None when the judge is gone (or the run was dropped meanwhile)."""
+        subject = self._subjects.control(run.judge)
+        data = encode(question)
+        while not run.gone:
+            if not self._lease.held:
+                await asyncio.sleep(self._timing.retry_s)
+                continue
+            try:
+                answer = await self._messaging.request(subject, data, timeout_s=self._timing.rpc_timeout_s)
+                return decode(kind, answer)
+            except (NoResponder, RequestTimeout, NotConnected) as error:
+                # Silence is a suspicion, never a verdict: only a lease that is gone lets anybody drop the work.
+                log.debug("judge.silent", request_id=run.id, judge=run.judge, error=str(error))
+            except WireError as error:
+                metrics.MALFORMED.labels("reply").inc()
+                log.error("reply.malformed", request_id=run.id, judge=run.judge, error=str(error))
+            if await self._members.ingress_gone(run.judge):
+                return None
+            await asyncio.sleep(self._timing.retry_s)
+        return None

@@ -1,0 +1,112 @@
+"""What the caller of `Ingress.submit` reads: the rows of one request, in order, then its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from broker.errors import (
+    DeadlineExceeded,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobInvalid,
+    JobRefused,
+    PoisonJob,
+    ResumeImpossible,
+    SlowClient,
+)
+from broker.messages import JobFault, Row
+
+_FAULTS: dict[str, type[JobError]] = {
+    kind.code: kind for kind in (DeadlineExceeded, JobCancelled, JobFailed, PoisonJob, ResumeImpossible, SlowClient)
+}
+
+
+def fault_error(fault: JobFault) -> JobError:
+    """The exception that a fault on the wire stands for; an unknown code is an engine failure."""
+    if fault.code == JobInvalid.code:
+        return JobInvalid(fault.message, param=fault.param)
+    if fault.code in _FAULTS:
+        return _FAULTS[fault.code](fault.message)
+    if fault.retry_after_s is not None:
+        return JobRefused(fault.message, reason=fault.code, retry_after_s=fault.retry_after_s)
+    return JobFailed(fault.message)
+
+
+class JobStream:
+    """The token stream of one request. One reader; bounded; the judge fills it."""
+
+    __slots__ = ("_cancel", "_drained", "_ended", "_fault", "_limit", "_loop", "_rows", "_waiter", "id", "paused_since_s")
+
+    def __init__(self, request_id: str, *, limit: int, drained: Callable[[str], None], cancel: Callable[[str], None]) -> None:
+        self.id = request_id
+        self.paused_since_s: float | None = None
+        self._limit = limit
+        self._drained = drained
+        self._cancel = cancel
+        self._rows: list[Row] = []
+        self._ended = False
+        self._fault: JobFault | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+
+    # the judge's side -------------------------------------------------------------------------------------------
+
+    def take(self, row: Row) -> bool:
+        if len(self._rows) >= self._limit:
+            if self.paused_since_s is None:
+                self.paused_since_s = self._loop.time()
+            return False
+        fin = row.fin
+        if fin is not None and fin.fault is not None:
+            row = msgspec.structs.replace(row, fin=None)  # the fault is raised by rows(), after the tokens before it
+        self._rows.append(row)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return True
+
+    def end(self, fault: JobFault | None) -> None:
+        self._ended = True
+        self._fault = fault
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # the reader's side ------------------------------------------------------------------------------------------
+
+    async def rows(self) -> list[Row]:
+        """Wait for at least one row and return all that are there.
+
+        Empty once the stream is finished. Raises the JobError that ended the request, after all rows before it were
+        returned. Cancelling the wait does not cancel the request: call `cancel`.
+        """
+        while True:
+            if self._rows:
+                rows, self._rows = self._rows, []
+                if self.paused_since_s is not None:
+                    self.paused_since_s = None
+                    self._drained(self.id)
+                return rows
+            if self._ended:
+                if self._fault is not None:
+                    raise fault_error(self._fault)
+                return []
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    @property
+    def finished(self) -> bool:
+        """Every choice has ended well and every row was read."""
+        return self._ended and self._fault is None and not self._rows
+
+    def cancel(self) -> None:
+        """Give the request up; its work stops wherever it is. Fine to call at any time and twice."""
+        if not self._ended:
+            self._cancel(self.id)

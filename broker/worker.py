@@ -1,0 +1,562 @@
+"""The worker's half of the job protocol: pull, claim, start, send frames, settle; resume, lapse, cancel, drain, move.
+
+The session decides what may run and what may be sent; the executor runs it.  Everything here happens on one event loop, so the
+run table is always consistent between two awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from jetstream.lease import LeaseKeeper
+
+from broker import metrics
+from broker.codec import decode, encode, parse_job_headers
+from broker.errors import BrokerError, WireError
+from broker.executor import Executor
+from broker.frames import FrameSender
+from broker.ingress_inbox import drained_key
+from broker.members import Members
+from broker.messages import (
+    Envelope,
+    Finish,
+    Inspection,
+    JobEvent,
+    JobEvents,
+    JobFault,
+    LoadReport,
+    Row,
+    TokenLogprob,
+    WorkerMember,
+)
+from broker.moving import Janitor, Mover, rendezvous_first
+from broker.placing import SelfPlacer
+from broker.protocol.crashes import ENGINE_DEATH
+from broker.protocol.judge import GENERATION
+from broker.protocol.runs import Run, RunState, RunTable, Tombstones
+from broker.settings import SessionSettings
+from broker.settling import Settling
+from broker.spill import fetch_payload
+from broker.worker_inbox import WorkerInbox
+from jetstream.errors import JetStreamError
+from jetstream.ports import Delivery, Messaging
+from jetstream.subjects import REQUEST_CLASSES, Subjects
+from jetstream.topology import request_consumer, work_consumer
+
+log = structlog.get_logger()
+
+TICK_S = 0.1
+ALONE_POLL_S = 0.1
+
+
+class WorkerSession:
+    """One worker of one pool. Start the engine first: while `run` runs, the worker is registered and takes work."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        member: WorkerMember,
+        executor: Executor,
+        *,
+        settings: SessionSettings | None = None,
+        frames: Messaging | None = None,
+        wall: Callable[[], float] = time.time,
+        random_bits: Callable[[int], int] | None = None,
+    ) -> None:
+        """`random_bits(64)` makes run ids; `wall` gives Unix time."""
+        self.settings = settings or SessionSettings()
+        self.worker = member.worker
+        self.pool = member.pool
+        self.runs = RunTable()
+        self.draining = False
+        self._member = member
+        self._timing = self.settings.timing
+        self._messaging = messaging
+        self._subjects = subjects
+        self._executor = executor
+        self._wall = wall
+        self._random_bits = random_bits or random.SystemRandom().getrandbits
+        self._tombstones = Tombstones(keep_s=self._timing.tombstone_s)
+        self._members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)
+        self._lease = LeaseKeeper(
+            messaging,
+            subjects.bucket("members"),
+            subjects.worker_key(self.pool, self.worker),
+            encode(member),
+            ttl_s=self._timing.lease_ttl_s,
+            on_lapse=self._on_lapse,
+            on_gained=self._balance,
+        )
+        self._settling = Settling(messaging, subjects, self._members, self._lease, worker=self.worker, timing=self._timing)
+        self._frames = FrameSender(frames or messaging, subjects, worker=self.worker, max_bytes=self.settings.max_frame_bytes)
+        self._mover = Mover(messaging, subjects, pool=self.pool, timing=self._timing, wall=wall)
+        self._janitor = Janitor(messaging, subjects, self._members, self._mover, pool=self.pool, timing=self._timing)
+        self._placer = SelfPlacer(
+            messaging,
+            subjects,
+            pool=self.pool,
+            worker=self.worker,
+            timing=self._timing,
+            tombstones=self._tombstones,
+            free_slots=self._free_slots,
+            may_place=self._may_place,
+            wall=wall,
+        )
+        spec = work_consumer(subjects, self.pool, self.worker)
+        self._work = messaging.pull(spec.stream, spec.name, self._on_work)
+        self._inbox = WorkerInbox(self, self._tombstones)
+        self._pending: dict[str, list[tuple[Run, Row]]] = {}
+        self._checking: set[Run] = set()
+        self._events: list[JobEvent] = []
+        self._report_n = 0
+        self._report_due = False
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stopped = asyncio.Event()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until `drain` or `engine_died` is through, or until cancelled."""
+        await self._ensure_consumers()
+        self._messaging.on_reconnect(self._ensure_consumers)
+        self._members.on_change(self._on_members)
+        await self._messaging.subscribe(self._subjects.control(self.worker), self._inbox.on_control)
+        await self._messaging.subscribe(self._subjects.find(self.pool), self._inbox.on_control)
+        await self._messaging.subscribe(self._subjects.cancel(self.pool), self._inbox.on_cancel)
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            serving = [
+                tasks.create_task(part)
+                for part in (
+                    self._lease.run(),
+                    self._members.run(),
+                    self._work.run(),
+                    self._placer.run(),
+                    self._janitor.run(self._is_janitor),
+                    self._extend_claims(),
+                    self._tick(),
+                    self._report_load(),
+                )
+            ]
+            await self._stopped.wait()
+            for task in serving:
+                task.cancel()
+        with contextlib.suppress(JetStreamError, TimeoutError):
+            async with asyncio.timeout(self._timing.rpc_timeout_s):
+                await self._lease.release()
+                await self._messaging.delete_consumer(self._subjects.stream("WORK"), self._subjects.work_consumer(self.worker))
+
+    async def wait_registered(self, timeout_s: float) -> None:
+        """Return once the lease is held. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not self._lease.held:
+                await asyncio.sleep(0.01)
+
+    async def _ensure_consumers(self) -> None:
+        for request_class in REQUEST_CLASSES:
+            await self._messaging.ensure_consumer(request_consumer(self._subjects, self.pool, request_class))
+        await self._messaging.ensure_consumer(work_consumer(self._subjects, self.pool, self.worker))
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop taking work, announce it, finish what runs within the grace period, hand the rest over, leave."""
+        if self.draining:
+            await self._stopped.wait()
+            return
+        log.info("worker.draining", worker=self.worker, runs=len(self.runs), grace_s=grace_s)
+        await self._announce_drain()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        await self._move_unstarted()
+        while len(self.runs) and loop.time() < deadline:
+            await asyncio.sleep(TICK_S / 2)
+        await self._hand_over(suspect=None, reason="drain")
+        self._stopped.set()
+
+    async def engine_died(self, why: str) -> None:
+        """The engine is gone: its runs are moved (and count as crashed), then `run` returns."""
+        log.error("engine.died", worker=self.worker, why=why, runs=len(self.runs))
+        await self._announce_drain()
+        await self._hand_over(suspect=f"{self.worker}{ENGINE_DEATH}", reason="engine_died")
+        self._stopped.set()
+
+    async def _announce_drain(self) -> None:
+        """Before anything else: what a mover sees of this worker from now on is no crash."""
+        self.draining = True
+        self._balance()
+        await self._work.stop()
+        await self._placer.stop()
+        while True:
+            try:
+                await self._messaging.bucket(self._subjects.bucket("state")).put(drained_key(self.worker), b"1")
+                await self._lease.update(encode(msgspec.structs.replace(self._member, draining=True)))
+            except JetStreamError as error:
+                log.warning("drain.retry", worker=self.worker, error=str(error))
+                await asyncio.sleep(self._timing.retry_s)
+            else:
+                return
+
+    async def _move_unstarted(self) -> None:
+        """What is stored for this worker but not running yet does not wait for the grace period."""
+        for run in self.runs:
+            if run.state is RunState.WAITING:
+                await self._move_run(run, suspect=None, reason="drain")
+        held = {run.seq for run in self.runs}
+        await self._mover.move_all(self.worker, died=False, reason="drain", keep=held)
+
+    async def _hand_over(self, *, suspect: str | None, reason: str) -> None:
+        for run in self.runs:
+            started = run.state is not RunState.WAITING
+            await self._move_run(run, suspect=suspect if started else None, reason=reason)
+        await self._mover.move_all(self.worker, died=False, reason=reason)
+
+    def begin_drain(self, grace_s: float | None) -> None:
+        """Drain in the background, on an operator's command."""
+        if self._tasks is not None and not self.draining:
+            self._tasks.create_task(self.drain(self.settings.drain_grace_s if grace_s is None else grace_s))
+
+    def inspect(self) -> Inspection:
+        """What this worker holds, for operators and tests."""
+        states: dict[str, int] = {}
+        for run in self.runs:
+            states[run.state.value] = states.get(run.state.value, 0) + 1
+        return Inspection(
+            component=self.worker,
+            runs=[run.ref for run in self.runs],
+            states=states,
+            lease_held=self._lease.held,
+            draining=self.draining,
+        )
+
+    def reply(self, subject: str, data: bytes) -> None:
+        if subject:
+            self._messaging.send(subject, data)
+
+    # -- credit ----------------------------------------------------------------------------------------------
+
+    def _free_slots(self) -> int:
+        return self.settings.slots - sum(run.envelope.choices for run in self.runs)
+
+    def _may_place(self) -> bool:
+        return self.settings.self_place and self._lease.held and not self.draining and not self._members.has_router(self.pool)
+
+    def _balance(self) -> None:
+        wanted = max(0, self._free_slots()) if self._lease.held and not self.draining else 0
+        if self._work.credit != wanted:
+            self._work.add_credit(wanted - self._work.credit)
+        self._placer.balance()
+        self._report_due = True
+
+    def _on_members(self) -> None:
+        self._balance()
+        self._janitor.wake()
+
+    def _is_janitor(self) -> bool:
+        """With no router, the rendezvous-first live worker moves what has no owner."""
+        if not self._lease.held or self._members.has_router(self.pool):
+            return False
+        ready = [member.worker for member in self._members.ready_workers(self.pool)]
+        return rendezvous_first(self.pool, ready or [self.worker]) == self.worker
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def _on_work(self, delivery: Delivery) -> None:
+        if self.runs.redelivered(delivery):
+            self._balance()
+            return
+        if not self._lease.held or self.draining or self._tasks is None:
+            delivery.nak(self._timing.retry_s)
+            return
+        try:
+            envelope = decode(Envelope, delivery.data)
+            attempt, history = parse_job_headers(delivery.headers)
+        except WireError as error:
+            metrics.MALFORMED.labels("work").inc()
+            log.error("work.malformed", seq=delivery.stream_seq, error=str(error))
+            delivery.term(f"malformed: {error}")
+            self._balance()
+            return
+        run = Run(envelope=envelope, attempt=attempt, history=history, run=self._random_bits(64), delivery=delivery)
+        self.runs.add(run)
+        metrics.RUNS.set(len(self.runs))
+        self._placer.arrived(run.id, attempt)
+        if self._starts_at_once(run):
+            run.begin([], [])
+            self._start(run, envelope.payload)
+        else:
+            self._tasks.create_task(self._admit(run))
+        self._balance()
+
+    def _starts_at_once(self, run: Run) -> bool:
+        """First attempt, first delivery, nothing to ask anybody: no round trip before the first token."""
+        return (
+            run.attempt == 1
+            and run.delivery.num_delivered == 1
+            and not run.history
+            and run.envelope.spill is None
+            and run.id not in self._tombstones
+            and run.envelope.deadline > self._wall()
+            and self._members.ingress_live(run.judge)
+            and self.runs.may_start(run)
+        )
+
+    async def _admit(self, run: Run) -> None:
+        if run.id in self._tombstones or await self._members.ingress_gone(run.judge):
+            self.drop(run, how="cancelled" if run.id in self._tombstones else "judge_gone")
+            return
+        if run.envelope.deadline <= self._wall():
+            await self._settling.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
+            self.drop(run, how="deadline")
+            return
+        while not run.gone and not self.runs.may_start(run):
+            await asyncio.sleep(ALONE_POLL_S)
+        if run.gone:
+            return
+        run.state = RunState.CLAIMING
+        emitted: list[list[int]] = []
+        finished: list[int] = []
+        if run.attempt > 1 or run.delivery.num_delivered > 1:
+            reply = await self._settling.claim(run)
+            if run.state is not RunState.CLAIMING:
+                return
+            if reply.verdict != "go":
+                self.drop(run, how=reply.verdict)
+                return
+            run.crashes = reply.crashes
+            emitted, finished = reply.emitted, reply.finished
+        run.begin(emitted, finished)
+        try:
+            payload = await fetch_payload(self._messaging, self._subjects, run.envelope)
+        except BrokerError as error:
+            run.state = RunState.RUNNING
+            self.fail(run, JobFault("engine_error", str(error)))
+            return
+        if run.state is RunState.CLAIMING:
+            self._start(run, payload)
+
+    def _start(self, run: Run, payload: bytes) -> None:
+        run.state = RunState.RUNNING
+        log.debug("run.started", request_id=run.id, attempt=run.attempt, worker=self.worker)
+        self._event("started", run)
+        self._executor.start(run, payload)
+
+    # -- tokens ----------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        run: Run,
+        choice: int,
+        ids: list[int],
+        texts: list[str],
+        *,
+        logprobs: list[TokenLogprob] | None = None,
+        fin: Finish | None = None,
+    ) -> None:
+        """Take what an engine step gave one choice. `flush` sends it, together with the rest of the step."""
+        if run.state is not RunState.RUNNING and run.state is not RunState.LAPSED:
+            return
+        row = run.append(choice, ids, texts, logprobs, fin)
+        if run.state is RunState.RUNNING:
+            pending = self._pending.get(run.judge)
+            if pending is None:
+                pending = self._pending[run.judge] = []
+            pending.append((run, row))
+        elif len(run.choices[choice].ids) - run.choices[choice].sent >= self.settings.parked_tokens:
+            self._executor.park(run)
+
+    def flush(self) -> None:
+        """Send one frame per ingress for everything appended since the last flush. Nothing is sent without the lease."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, {}
+        held = self._lease.held
+        for judge, rows in pending.items():
+            live = []
+            for run, row in rows:
+                if run.state is not RunState.RUNNING and run.state is not RunState.ENDED:
+                    continue
+                if not held:
+                    run.state = RunState.LAPSED
+                    continue
+                run.choices[row.choice].sent = row.offset + len(row.ids)
+                live.append(row)
+                if row.fin is not None and run.complete:
+                    self._ended(run)
+            if live:
+                self._frames.send(judge, live)
+
+    def _ended(self, run: Run) -> None:
+        run.state = RunState.ENDED
+        run.ended_s = run.resent_s = asyncio.get_running_loop().time()
+
+    def fail(self, run: Run, fault: JobFault) -> None:
+        """End a run with a fault that no other worker could avoid."""
+        for choice, log_ in enumerate(run.choices):
+            if log_.fin is None and not log_.settled:
+                self.append(run, choice, [], [], fin=Finish(reason="error", fault=fault))
+                break
+        self.flush()
+
+    def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
+        """The engine failed on this run in a way another worker may not: move it."""
+        if run.attempt % GENERATION >= self.settings.max_attempts:
+            self.fail(run, fault)
+        elif self._tasks is not None and run.state in (RunState.RUNNING, RunState.LAPSED, RunState.CLAIMING):
+            log.warning("run.retried_elsewhere", request_id=run.id, attempt=run.attempt, code=fault.code, why=fault.message)
+            self._tasks.create_task(self._move_run(run, suspect=None, reason=fault.code))
+
+    async def _move_run(self, run: Run, *, suspect: str | None, reason: str) -> None:
+        if run.gone or run.state is RunState.MOVING:
+            return
+        run.state = RunState.MOVING
+        self._executor.stop(run)
+        await self._mover.move(
+            worker=self.worker,
+            seq=run.seq,
+            data=run.delivery.data,
+            headers=run.delivery.headers,
+            suspect=suspect,
+            reason=reason,
+        )
+        self._forget(run, "moved")
+
+    # -- settle ----------------------------------------------------------------------------------------------
+
+    def drop(self, run: Run, *, how: str) -> None:
+        """Stop a run, whatever it is doing, and ack this worker's own copy of the message."""
+        if run.gone or run.state is RunState.MOVING:
+            return
+        if run.state is not RunState.WAITING:
+            self._executor.stop(run)
+        run.delivery.ack()
+        self._forget(run, how)
+
+    def _forget(self, run: Run, how: str) -> None:
+        if self.runs.remove(run):
+            metrics.SETTLED.labels(how).inc()
+            metrics.RUNS.set(len(self.runs))
+            self._event("settled", run)
+            self._balance()
+
+    def resend(self, run: Run, offsets: list[int]) -> None:
+        """Send everything after `offsets` again, fenced like any frame."""
+        if run.state in (RunState.RUNNING, RunState.ENDED) and self._lease.held:
+            self.flush()  # what is pending has been logged too and would arrive twice
+            rows = run.rows_since(offsets)
+            if rows:
+                self._frames.send(run.judge, rows)
+
+    def _event(self, kind: str, run: Run) -> None:
+        if not self._events:
+            asyncio.get_running_loop().call_soon(self._send_events)
+        event = JobEvent(kind, run.id, run.attempt, self.worker, run.envelope.tokens)  # type: ignore[arg-type]
+        self._events.append(event)
+
+    def _send_events(self) -> None:
+        events, self._events = self._events, []
+        self._messaging.send(self._subjects.events(self.pool), encode(JobEvents(events=events)))
+
+    # -- time and trouble ------------------------------------------------------------------------------------
+
+    async def _extend_claims(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.ack_wait_s / 3)
+            if self._lease.held:
+                for run in self.runs:
+                    run.delivery.progress()
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = loop.time()
+            self._tombstones.expire(now)
+            wall = self._wall()
+            if self._lease.held:
+                self._recheck_lapsed()
+            for run in self.runs:
+                if run.state is RunState.ENDED:
+                    self._press_for_answer(run, now)
+                elif run.state is RunState.RUNNING and run.envelope.deadline <= wall:
+                    self.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))
+
+    def _press_for_answer(self, run: Run, now_s: float) -> None:
+        if now_s - run.resent_s < self._timing.resend_s or not self._lease.held:
+            return
+        run.resent_s = now_s
+        self._frames.send(run.judge, run.rows_since([len(log_.ids) for log_ in run.choices]))
+        if now_s - run.ended_s > self._timing.silence_s and self._tasks is not None:
+            self._tasks.create_task(self._drop_if_judge_gone(run))
+
+    async def _drop_if_judge_gone(self, run: Run) -> None:
+        if await self._members.ingress_gone(run.judge):
+            self.drop(run, how="judge_gone")
+
+    def _on_lapse(self) -> None:
+        """The lease was lost and is back: nothing is sent until each judge has said that the run is still current."""
+        metrics.LEASE_LAPSES.labels("worker").inc()
+        self._pending.clear()
+        for run in self.runs:
+            if run.state in (RunState.RUNNING, RunState.ENDED):
+                run.state = RunState.LAPSED
+        log.warning("lease.lapsed", worker=self.worker, runs=len(self.runs))
+        self._balance()
+
+    def _recheck_lapsed(self) -> None:
+        """Ask the judges about lapsed runs, each run in one question at a time."""
+        by_judge: dict[str, list[Run]] = {}
+        for run in self.runs:
+            if run.state is RunState.LAPSED and run not in self._checking:
+                by_judge.setdefault(run.judge, []).append(run)
+        if self._tasks is not None:
+            for runs in by_judge.values():
+                self._checking.update(runs)
+                self._tasks.create_task(self._recheck(runs))
+
+    async def _recheck(self, runs: list[Run]) -> None:
+        try:
+            verdicts = await self._settling.check(runs)
+        finally:
+            self._checking.difference_update(runs)
+        if not self._lease.held:
+            return  # lapsed again meanwhile: the answer may be old, the next tick asks anew
+        for run, verdict in verdicts.items():
+            if run.state is not RunState.LAPSED:
+                continue
+            if verdict != "current":
+                self.drop(run, how=verdict)
+                continue
+            run.state = RunState.RUNNING
+            self.resend(run, run.unsent())
+            for log_ in run.choices:
+                log_.sent = len(log_.ids)
+            if run.complete:
+                self._ended(run)
+            else:
+                self._executor.unpark(run)
+
+    async def _report_load(self) -> None:
+        subject = self._subjects.load(self.pool, self.worker)
+        while True:
+            self._report_due = False
+            self._report_n += 1
+            report = LoadReport(
+                worker=self.worker,
+                epoch=self._member.epoch,
+                n=self._report_n,
+                at=self._wall(),
+                slots=self.settings.slots,
+                running=len(self.runs),
+                waiting=0,
+            )
+            self._messaging.send(subject, encode(self._executor.load(report)))
+            for _ in range(10):  # on change, but not more often than every tenth of the period
+                await asyncio.sleep(self._timing.load_period_s / 10)
+                if self._report_due:
+                    break

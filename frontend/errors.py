@@ -1,0 +1,206 @@
+"""Every error a client of the HTTP surface can see, and the one place that turns broker errors into HTTP statuses.
+
+HeadraceError
+└── FrontendError                  has a status, a type, a code and the parameter it is about
+    ├── BadRequest                 400  a parameter is missing, of the wrong type, out of range or not supported
+    │   ├── MalformedBody          400  the body is not the JSON it should be
+    │   └── ContextTooLong         400  prompt plus wanted tokens exceed the model's context
+    ├── RouteNotFound              404
+    ├── MethodNotAllowed           405
+    ├── BodyTimeout                408  the body did not arrive in time
+    ├── BodyTooLarge               413
+    ├── Draining                   503  this process is going away
+    ├── ModelUnusable              500  the card's tokenizer or template cannot be loaded
+    ├── AddressUnavailable         at start: the port cannot be bound
+    └── Translated                 whatever `translate` made of an error from below
+
+A body in OpenAI's shape, `{"error": {message, type, param, code}}`, goes with every one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from broker import errors as broker
+from jetstream.errors import HeadraceError, JetStreamError, PayloadTooLarge
+
+_TYPES = {429: "rate_limit_error", 502: "server_error", 503: "service_unavailable_error", 504: "timeout_error"}
+
+
+class FrontendError(HeadraceError):
+    """The request cannot be answered."""
+
+    status = 500
+    code: str | None = "internal_error"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code or self.code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        """OpenAI's error type, which follows from the status."""
+        return _TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> bytes:
+        """The JSON body, also the data of the event that ends a stream which had begun."""
+        detail = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": detail})
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`Retry-After` where waiting helps; a plain no to the retry loop of the OpenAI clients where it never will."""
+        headers = []
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
+            headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(self.retry_after_s * 1000))))
+        if self.status >= 500 and not self.retriable:
+            headers.append((b"x-should-retry", b"false"))
+        return headers
+
+
+class BadRequest(FrontendError):
+    """A parameter is wrong."""
+
+    status = 400
+    code = "invalid_parameter"
+
+
+class MalformedBody(BadRequest):
+    """The body could not be parsed as JSON."""
+
+    code = "malformed_json"
+
+
+class ContextTooLong(BadRequest):
+    """The prompt and the wanted tokens do not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class RouteNotFound(FrontendError):
+    """There is no such route."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(FrontendError):
+    """The route does not take this method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class BodyTimeout(FrontendError):
+    """The body of the request did not arrive in time."""
+
+    status = 408
+    code = "body_timeout"
+
+
+class BodyTooLarge(FrontendError):
+    """The body of the request is larger than this server takes."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class Draining(FrontendError):
+    """This server is shutting down; another one, or the next start, will answer."""
+
+    status = 503
+    code = "draining"
+    retriable = True
+
+
+class ModelUnusable(FrontendError):
+    """The model's card names a tokenizer or template that cannot be loaded."""
+
+    code = "model_unusable"
+
+
+class AddressUnavailable(FrontendError):
+    """The address to listen on cannot be bound."""
+
+    code = "address_unavailable"
+
+
+class Translated(FrontendError):
+    """An error from below, as the client sees it."""
+
+    def __init__(
+        self, error: BaseException, *, status: int, code: str, param: str | None = None, retry_after_s: float | None = None
+    ):
+        super().__init__(str(error), param=param, code=code, retry_after_s=retry_after_s)
+        self.status = status
+        self.retriable = status == 503 or (isinstance(error, HeadraceError) and error.retriable)
+
+
+RETRY_SOON_S = 1.0
+NOBODY_THERE = frozenset({"draining", "no_worker", "unavailable", "engine_dead"})  # refusals that say nothing about load
+
+Rule = Callable[[BaseException], FrontendError]
+
+
+def _fixed(status: int, code: str, *, param: str | None = None, retry_after_s: float | None = None) -> Rule:
+    return lambda error: Translated(error, status=status, code=code, param=param, retry_after_s=retry_after_s)
+
+
+def _overloaded(error: BaseException) -> FrontendError:
+    assert isinstance(error, broker.Overloaded)  # noqa: S101  # the table below keys on the class
+    return Translated(error, status=429, code=error.reason, retry_after_s=error.retry_after_s)
+
+
+def _refused(error: BaseException) -> FrontendError:
+    assert isinstance(error, broker.JobRefused)  # noqa: S101
+    status = 503 if error.reason in NOBODY_THERE else 429
+    return Translated(error, status=status, code=error.reason, retry_after_s=error.retry_after_s)
+
+
+def _invalid(error: BaseException) -> FrontendError:
+    assert isinstance(error, broker.JobInvalid)  # noqa: S101
+    return Translated(error, status=400, code=error.code, param=error.param)
+
+
+_RULES: dict[type[BaseException], Rule] = {
+    broker.UnknownModel: _fixed(404, "model_not_found", param="model"),
+    broker.NoWorker: _fixed(503, "no_worker", param="model", retry_after_s=RETRY_SOON_S),
+    broker.Overloaded: _overloaded,
+    broker.BrokerUnavailable: _fixed(503, "broker_unavailable", retry_after_s=RETRY_SOON_S),
+    broker.RequestTooLarge: _fixed(413, "request_too_large"),
+    broker.DeadlineExceeded: _fixed(504, broker.DeadlineExceeded.code),
+    broker.JobRefused: _refused,
+    broker.JobInvalid: _invalid,
+    broker.JobFailed: _fixed(502, broker.JobFailed.code),
+    broker.PoisonJob: _fixed(500, broker.PoisonJob.code),
+    broker.ResumeImpossible: _fixed(502, broker.ResumeImpossible.code),
+    broker.SlowClient: _fixed(408, broker.SlowClient.code),
+    broker.JobCancelled: _fixed(503, broker.JobCancelled.code),
+    broker.WireError: _fixed(400, "invalid_request"),
+    PayloadTooLarge: _fixed(413, "request_too_large"),
+    JetStreamError: _fixed(503, "broker_unavailable", retry_after_s=RETRY_SOON_S),
+}
+
+
+def translate(error: BaseException) -> FrontendError:
+    """The error as the client sees it. What nobody foresaw becomes a plain 500 that gives nothing away."""
+    if isinstance(error, FrontendError):
+        return error
+    for kind in type(error).__mro__:
+        if rule := _RULES.get(kind):
+            return rule(error)
+    if isinstance(error, HeadraceError):
+        return Translated(error, status=503 if error.retriable else 500, code="internal_error")
+    return FrontendError("internal error; the log of this server has the details under this request's id")

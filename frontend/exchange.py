@@ -1,0 +1,146 @@
+"""One HTTP exchange on the token path: its headers, its body within limits, its answer, and whether the client is still there.
+
+Plain ASGI instead of Starlette's Request and StreamingResponse: those start a task group and several tasks per answer, which
+costs more than everything else this process does for a short one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+
+from starlette.types import Receive, Scope, Send
+
+from frontend.errors import BodyTimeout, BodyTooLarge, FrontendError
+from frontend.settings import FrontendSettings
+
+_JSON = (b"content-type", b"application/json")
+_SSE = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # tells nginx to pass events on at once
+]
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads an answer any more."""
+
+
+class Exchange:
+    """`status` is None until the head of the answer was sent."""
+
+    __slots__ = ("_receive", "_send", "body_size", "headers", "scope", "status")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.status: int | None = None
+        self.body_size = 0
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    async def read_body(self, settings: FrontendSettings) -> bytes:
+        """Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, and ClientGone."""
+        limit = settings.max_body_bytes
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > limit:
+            raise BodyTooLarge(f"the body has {int(declared)} bytes; this server takes at most {limit}")
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                body = await self._read(limit)
+        except TimeoutError:
+            raise BodyTimeout(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
+        self.body_size = len(body)
+        return body
+
+    async def _read(self, limit: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise BodyTooLarge(f"the body is larger than the {limit} bytes this server takes")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # answering ----------------------------------------------------------------------------------------------------------
+
+    async def send_json(self, body: bytes, *, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        self.status = status
+        head = [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())]
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def send_error(self, error: FrontendError) -> None:
+        headers = error.headers()
+        if isinstance(error, (BodyTooLarge, BodyTimeout)):
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        await self.send_json(error.body(), status=error.status, headers=headers)
+
+    async def start_stream(self) -> None:
+        self.status = 200
+        await self._send({"type": "http.response.start", "status": 200, "headers": _SSE})
+
+    async def send_events(self, events: bytes, *, more: bool = True) -> None:
+        """Returns once the socket takes more: a slow reader holds back only its own stream."""
+        await self._send({"type": "http.response.body", "body": events, "more_body": more})
+
+    def watch(self) -> DisconnectWatch:
+        return DisconnectWatch(self._receive)
+
+
+class DisconnectWatch:
+    """`async with` around work that only makes sense while the client is there; raises ClientGone when it leaves.
+
+    Works like `asyncio.timeout`: the body is cancelled and the cancellation turned into the exception at the end of the block.
+    Call `stop` before the last write, because a complete answer looks like a disconnect, too.
+    """
+
+    __slots__ = ("_gone", "_owner", "_receive", "_stopped", "_task")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._stopped = False
+
+    async def __aenter__(self) -> DisconnectWatch:
+        owner = asyncio.current_task()
+        assert owner is not None  # noqa: S101  # we are inside a coroutine
+        self._owner = owner
+        self._task = asyncio.get_running_loop().create_task(self._wait())  # ended by __aexit__, always
+        return self
+
+    async def _wait(self) -> None:
+        while True:
+            message = await self._receive()
+            if self._stopped:
+                return
+            if message["type"] == "http.disconnect":
+                self._gone = True
+                self._owner.cancel()
+                return
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped = True
+        if not self._task.done():
+            self._task.cancel()
+        if self._gone and self._owner.uncancel() <= 0:
+            if kind is not asyncio.CancelledError:  # the body ended by itself: the cancellation is still on its way
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            raise ClientGone from None

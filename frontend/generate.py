@@ -1,0 +1,172 @@
+"""The life of a generation request in this process: read, plan, submit, answer.
+
+The status is sent with the first rows or the error that came instead, never before: until then nobody knows how it went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from broker.messages import Row
+from frontend.collect import Collector
+from frontend.errors import Draining, FrontendError, translate
+from frontend.exchange import ClientGone, DisconnectWatch, Exchange
+from frontend.histogram import Series
+from frontend.merge import MergedAnswer, submit_all
+from frontend.metrics import Metrics
+from frontend.planning import Plan
+from frontend.ports import Answer, JobPort
+from frontend.settings import FrontendSettings
+from frontend.sse import KEEPALIVE, EventWriter, error_event
+
+log = structlog.get_logger()
+
+
+class Api(Protocol):
+    """One way to ask for generation (chat, completions, …)."""
+
+    async def plan(self, body: bytes, exchange: Exchange) -> Plan: ...
+
+
+class Incomplete(FrontendError):
+    """The answer ended before all its choices did."""
+
+    status = 502
+    code = "incomplete"
+    retriable = True
+
+
+class GenerationEndpoint:
+    """An ASGI application for one route."""
+
+    def __init__(self, api: Api, port: JobPort, settings: FrontendSettings, metrics: Metrics) -> None:
+        self._api = api
+        self._port = port
+        self._settings = settings
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        began = time.perf_counter()
+        try:
+            body = await exchange.read_body(self._settings)
+            self._metrics.body_bytes.series().observe(len(body))
+            async with exchange.watch() as watch:
+                plan = await self._api.plan(body, exchange)
+                self._metrics.prepare.series().observe(time.perf_counter() - began)
+                scope["headrace.job"] = plan.jobs[0].id
+                await self._answer(plan, exchange, watch, began)
+        except ClientGone:
+            self._metrics.disconnects.inc()
+            scope["headrace.outcome"] = "client_gone"
+        except asyncio.CancelledError:
+            # the server's grace period is over: say so instead of just closing the connection
+            await self._fail(exchange, Draining())
+        except Exception as error:
+            await self._fail(exchange, error)
+
+    async def _answer(self, plan: Plan, exchange: Exchange, watch: DisconnectWatch, began: float) -> None:
+        model = plan.jobs[0].card.model
+        pace = _Pace(self._metrics, model, began)
+        try:
+            if len(plan.jobs) == 1:
+                answer = await self._port.submit(plan.jobs[0])
+                try:
+                    await self._deliver(plan, answer, exchange, watch, pace)
+                finally:
+                    answer.cancel()
+            else:
+                answers = await submit_all(self._port, plan.jobs)
+                async with MergedAnswer(answers, choices=plan.jobs[0].choices) as merged:
+                    await self._deliver(plan, merged, exchange, watch, pace)
+        finally:
+            tally = plan.tally
+            if tally.completion:
+                self._metrics.prompt_tokens.labels(model).inc(tally.prompt)
+                self._metrics.cached_tokens.labels(model).inc(tally.cached)
+                self._metrics.output_tokens.labels(model).inc(tally.completion)
+
+    async def _deliver(self, plan: Plan, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace) -> None:
+        if isinstance(plan.writer, EventWriter):
+            await self._stream(plan.writer, answer, exchange, watch, pace)
+        else:
+            await self._collect(plan.writer, answer, exchange, watch, pace)
+
+    async def _stream(
+        self, writer: EventWriter, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
+    ) -> None:
+        rows = await answer.rows()
+        await exchange.start_stream()
+        while True:
+            if not rows:
+                raise Incomplete
+            pace.rows(rows)
+            events = writer.events(rows)
+            if not writer.open:
+                break
+            if events:
+                await exchange.send_events(events)
+            rows = await self._next_rows(answer, exchange)
+        watch.stop()
+        await exchange.send_events(events + writer.closing(), more=False)
+
+    async def _next_rows(self, answer: Answer, exchange: Exchange) -> list[Row]:
+        pause_s = self._settings.sse_keepalive_s
+        if not pause_s:
+            return await answer.rows()
+        while True:
+            try:
+                async with asyncio.timeout(pause_s):
+                    return await answer.rows()
+            except TimeoutError:
+                await exchange.send_events(KEEPALIVE)
+
+    async def _collect(
+        self, writer: Collector, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
+    ) -> None:
+        while writer.open:
+            rows = await answer.rows()
+            if not rows:
+                raise Incomplete
+            pace.rows(rows)
+            writer.take(rows)
+        watch.stop()
+        await exchange.send_json(writer.body())
+
+    async def _fail(self, exchange: Exchange, error: BaseException) -> None:
+        told = translate(error)
+        exchange.scope["headrace.outcome"] = told.code
+        if type(told) is FrontendError:
+            log.error("request.crashed", request_id=exchange.scope.get("headrace.request_id"), exc_info=error)
+        if exchange.status is None:
+            await exchange.send_error(told)
+        else:
+            await exchange.send_events(error_event(told), more=False)
+
+
+class _Pace:
+    """Time to the first token and between tokens, as they leave for the client."""
+
+    __slots__ = ("_first", "_gap", "_last")
+
+    def __init__(self, metrics: Metrics, model: str, began: float) -> None:
+        self._first: Series | None = metrics.first_token.series(model)  # None once it was fed
+        self._gap = metrics.gap.series(model)
+        self._last = began
+
+    def rows(self, rows: list[Row]) -> None:
+        now = time.perf_counter()
+        count = len(rows)
+        gap = (now - self._last) / count
+        if self._first is not None:
+            self._first.observe(now - self._last)
+            self._first = None
+            count -= 1
+        if count:
+            self._gap.observe(gap, count)
+        self._last = now

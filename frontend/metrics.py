@@ -1,0 +1,46 @@
+"""All metrics of the HTTP surface. One registry per application, so that two of them in one process do not mix."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+
+from frontend.histogram import BYTES, FastHistogram
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The metrics and the registry they are in."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = r = registry or CollectorRegistry()
+        ProcessCollector(registry=r)
+        self.requests = Counter(
+            "headrace_frontend_requests", "Answered HTTP requests by route and status", ["route", "status"], registry=r
+        )
+        self.in_flight = Gauge("headrace_frontend_requests_in_flight", "HTTP requests being answered", registry=r)
+        self.disconnects = Counter(
+            "headrace_frontend_disconnects", "Clients that left before their answer was complete", registry=r
+        )
+        self.prompt_tokens = Counter(
+            "headrace_frontend_prompt_tokens", "Prompt tokens of ended requests", ["model"], registry=r
+        )
+        self.cached_tokens = Counter(
+            "headrace_frontend_cached_tokens", "Prompt tokens found in a KV cache, of ended requests", ["model"], registry=r
+        )
+        self.output_tokens = Counter("headrace_frontend_output_tokens", "Tokens of ended requests", ["model"], registry=r)
+        self.duration = FastHistogram(
+            r, "headrace_frontend_request_seconds", "From the request to its last byte", label="route"
+        )
+        self.first_token = FastHistogram(
+            r, "headrace_frontend_time_to_first_token_seconds", "From the request to its first token", label="model"
+        )
+        self.gap = FastHistogram(
+            r, "headrace_frontend_inter_token_seconds", "Between tokens as they leave for the client", label="model"
+        )
+        self.prepare = FastHistogram(r, "headrace_frontend_prepare_seconds", "Checking, templating and tokenising a request")
+        self.body_bytes = FastHistogram(r, "headrace_frontend_request_bytes", "Size of request bodies", bounds=BYTES)
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)

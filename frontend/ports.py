@@ -1,0 +1,59 @@
+"""What the HTTP surface needs of the broker, as protocols.
+
+`broker.ingress.Ingress` is the real thing; unit tests bring a fake.  Keeping the list here shows how narrow the seam is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from broker.cards import ModelCard
+from broker.jobs import Job
+from broker.messages import Row
+
+
+class Served(Protocol):
+    """A model with a card. `workers` counts those that are live, ready and not draining."""
+
+    @property
+    def card(self) -> ModelCard: ...
+    @property
+    def files(self) -> Mapping[str, bytes]: ...
+    @property
+    def workers(self) -> int: ...
+
+
+class Models(Protocol):
+    """The models with a card, ready or not."""
+
+    def names(self) -> list[str]: ...
+    def ready_names(self) -> list[str]: ...
+    def get(self, name: str) -> Served:
+        """Resolves aliases. Raises UnknownModel."""
+
+    def on_change(self, callback: Callable[[], None]) -> None: ...
+
+
+class Answer(Protocol):
+    """The rows of one job (`broker.ingress.JobStream`)."""
+
+    async def rows(self) -> list[Row]:
+        """At least one row, in order per choice; none once the job has ended. Cancelling the wait loses no row.
+
+        Raises a JobError when the job ended badly, after the rows before that were returned.
+        """
+
+    def cancel(self) -> None:
+        """Idempotent; nothing happens once the job has ended."""
+
+
+class JobPort(Protocol):
+    """`broker.ingress.Ingress` as the routes see it."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def models(self) -> Models: ...
+    async def submit(self, job: Job, /) -> Answer:
+        """Raises an AdmissionError. Cancelling the wait withdraws the job."""

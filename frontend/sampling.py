@@ -1,0 +1,114 @@
+"""How tokens are chosen: the request's wishes over the model's own defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.cards import ModelCard
+from broker.messages import Sampling
+from frontend.errors import BadRequest
+from frontend.schema.common import MAX_STOPS, GenerationRequest
+
+_PLAIN = Sampling()
+
+
+def sampling_of(request: GenerationRequest, card: ModelCard, *, max_tokens: int) -> Sampling:
+    """Raises BadRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`."""
+    defaults = card.default_sampling
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens})", param="min_tokens")
+    stop_token_ids = request.stop_token_ids or []
+    if extra_stops := defaults.get("stop_token_ids"):
+        stop_token_ids = list(dict.fromkeys([*stop_token_ids, *extra_stops]))
+    if card.vocab_size:
+        _check_ids(request.stop_token_ids or (), card.vocab_size, "stop_token_ids")
+        _check_ids(request.logit_bias or (), card.vocab_size, "logit_bias")
+        _check_ids(request.allowed_token_ids or (), card.vocab_size, "allowed_token_ids")
+    return Sampling(
+        temperature=_pick(request.temperature, defaults, "temperature"),
+        top_p=_pick(request.top_p, defaults, "top_p"),
+        top_k=max(0, _pick(request.top_k, defaults, "top_k")),
+        min_p=_pick(request.min_p, defaults, "min_p"),
+        presence_penalty=_pick(request.presence_penalty, defaults, "presence_penalty"),
+        frequency_penalty=_pick(request.frequency_penalty, defaults, "frequency_penalty"),
+        repetition_penalty=_pick(request.repetition_penalty, defaults, "repetition_penalty"),
+        seed=request.seed,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=stop_token_ids,
+        logit_bias=request.logit_bias or {},
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words=request.bad_words or [],
+    )
+
+
+def _pick(value: Any, defaults: Mapping[str, Any], name: str) -> Any:
+    if value is not None:
+        return value
+    return defaults.get(name, getattr(_PLAIN, name)) if defaults else getattr(_PLAIN, name)
+
+
+def _check_ids(ids: Any, vocab_size: int, param: str) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise BadRequest(f"token id {token} in {param} is outside the vocabulary of {vocab_size}", param=param)
+
+
+def stops_of(request: GenerationRequest) -> list[str]:
+    """The stop strings. Raises BadRequest for too many or an empty one."""
+    stop = request.stop
+    if not stop:
+        if stop == "":
+            raise BadRequest("stop must not be an empty string", param="stop")
+        return []
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MAX_STOPS:
+        raise BadRequest(f"at most {MAX_STOPS} stop strings, got {len(stops)}", param="stop")
+    if not all(stops):
+        raise BadRequest("stop must not contain an empty string", param="stop")
+    return stops
+
+
+def guided_of(request: GenerationRequest) -> dict[str, Any] | None:
+    """What the output must conform to, as `Generation.guided` has it. Raises BadRequest when there is more than one wish."""
+    wishes: dict[str, tuple[str, Any]] = {}  # kind → (parameter it came from, value)
+
+    def wish(kind: str, param: str, value: Any) -> None:
+        if value is None or value is False:
+            return
+        if wishes:
+            raise BadRequest(f"{param} cannot be combined with {next(iter(wishes.values()))[0]}", param=param)
+        wishes[kind] = (param, value)
+
+    wish("json", "guided_json", request.guided_json)
+    wish("regex", "guided_regex", request.guided_regex)
+    wish("choice", "guided_choice", request.guided_choice)
+    wish("grammar", "guided_grammar", request.guided_grammar)
+    if (outputs := request.structured_outputs) is not None:
+        for kind in outputs.__struct_fields__:
+            wish(kind, f"structured_outputs.{kind}", getattr(outputs, kind))
+    if (shape := request.response_format) is not None:
+        if shape.type == "json_object":
+            wish("json_object", "response_format", True)
+        elif shape.type == "json_schema":
+            if shape.json_schema is None or shape.json_schema.schema is None:
+                param = "response_format.json_schema.schema"
+                raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+            wish("json", "response_format", shape.json_schema.schema)
+    return {kind: value for kind, (_, value) in wishes.items()} or None
+
+
+def refuse_unsupported(request: GenerationRequest) -> None:
+    """Better a clear no than an answer that silently ignores what was asked for."""
+    if request.use_beam_search:
+        raise unsupported("use_beam_search")
+    if request.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs")
+
+
+def unsupported(param: str, why: str = "is not supported here") -> BadRequest:
+    """The error for something Headrace knows of and does not do."""
+    return BadRequest(f"{param} {why}", param=param, code="unsupported_parameter")

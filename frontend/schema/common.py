@@ -1,0 +1,99 @@
+"""What chat and completions requests have in common.
+
+Names, types and ranges are OpenAI's, plus what vLLM's server added to them.  Fields nobody knows are ignored.  Ranges stand in
+the types, so that one decode checks them and names the parameter, and `/openapi.json` shows them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_STOPS = 16  # OpenAI takes 4; nothing here gets slower by a few more
+MAX_LOGPROBS = 20
+
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """Extras of a streamed answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    """A schema the answer must conform to."""
+
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """At most one of these."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """The fields of both surfaces. `None` always means: not given."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: Positive | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0 = off
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Int64 | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower is sooner
+    service_tier: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    session_id: Annotated[str, Meta(max_length=512)] | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds; the header x-request-timeout-s wins
+    vllm_xargs: dict[str, Any] | None = None
+    user: str | None = None

@@ -1,0 +1,22 @@
+"""The request of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from frontend.schema.common import MAX_LOGPROBS, GenerationRequest
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Prompts to be continued."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]  # a text, ids, or a list of either
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    prompt_embeds: Any = None

@@ -1,0 +1,84 @@
+"""What is served and what is up: `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from broker.cards import ModelCard
+from frontend.metrics import CONTENT_TYPE, Metrics
+from frontend.ports import JobPort
+from frontend.schema.answers import ModelEntry, ModelList
+
+
+class Lifecycle:
+    """Whether this process still takes new requests."""
+
+    def __init__(self) -> None:
+        self.draining = False
+
+
+class StatusRoutes:
+    """Endpoints that look at the state and change nothing."""
+
+    def __init__(self, port: JobPort, metrics: Metrics, lifecycle: Lifecycle) -> None:
+        self._port = port
+        self._metrics = metrics
+        self._lifecycle = lifecycle
+
+    async def models(self, request: Request) -> Response:
+        models = self._port.models
+        return _json(ModelList(data=[_entry(models.get(name).card) for name in models.names()]))
+
+    async def model(self, request: Request) -> Response:
+        """Raises UnknownModel. The name may contain slashes and may be an alias."""
+        return _json(_entry(self._port.models.get(request.path_params["name"]).card))
+
+    async def live(self, request: Request) -> Response:
+        return _json({"status": "alive"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 only when a request for some model could be answered now."""
+        ready = self._port.models.ready_names()
+        why = self._why_not(ready)
+        return _json({"status": "not ready" if why else "ready", "reason": why, "models": ready}, status=503 if why else 200)
+
+    async def health(self, request: Request) -> Response:
+        models = self._port.models
+        ready = models.ready_names()
+        why = self._why_not(ready)
+        state: dict[str, Any] = {
+            "status": "unhealthy" if why else "healthy",
+            "reason": why,
+            "broker": {"ready": self._port.ready},  # connected, and this ingress holds its lease
+            "draining": self._lifecycle.draining,
+            "models": {name: {"workers": models.get(name).workers, "ready": name in ready} for name in models.names()},
+        }
+        return _json(state, status=503 if why else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    def _why_not(self, ready: list[str]) -> str | None:
+        if self._lifecycle.draining:
+            return "draining"
+        if not self._port.ready:
+            return "no connection to the broker, or the lease of this ingress is lost"
+        return None if ready else "no model has a ready worker"
+
+
+def _entry(card: ModelCard) -> ModelEntry:
+    return ModelEntry(
+        id=card.model,
+        created=int(card.created),
+        owned_by=card.owner,
+        max_model_len=card.context_length,
+        root=card.model,
+    )
+
+
+def _json(value: Any, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")

@@ -1,0 +1,42 @@
+"""Counting the tokens of one answer."""
+
+from __future__ import annotations
+
+from broker.messages import Finish
+from frontend.schema.answers import CachedTokens, Usage
+
+
+class Tally:
+    """Tokens of one request over all its prompts and choices."""
+
+    __slots__ = ("_cached", "_prompts", "_share", "completion")
+
+    def __init__(self, prompt_tokens: list[int], choices: int) -> None:
+        """`prompt_tokens` per prompt, each answered `choices` times."""
+        self._prompts = prompt_tokens
+        self._share = choices
+        self.completion = 0
+        self._cached: list[int | None] = [None] * len(prompt_tokens)
+
+    def end(self, choice: int, fin: Finish) -> None:
+        """The end of a choice. Siblings find each other's blocks in the cache, so the least says what was there before."""
+        prompt = choice // self._share
+        known = self._cached[prompt]
+        self._cached[prompt] = fin.cached_tokens if known is None else min(known, fin.cached_tokens)
+
+    @property
+    def prompt(self) -> int:
+        return sum(self._prompts)
+
+    @property
+    def cached(self) -> int:
+        return sum(c for c in self._cached if c)
+
+    def usage(self) -> Usage:
+        prompt = self.prompt
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=self.completion,
+            total_tokens=prompt + self.completion,
+            prompt_tokens_details=CachedTokens(self.cached),
+        )

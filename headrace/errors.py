@@ -1,0 +1,49 @@
+"""Every exception that can leave `headrace/`, and the exit code each one means.
+
+HeadraceError
+└── CommandError                   the command line ends with `exit_code` and the message
+    ├── SettingsError              a setting is wrong: names the key, its value and where it came from
+    ├── AlreadyRunning             another `headrace up` uses this data folder
+    ├── PartFailed                 a process that `up` needs refused to start
+    └── StartFailed                something the command needs is missing or broken
+"""
+
+from __future__ import annotations
+
+from jetstream.errors import HeadraceError
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_UNAVAILABLE = 69  # the NATS server cannot be reached: trying again later may help
+EXIT_ENGINE_DIED = 70
+EXIT_CONFIGURATION = 78  # wrong settings: trying again without a change is pointless
+
+
+class CommandError(HeadraceError):
+    """The command cannot go on."""
+
+    exit_code: int = EXIT_FAILURE
+
+
+class SettingsError(CommandError):
+    """A setting is wrong."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class AlreadyRunning(CommandError):
+    """Another `headrace up` uses this data folder."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class StartFailed(CommandError):
+    """Something the command needs is missing or broken."""
+
+
+class PartFailed(CommandError):
+    """A process that `headrace up` needs refused to start."""
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_FAILURE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

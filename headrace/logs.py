@@ -1,0 +1,127 @@
+"""Logging of every Headrace process: structlog, and the libraries' stdlib logging through it.
+
+`configure` is called once per process, by the command line only.  Lines go to stderr: coloured text on a terminal, one JSON
+object per line otherwise.  Every line carries the component and, where bound, worker and request (structlog contextvars).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+Format = Literal["auto", "console", "json"]
+
+_VLLM_CONFIG = Path(__file__).parent / "assets" / "vllm_logging.json"
+
+# Libraries that say more than an operator wants; their warnings stay.
+_QUIET = ("uvicorn.access", "asyncio", "nats")
+
+_json = msgspec.json.Encoder(enc_hook=str)
+
+
+def configure(
+    *,
+    log_format: Format = "auto",
+    level: str = "info",
+    fields: Mapping[str, str] | None = None,
+    stream: TextIO | None = None,
+) -> Literal["console", "json"]:
+    """Route all logging of this process. `fields` are put on every line. Returns the format that `auto` stood for."""
+    stream = stream or sys.stderr
+    chosen = choose_format(log_format, stream)
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared = _shared_processors(fields or {}, chosen)
+    structlog.configure(
+        processors=[*shared, *_renderers(chosen, stream)],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=True,
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [_handler(chosen, shared, stream)]
+    root.setLevel(number)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+    logging.captureWarnings(True)
+    return chosen
+
+
+def choose_format(log_format: Format, stream: TextIO) -> Literal["console", "json"]:
+    """What `auto` stands for on this stream."""
+    if log_format == "auto":
+        return "console" if stream.isatty() else "json"
+    return log_format
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Colour on a terminal. NO_COLOR and FORCE_COLOR (which `headrace up` sets for its parts) win."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def prepare_engine_processes(*, log_format: str, level: str) -> None:
+    """Leave word in the environment for processes that an engine starts: they configure logging for themselves."""
+    os.environ["HEADRACE_LOG_FORMAT"] = log_format
+    os.environ["HEADRACE_LOG_LEVEL"] = level
+    os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(_VLLM_CONFIG))
+
+
+def engine_handler() -> logging.Handler:
+    """The log handler of an engine's own processes; named in `assets/vllm_logging.json`."""
+    chosen = choose_format("json" if os.environ.get("HEADRACE_LOG_FORMAT") == "json" else "console", sys.stderr)
+    handler = _handler(chosen, _shared_processors({"component": "engine"}, chosen), sys.stderr)
+    handler.setLevel(os.environ.get("HEADRACE_LOG_LEVEL", "info").upper())
+    return handler
+
+
+def _shared_processors(fields: Mapping[str, str], chosen: str) -> list[Processor]:
+    def add_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        for name, value in fields.items():
+            event.setdefault(name, value)
+        return event
+
+    console = chosen == "console"
+    return [
+        structlog.contextvars.merge_contextvars,
+        add_fields,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _renderers(chosen: str, stream: TextIO) -> list[Processor]:
+    if chosen == "json":
+        return [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_to_json),
+        ]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=wants_colour(stream), exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+        )
+    ]
+
+
+def _handler(chosen: str, shared: list[Processor], stream: TextIO) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(chosen, stream)],
+        )
+    )
+    return handler
+
+
+def _to_json(value: Any, **_options: Any) -> str:
+    return _json.encode(value).decode()

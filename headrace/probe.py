@@ -1,0 +1,84 @@
+"""Asking our own frontend two questions over HTTP, without an HTTP client library (it would double the start-up time), and
+finding a port for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+from headrace.errors import SettingsError
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def reachable_host(host: str) -> str:
+    """The address under which this machine reaches a server that listens on `host`."""
+    return _ANY_HOST.get(host, host)
+
+
+def base_url(host: str, port: int) -> str:
+    """The address to give to a client on this machine."""
+    name = reachable_host(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def choose_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises SettingsError when it is taken or the host is not ours."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}:{port} (frontend.host, frontend.port): {error.strerror}") from None
+
+
+async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tuple[int, bytes]:
+    """(status, body) of a GET; status 0 when there is no answer in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(reachable_host(host), port)
+            try:
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        return int(head.split(b" ", 2)[1]), body
+    except (OSError, TimeoutError, IndexError, ValueError):
+        return 0, b""
+
+
+async def served_models(host: str, port: int) -> list[str]:
+    """The model names the frontend lists, empty when it does not answer."""
+    status, body = await get(host, port, "/v1/models")
+    try:
+        return [model["id"] for model in json.loads(body)["data"]] if status == 200 else []
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def ready_text(url: str, model: str, *, after_s: float) -> str:
+    """What `up` prints once a request can be answered."""
+    return f"""
+Headrace is ready after {after_s:.1f} s: {url}/v1 serves {model}. Try:
+
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}], "max_tokens": 64}}'
+
+or in Python:
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  stream = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Say hello."}}], stream=True)
+  for chunk in stream:
+      print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+Ctrl-C stops everything.
+"""

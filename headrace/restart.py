@@ -1,0 +1,79 @@
+"""When to restart a part of `headrace up`: a decision table without processes or clocks, so that every case is a unit test.
+
+A part that ends by itself is started again after 0.5 s, then 1 s, 2 s … up to 30 s; 60 s of running forget the past.  Two ends
+are no crash: a worker that leaves with code 0 was drained on purpose, and code 78 means that its settings are wrong, which
+another start cannot cure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import EXIT_CONFIGURATION, EXIT_OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Waits before a restart, in seconds."""
+
+    first_s: float = 0.5
+    factor: float = 2.0
+    most_s: float = 30.0
+    healthy_after_s: float = 60.0  # running this long forgets earlier crashes
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start it again in `after_s` seconds; `crashes` in a row so far."""
+
+    after_s: float
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Do not start it again. `fatal`: all of `up` must end, with `exit_code`."""
+
+    reason: Literal["asked", "drained", "configuration"]
+    fatal: bool = False
+    exit_code: int = EXIT_OK
+
+
+Decision = Restart | Leave
+
+
+class RestartState:
+    """What one part has been through. Times are seconds of any monotonic clock."""
+
+    def __init__(self, *, essential: bool, backoff: Backoff | None = None) -> None:
+        """`essential`: `up` is of no use without it, so even a clean exit is undone."""
+        self._essential = essential
+        self._backoff = backoff or Backoff()
+        self._started_s = 0.0
+        self._asked = False
+        self.crashes = 0
+        self.starts = 0
+
+    def started(self, now_s: float) -> None:
+        self._started_s = now_s
+        self.starts += 1
+
+    def stop_asked(self) -> None:
+        """From here on its end is wanted."""
+        self._asked = True
+
+    def exited(self, now_s: float, *, exit_code: int, serving: bool) -> Decision:
+        """The part has ended. `exit_code` is negative for a signal; `serving`: `up` can answer requests without it."""
+        if self._asked:
+            return Leave("asked")
+        if exit_code == EXIT_CONFIGURATION:
+            return Leave("configuration", fatal=self._essential or not serving, exit_code=EXIT_CONFIGURATION)
+        if exit_code == EXIT_OK and not self._essential:
+            return Leave("drained")
+        if now_s - self._started_s >= self._backoff.healthy_after_s:
+            self.crashes = 0
+        self.crashes += 1
+        # The exponent is capped: a part that crashed a thousand times must not overflow a float.
+        wait_s = self._backoff.first_s * self._backoff.factor ** min(self.crashes - 1, 32)
+        return Restart(min(wait_s, self._backoff.most_s), self.crashes)

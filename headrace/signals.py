@@ -1,0 +1,33 @@
+"""Stopping on Ctrl-C and SIGTERM: the first asks, the second insists."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals(ask: Callable[[], None], insist: Callable[[], None]) -> Iterator[None]:
+    """While open, the first signal calls `ask`, every later one `insist`. Both run on the event loop."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if asked:
+            insist()
+        else:
+            asked = True
+            ask()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)

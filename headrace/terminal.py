@@ -1,0 +1,68 @@
+"""The terminal of `headrace up`: log lines of all parts with a short prefix, and one live status line under them.
+
+It is the stream that the supervisor's own log writes to, so that a log line never lands in the middle of the status line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TextIO
+
+_COLOURS = (36, 35, 32, 33, 34, 96, 95, 92)  # ANSI, one per part in the order of first appearance
+_CLEAR = "\r\x1b[2K"
+
+
+class Terminal(io.TextIOBase):
+    """Writes to `stream`. In JSON format lines of parts pass unchanged, and what is no JSON is wrapped."""
+
+    def __init__(self, stream: TextIO, *, json_lines: bool, colour: bool) -> None:
+        super().__init__()
+        self._stream = stream
+        self._json = json_lines
+        self._colour = colour
+        self._live = stream.isatty() and not json_lines
+        self._status = ""
+        self._prefixes: dict[str, str] = {}
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        if self._status:
+            self._stream.write(_CLEAR)
+        self._stream.write(text)
+        if self._status and text.endswith("\n"):
+            self._stream.write(self._status)
+        self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def part_line(self, part: str, line: str) -> None:
+        """A line that a part wrote."""
+        if self._json:
+            wrapped = line if line.startswith("{") else json.dumps({"event": "part.output", "component": part, "line": line})
+            self.write(wrapped + "\n")
+        else:
+            self.write(f"{self._prefix(part)}{line}\n")
+
+    def status(self, text: str) -> None:
+        """Replace the live line; empty removes it. Does nothing where there is no terminal."""
+        if self._live and (text or self._status):
+            self._stream.write(_CLEAR + text)
+            self._stream.flush()
+            self._status = text
+
+    def _prefix(self, part: str) -> str:
+        prefix = self._prefixes.get(part)
+        if prefix is None:
+            prefix = f"{part:<9}│ "
+            if self._colour:
+                prefix = f"\x1b[{_COLOURS[len(self._prefixes) % len(_COLOURS)]}m{prefix}\x1b[0m"
+            self._prefixes[part] = prefix
+        return prefix

@@ -1,0 +1,123 @@
+"""Calls to the JetStream API: JSON requests, typed errors.
+
+Only the calls that Headrace makes, as plain dictionaries in the server's own field names: nats-py's records lack fields that we
+need (priority groups) and cost more than they give.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from jetstream.errors import (
+    DiskFull,
+    JetStreamDisabled,
+    JetStreamError,
+    NoResponder,
+    PayloadTooLarge,
+    PublishError,
+    QueueFull,
+    RequestTimeout,
+    RevisionConflict,
+    TopologyError,
+)
+
+API = "$JS.API."
+
+STREAM_NOT_FOUND = 10059
+STREAM_IN_USE = 10058  # the name exists with another configuration
+CONSUMER_NOT_FOUND = 10014
+MESSAGE_NOT_FOUND = 10037
+STORE_FAILED = 10077
+WRONG_SEQUENCE = (10071, 10164)
+NOT_ENABLED = (10039, 10076)
+OUT_OF_RESOURCES = (10023, 10028, 10047)
+TOO_LARGE = 10054
+TOO_MANY_REQUESTS = 10167
+NOT_READY = (10008, 10009, 10005, 10006)  # no leader, not leader, no peers, cluster changing: ask again
+
+_FULL_SCOPES = (
+    ("maximum messages per subject exceeded", "subject"),
+    ("maximum messages exceeded", "stream"),
+    ("maximum bytes exceeded", "bytes"),
+)
+
+
+class ApiFault(msgspec.Struct, frozen=True):
+    """The `error` of an API answer."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    error: ApiFault | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+class ApiError(JetStreamError):
+    """The JetStream API refused a call; `err_code` says why."""
+
+    def __init__(self, fault: ApiFault, what: str) -> None:
+        super().__init__(f"{what}: {fault.description} (error {fault.err_code})")
+        self.err_code = fault.err_code
+        self.description = fault.description
+
+
+class Caller(Protocol):
+    """What can carry an API call."""
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes: ...
+
+
+class JsApi:
+    """The JetStream API over one connection."""
+
+    def __init__(self, caller: Caller, *, timeout_s: float = 5.0) -> None:
+        self._caller = caller
+        self._timeout_s = timeout_s
+
+    async def call(self, subject: str, body: Any = None, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Raises ApiError, JetStreamDisabled, AccessDenied, RequestTimeout, NotConnected."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        try:
+            raw = await self._caller.request(API + subject, data, timeout_s=timeout_s or self._timeout_s)
+        except NoResponder:
+            raise JetStreamDisabled(
+                f"JetStream does not answer on {API}{subject}: it is not enabled for this server or account"
+            ) from None
+        except RequestTimeout:
+            raise RequestTimeout(f"the JetStream API did not answer {API}{subject} in time") from None
+        fault = _answer.decode(raw).error
+        if fault is not None:
+            if fault.err_code in NOT_ENABLED:
+                raise JetStreamDisabled(f"JetStream is not enabled for this server or account: {fault.description}")
+            raise ApiError(fault, subject)
+        answer: dict[str, Any] = msgspec.json.decode(raw)
+        return answer
+
+
+def publish_fault(fault: ApiFault, subject: str) -> JetStreamError:
+    """The exception for a refused publish."""
+    code, text = fault.err_code, fault.description
+    if code in WRONG_SEQUENCE:
+        return RevisionConflict(f"{subject} was changed by somebody else: {text}")
+    if code == STORE_FAILED:
+        # The server wraps every error of its store into this one code; only the text tells a full queue from a full disk.
+        for words, scope in _FULL_SCOPES:
+            if words in text:
+                return QueueFull(f"the queue for {subject} is full: {text}", subject=subject, scope=scope)
+        return DiskFull(f"the server could not store {subject}: {text}")
+    if code == TOO_MANY_REQUESTS:
+        return QueueFull(f"the server takes no more at this rate for {subject}: {text}", subject=subject, scope="stream")
+    if code in OUT_OF_RESOURCES:
+        return DiskFull(f"the server has no storage left for {subject}: {text}")
+    if code == TOO_LARGE:
+        return PayloadTooLarge(f"a message to {subject} is larger than its stream takes: {text}")
+    if code in NOT_ENABLED:
+        return TopologyError(f"no stream takes {subject}: {text}")
+    return PublishError(f"{subject} was not stored: {text} (error {code})")

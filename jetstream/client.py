@@ -1,0 +1,393 @@
+"""The connection to NATS: `ports.Messaging` for real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import nats.errors
+import structlog
+from nats.nuid import NUID
+
+from jetstream import metrics, wire
+from jetstream.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from jetstream.context import ConnectOptions
+from jetstream.core import CoreClient, Tap
+from jetstream.errors import (
+    AccessDenied,
+    ConnectError,
+    JetStreamDisabled,
+    JetStreamError,
+    NotConnected,
+    PayloadTooLarge,
+    RequestTimeout,
+    ServerTooOld,
+    ServerUnreachable,
+    TopologyError,
+)
+from jetstream.kv import KvBucket
+from jetstream.objects import ObjectStore
+from jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage
+from jetstream.publish import Mux
+from jetstream.pull import StreamPull
+from jetstream.reads import Reader
+from jetstream.subjects import Subjects
+from jetstream.topology import consumer_config
+
+log = structlog.get_logger(__name__)
+
+OLDEST_SERVER = (2, 11)
+RECONNECT_WAIT_S = 0.25
+PING_INTERVAL_S = 5
+PINGS_OUTSTANDING = 2
+DRAIN_TIMEOUT_S = 5.0
+
+__all__ = ["ConnectOptions", "Connection"]
+
+
+class Connection:
+    """One connection, reconnecting for ever. Make it with `Connection.connect`; use it as an async context manager."""
+
+    def __init__(self, core: CoreClient, options: ConnectOptions, subjects: Subjects) -> None:
+        self.options = options
+        self.subjects = subjects
+        self._core = core
+        inbox = f"{options.inbox_prefix}.{NUID().next().decode()}"
+        self._inbox = inbox
+        self._mux = Mux(core, inbox)
+        self.api = JsApi(self)
+        self.reader = Reader(core, self.api, inbox)
+        self._connected_since_s = 0.0
+        self._reconnect_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._down_hooks: list[Callable[[], None]] = []
+        self._up_hooks: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        core.on_down = self._on_down
+        core.on_permission_error = self._on_permission_error
+
+    # connecting -----------------------------------------------------------------------------------------------------------
+    @classmethod
+    async def connect(cls, options: ConnectOptions, *, subjects: Subjects) -> Self:
+        """Raises ServerUnreachable, AccessDenied, ServerTooOld, JetStreamDisabled, or ConnectError for unusable options."""
+        core = CoreClient()
+        failures: list[Exception] = []
+        connection: Self | None = None
+
+        async def on_error(error: Exception) -> None:
+            if connection is None:
+                failures.append(error)
+            elif not connection._closing:
+                log.warning("connection.error", server=options.address, error=str(error) or type(error).__name__)
+
+        async def on_reconnected() -> None:
+            if connection is not None:
+                connection._on_up(first=False)
+
+        try:
+            async with asyncio.timeout(options.connect_timeout_s):
+                await core.connect(
+                    **options.client_arguments(),
+                    error_cb=on_error,
+                    reconnected_cb=on_reconnected,
+                    # A first connection fails at once and says why; only one that has been up is kept up for ever.
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    connect_timeout=options.connect_timeout_s,
+                    reconnect_time_wait=RECONNECT_WAIT_S,
+                    ping_interval=PING_INTERVAL_S,
+                    max_outstanding_pings=PINGS_OUTSTANDING,
+                    pending_size=0,  # our own limit applies (core.PENDING_SIZE); this one would block the senders
+                    skip_subject_validation=True,  # subjects are built by jetstream.subjects, which validates every token
+                )
+            core.options["allow_reconnect"] = True
+            core.options["max_reconnect_attempts"] = -1
+            core.set_server_pool(list(options.servers))
+            connection = cls(core, options, subjects)
+            connection._on_up(first=True)
+            await connection._check_server()
+        except ConnectError:
+            await _abandon(core)
+            raise
+        except (OSError, TimeoutError, nats.errors.Error, JetStreamError, ValueError) as error:
+            await _abandon(core)
+            raise _connect_error(options, failures[-1] if failures else error) from error
+        except BaseException:
+            await _abandon(core)
+            raise
+        return connection
+
+    async def _check_server(self) -> None:
+        info = self._core.info
+        version = str(info.get("version", "0"))
+        if _version(version) < OLDEST_SERVER:
+            raise ServerTooOld(f"the NATS server at {self.options.address} is {version}, Headrace needs 2.11 or newer")
+        if not info.get("jetstream", False):
+            raise JetStreamDisabled(f"the NATS server at {self.options.address} runs without JetStream: start it with -js")
+        try:
+            await self.api.call("INFO", timeout_s=self.options.connect_timeout_s)
+        except JetStreamDisabled as error:
+            raise JetStreamDisabled(f"the account used at {self.options.address} has no JetStream: {error}") from None
+        except AccessDenied as error:
+            raise AccessDenied(f"the user at {self.options.address} lacks a permission: {error}") from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def drain(self) -> None:
+        """Wait until everything sent has reached the server, then close."""
+        with contextlib.suppress(TimeoutError, nats.errors.Error):
+            await self._core.barrier(DRAIN_TIMEOUT_S)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close now. Calls that still wait end with NotConnected or PublishUnknown."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._core.up:
+            self._core._write_pending()
+        self._core.mark_down()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await _abandon(self._core)
+
+    # state ------------------------------------------------------------------------------------------------------------------
+    @property
+    def connected(self) -> bool:
+        return self._core.up
+
+    @property
+    def connected_since_s(self) -> float:
+        return self._connected_since_s
+
+    @property
+    def max_payload(self) -> int:
+        return int(self._core.max_payload)
+
+    @property
+    def server_version(self) -> str:
+        return str(self._core.info.get("version", ""))
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        self._reconnect_callbacks.append(callback)
+
+    def _on_up(self, *, first: bool) -> None:
+        self._connected_since_s = asyncio.get_running_loop().time()
+        self._core.mark_up()
+        metrics.CONNECTED.inc()
+        self._mux.up()
+        for hook in list(self._up_hooks):
+            hook()
+        if first:
+            return
+        metrics.RECONNECTS.inc()
+        log.info("connection.restored", server=self.options.address)
+        for callback in self._reconnect_callbacks:
+            self._start(self._guarded(callback))
+
+    def _on_down(self) -> None:
+        metrics.CONNECTED.dec()
+        if not self._closing:
+            log.warning("connection.lost", server=self.options.address)
+        self._mux.down()
+        for hook in list(self._down_hooks):
+            hook()
+
+    def _on_permission_error(self, text: str) -> None:
+        log.error("permission.denied", server=self.options.address, error=text)
+        self._mux.denied(text)
+
+    async def _guarded(self, callback: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await callback()
+        except JetStreamError as error:
+            log.warning("reconnect.callback_failed", error=str(error))
+        except Exception as error:
+            log.exception("reconnect.callback_failed", error=str(error))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that belongs to this connection and ends with it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @contextlib.contextmanager
+    def hooks(self, *, up: Callable[[], None], down: Callable[[], None]) -> Any:
+        """Call `up` and `down` as the connection comes and goes, synchronously and before everybody else."""
+        self._up_hooks.append(up)
+        self._down_hooks.append(down)
+        try:
+            yield
+        finally:
+            self._up_hooks.remove(up)
+            self._down_hooks.remove(down)
+
+    # core -------------------------------------------------------------------------------------------------------------------
+    def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
+        """Raises PayloadTooLarge; everything else that can go wrong is counted and passed over."""
+        if len(data) > self._core.max_payload:
+            raise PayloadTooLarge(f"{len(data)} bytes to {subject} are over the server's limit of {self._core.max_payload}")
+        self._core.send_now(wire.pub(subject, data, reply))
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        return (await self._mux.request(subject, data, timeout_s=timeout_s)).data
+
+    async def subscribe(self, subject: str, on_message: Callable[[Message], None], *, queue: str = "") -> CoreSubscription:
+        def handler(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+            on_message(Message(subject.decode(), data, reply.decode(), wire.decode_headers(headers) if headers else None))
+
+        return CoreSubscription(self._core, self._core.tap(subject, handler, queue=queue))
+
+    async def barrier(self, timeout_s: float = 2.0) -> None:
+        """Return once the server has handled everything sent before. Raises RequestTimeout, NotConnected."""
+        try:
+            await self._core.barrier(timeout_s)
+        except TimeoutError:
+            raise RequestTimeout(f"the server did not answer a ping in {timeout_s} s") from None
+        except nats.errors.Error:
+            raise NotConnected from None
+
+    # streams ----------------------------------------------------------------------------------------------------------------
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        msg_id: str | None = None,
+        ttl_s: float | None = None,
+        expect_last_subject_seq: int | None = None,
+        timeout_s: float = 2.0,
+    ) -> PubAck:
+        all_headers = dict(headers) if headers else {}
+        if msg_id is not None:
+            all_headers[wire.MSG_ID] = msg_id
+        if ttl_s is not None:
+            all_headers[wire.TTL] = wire.ttl_value(ttl_s)
+        if expect_last_subject_seq is not None:
+            all_headers[wire.EXPECT_LAST_SUBJECT_SEQ] = str(expect_last_subject_seq)
+        return await self._mux.publish(subject, data, all_headers, timeout_s=timeout_s)
+
+    def pull(
+        self,
+        stream: str,
+        consumer: str,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        credit: int = 0,
+        priority: int | None = None,
+        expires_s: float = 2.0,
+        on_missing: Callable[[], Awaitable[None]] | None = None,
+    ) -> _HookedPull:
+        """`on_missing` is awaited when the consumer does not exist (any more), before the next try."""
+        return _HookedPull(
+            self,
+            self._core,
+            self._inbox,
+            stream,
+            consumer,
+            on_delivery,
+            credit=credit,
+            priority=priority,
+            expires_s=expires_s,
+            on_missing=on_missing,
+        )
+
+    async def get_message(self, stream: str, seq: int) -> StoredMessage | None:
+        return await self.reader.message(stream, seq=seq)
+
+    async def delete_message(self, stream: str, seq: int) -> bool:
+        return await self.reader.delete(stream, seq)
+
+    async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
+        return await self.reader.subject_counts(stream, pattern)
+
+    async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
+        return await self.reader.following(stream, subject, limit=limit)
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        try:
+            await self.api.call(
+                f"CONSUMER.CREATE.{spec.stream}.{spec.name}", {"stream_name": spec.stream, "config": consumer_config(spec)}
+            )
+        except ApiError as error:
+            raise TopologyError(f"consumer {spec.name} of {spec.stream} cannot be made: {error}") from None
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        try:
+            await self.api.call(f"CONSUMER.DELETE.{stream}.{name}")
+        except ApiError as error:
+            if error.err_code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
+                raise TopologyError(f"consumer {name} of {stream} cannot be deleted: {error}") from None
+
+    def bucket(self, name: str) -> KvBucket:
+        return KvBucket(self, name)
+
+    def objects(self, name: str) -> ObjectStore:
+        return ObjectStore(self, name)
+
+    # for the watch in this package ---------------------------------------------------------------------------------------------
+    @property
+    def core(self) -> CoreClient:
+        return self._core
+
+    @property
+    def inbox(self) -> str:
+        return self._inbox
+
+
+class CoreSubscription:
+    """Satisfies `ports.Subscription`."""
+
+    def __init__(self, core: CoreClient, tap: Tap) -> None:
+        self._core = core
+        self._tap = tap
+
+    async def unsubscribe(self) -> None:
+        self._core.untap(self._tap)
+
+
+class _HookedPull(StreamPull):
+    """A pull loop that knows when its connection comes and goes."""
+
+    def __init__(self, connection: Connection, core: CoreClient, *args: Any, **kwargs: Any) -> None:
+        super().__init__(core, *args, **kwargs)
+        self._connection = connection
+
+    async def run(self) -> None:
+        with self._connection.hooks(up=self.connection_up, down=self.connection_down):
+            await super().run()
+
+
+async def _abandon(core: CoreClient) -> None:
+    core.options["allow_reconnect"] = False
+    with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+        await core.close()
+
+
+def _version(text: str) -> tuple[int, int]:
+    parts = text.lstrip("v").split("-")[0].split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return (0, 0)
+
+
+def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
+    text = (str(error) or type(error).__name__).replace("nats: ", "").strip("'")
+    if isinstance(error, nats.errors.AuthorizationError) or "authorization" in text.lower() or "authentication" in text.lower():
+        return AccessDenied(f"the NATS server at {options.address} refused the credentials: {text}")
+    if isinstance(error, AccessDenied):
+        return AccessDenied(f"the user at {options.address} lacks a permission: {text}")
+    return ServerUnreachable(f"no NATS server answers at {options.address}: {text}")

@@ -1,0 +1,139 @@
+"""How to reach and log in to a NATS server: options, and the contexts of the `nats` command line tool (ADR-21)."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jetstream.errors import ConnectError
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectOptions:
+    """Where the server is and who we are. Paths may start with `~`."""
+
+    servers: tuple[str, ...] = (DEFAULT_URL,)
+    name: str | None = None
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    credentials: str | None = None  # path of a .creds file
+    nkey_seed: str | None = None  # path of a file with an nkey seed
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_first: bool = False  # TLS handshake before the server's INFO line
+    inbox_prefix: str = "_INBOX"
+    connect_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ConnectError("no NATS server address given")
+        if not self.connect_timeout_s > 0:
+            raise ConnectError(f"the connect timeout must be positive, got {self.connect_timeout_s!r}")
+
+    @property
+    def address(self) -> str:
+        """The servers for humans, without passwords."""
+        return ", ".join(_without_secret(s) for s in self.servers)
+
+    @classmethod
+    def from_context(cls, name_or_path: str | None = None, *, name: str | None = None) -> ConnectOptions:
+        """A context saved by `nats context save`: by name, by path, or the selected one. Raises ConnectError."""
+        path = context_path(name_or_path)
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ConnectError(f"there is no NATS context file {path}") from None
+        except (OSError, ValueError) as error:
+            raise ConnectError(f"the NATS context {path} cannot be read: {error}") from error
+        return parse_context(values, where=str(path), name=name)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """None when nothing about TLS is set; the address may still ask for it by `tls://`."""
+        if not (self.tls_ca or self.tls_cert or self.tls_first):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=_expand(self.tls_ca))
+            if self.tls_cert:
+                context.load_cert_chain(_expand(self.tls_cert) or "", _expand(self.tls_key))
+        except (OSError, ssl.SSLError) as error:
+            raise ConnectError(f"the TLS files cannot be loaded (ca {self.tls_ca}, cert {self.tls_cert}): {error}") from error
+        return context
+
+    def client_arguments(self) -> dict[str, Any]:
+        """As nats-py names them."""
+        for what, path in (("credentials", self.credentials), ("nkey seed", self.nkey_seed)):
+            if path is not None and not Path(_expand(path) or "").is_file():
+                raise ConnectError(f"the {what} file {path} does not exist")
+        arguments: dict[str, Any] = {
+            "servers": list(self.servers),
+            "name": self.name,
+            "user": self.user,
+            "password": self.password,
+            "token": self.token,
+            "user_credentials": _expand(self.credentials),
+            "nkeys_seed": _expand(self.nkey_seed),
+            "tls": self.tls_context(),
+            "tls_handshake_first": self.tls_first,
+            "inbox_prefix": self.inbox_prefix,
+        }
+        return {k: v for k, v in arguments.items() if v is not None}
+
+
+def context_path(name_or_path: str | None) -> Path:
+    """The file of a context. Raises ConnectError when none is named and none is selected."""
+    if name_or_path and ("/" in name_or_path or name_or_path.endswith(".json")):
+        return Path(name_or_path).expanduser()
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
+    if not name_or_path:
+        try:
+            name_or_path = (home / "context.txt").read_text().strip()
+        except OSError:
+            name_or_path = ""
+        if not name_or_path:
+            raise ConnectError("no NATS context is named and none is selected")
+    return home / "context" / f"{name_or_path}.json"
+
+
+def parse_context(values: Any, *, where: str, name: str | None = None) -> ConnectOptions:
+    """Fields that Headrace has no use for are ignored. Raises ConnectError for values of the wrong type."""
+    if not isinstance(values, dict):
+        raise ConnectError(f"the NATS context {where} is no JSON object")
+
+    def text(key: str) -> str | None:
+        value = values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ConnectError(f"the NATS context {where} has a {key} that is no string: {value!r}")
+        return value or None
+
+    urls = tuple(u.strip() for u in (text("url") or DEFAULT_URL).split(",") if u.strip())
+    return ConnectOptions(
+        servers=urls,
+        name=name,
+        user=text("user"),
+        password=text("password"),
+        token=text("token"),
+        credentials=text("creds"),
+        nkey_seed=text("nkey"),
+        tls_ca=text("ca"),
+        tls_cert=text("cert"),
+        tls_key=text("key"),
+        tls_first=bool(values.get("tls_first", False)),
+        inbox_prefix=text("inbox_prefix") or "_INBOX",
+    )
+
+
+def _expand(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser())
+
+
+def _without_secret(url: str) -> str:
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -1,0 +1,69 @@
+"""One delivery of a stored message, and the four things that can be said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jetstream import wire
+from jetstream.core import CoreClient
+
+
+class StreamDelivery:
+    """Satisfies `ports.Delivery`. Headers and the ack subject are read only when asked for."""
+
+    __slots__ = ("_ack", "_core", "_headers", "_raw_headers", "_reply", "_subject", "data")
+
+    def __init__(self, core: CoreClient, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        self._core = core
+        self._subject = subject
+        self._reply = reply
+        self.data = data
+        self._raw_headers = headers
+        self._headers: Mapping[str, str] | None = None
+        self._ack: wire.AckSubject | None = None
+
+    def __repr__(self) -> str:
+        return f"StreamDelivery(subject={self.subject!r}, stream_seq={self.stream_seq}, num_delivered={self.num_delivered})"
+
+    @property
+    def subject(self) -> str:
+        return self._subject.decode()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        if self._headers is None:
+            self._headers = wire.decode_headers(self._raw_headers)
+        return self._headers
+
+    @property
+    def _position(self) -> wire.AckSubject:
+        if self._ack is None:
+            self._ack = wire.parse_ack_subject(self._reply.decode())
+        return self._ack
+
+    @property
+    def stream_seq(self) -> int:
+        return self._position.stream_seq
+
+    @property
+    def num_delivered(self) -> int:
+        return self._position.num_delivered
+
+    @property
+    def pending(self) -> int:
+        return self._position.pending
+
+    def ack(self) -> None:
+        self._say(wire.ACK)
+
+    def nak(self, delay_s: float = 0.0) -> None:
+        self._say(wire.nak_body(delay_s))
+
+    def progress(self) -> None:
+        self._say(wire.PROGRESS)
+
+    def term(self, reason: str = "") -> None:
+        self._say(b"%b %b" % (wire.TERM, reason.replace("\r", " ").replace("\n", " ").encode()) if reason else wire.TERM)
+
+    def _say(self, what: bytes) -> None:
+        self._core.send_now(b"PUB %b %d\r\n%b\r\n" % (self._reply, len(what), what))

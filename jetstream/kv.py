@@ -1,0 +1,116 @@
+"""Key-value buckets: `ports.Bucket` for real.
+
+Written against the bucket's stream, not nats-py's `KeyValue`: that one returns a live entry for a key whose lease has expired and
+refuses to create it again, because it does not know limit markers.  Here a key whose last message is any kind of marker is
+absent, and compare-and-set goes against the marker's sequence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nats.nuid import NUID
+
+from jetstream import wire
+from jetstream.errors import RevisionConflict, SubjectError, TopologyError
+from jetstream.ports import Change, Entry, StoredMessage
+from jetstream.watch import BucketWatch
+
+if TYPE_CHECKING:
+    from jetstream.client import Connection
+
+DELETE_MARKER_TTL_S = 30.0
+WRITE_TIMEOUT_S = 2.0
+
+_KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*\Z")
+_PATTERN = re.compile(r"(([A-Za-z0-9_=/-]+|\*)\.)*([A-Za-z0-9_=/-]+|\*|>)\Z")
+_ids = NUID()
+
+
+class KvBucket:
+    """One bucket. Every write carries an id, so that repeating it after a broken connection cannot make a conflict."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.name = name
+        self._connection = connection
+        self._stream = f"KV_{name}"
+        self._prefix = f"$KV.{name}."
+
+    async def get(self, key: str) -> Entry | None:
+        stored = await self._last(key)
+        return None if stored is None or is_marker(stored) else Entry(key, stored.data, stored.seq)
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        return await self._write(key, value, ttl_s=ttl_s)
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        try:
+            return await self._write(key, value, revision=0, ttl_s=ttl_s)
+        except RevisionConflict:
+            stored = await self._last(key)
+        if stored is not None and not is_marker(stored):
+            raise RevisionConflict(f"key {key!r} of bucket {self.name} exists already, revision {stored.seq}")
+        return await self._write(key, value, revision=stored.seq if stored else 0, ttl_s=ttl_s)
+
+    async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
+        return await self._write(key, value, revision=revision, ttl_s=ttl_s)
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        await self._write(key, b"", revision=revision, ttl_s=DELETE_MARKER_TTL_S, headers={wire.KV_OPERATION: "DEL"})
+
+    async def entries(self, pattern: str = ">") -> list[Entry]:
+        cut = len(self._prefix)
+        stored = await self._connection.reader.last_of_each(self._stream, self._prefix + check_pattern(pattern))
+        return [Entry(m.subject[cut:], m.data, m.seq) for m in stored if not is_marker(m)]
+
+    def watch(self, on_change: Callable[[Change], None], pattern: str = ">") -> BucketWatch:
+        return BucketWatch(self._connection, self._stream, self._prefix, check_pattern(pattern), on_change)
+
+    async def _last(self, key: str) -> StoredMessage | None:
+        return await self._connection.reader.message(self._stream, last_of=self._prefix + check_key(key))
+
+    async def _write(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        revision: int | None = None,
+        ttl_s: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> int:
+        subject = self._prefix + check_key(key)
+        try:
+            ack = await self._connection.publish(
+                subject,
+                value,
+                headers=headers,
+                msg_id=_ids.next().decode(),
+                ttl_s=ttl_s,
+                expect_last_subject_seq=revision,
+                timeout_s=WRITE_TIMEOUT_S,
+            )
+        except TopologyError:
+            raise TopologyError(f"there is no bucket {self.name}") from None
+        return ack.seq
+
+
+def is_marker(message: StoredMessage) -> bool:
+    """True when the last message of a key says that the key is absent: deleted, purged, or removed by a limit."""
+    headers = message.headers
+    return headers is not None and (wire.MARKER_REASON in headers or headers.get(wire.KV_OPERATION) in ("DEL", "PURGE"))
+
+
+def check_key(key: str) -> str:
+    """Raises SubjectError for what is no key, wildcards included."""
+    if not _KEY.match(key):
+        raise SubjectError(f"{key!r} is no key of a bucket")
+    return key
+
+
+def check_pattern(pattern: str) -> str:
+    """Raises SubjectError for what is neither a key nor a pattern of keys."""
+    if not _PATTERN.match(pattern):
+        raise SubjectError(f"{pattern!r} is no pattern of keys")
+    return pattern

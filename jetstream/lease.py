@@ -1,0 +1,266 @@
+"""Leases: a key with a TTL, refreshed by compare-and-set, and a holder that knows when to stop believing in it.
+
+`LeaseClock` is the timing, without I/O.  `LeaseKeeper` drives it against a bucket and needs nothing but `ports.Bucket` and the
+loop's clock, so it runs unchanged over a simulated server.
+
+The rule of self-fencing: a renewal counts from the moment it was *sent*, because the server cannot have started the TTL earlier.
+So we stop holding before, never after, others may see the lease as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Literal
+
+import structlog
+
+from jetstream import metrics
+from jetstream.errors import JetStreamError, LeaseLost, RevisionConflict
+from jetstream.ports import Bucket, Messaging
+
+log = structlog.get_logger(__name__)
+
+RENEWALS_PER_TTL = 3
+RETRIES_PER_TTL = 16
+TRIES_PER_TTL = 4  # how long one try may take, as a part of the TTL
+
+
+class LeaseClock:
+    """When a lease is held, due for renewal, or lapsed. All times are seconds on one monotonic clock."""
+
+    __slots__ = ("_confirmed", "_expires", "_retry_at", "ttl_s")
+
+    def __init__(self, ttl_s: float) -> None:
+        if not ttl_s > 0:
+            raise ValueError(f"a lease needs a positive TTL, got {ttl_s!r}")
+        self.ttl_s = ttl_s
+        self._expires: float | None = None  # None: not held, as far as anybody has been told
+        self._confirmed = 0.0
+        self._retry_at = 0.0
+
+    @property
+    def expires(self) -> float | None:
+        """When the lease lapses unless it is renewed; None when there is none."""
+        return self._expires
+
+    def held(self, now: float) -> bool:
+        return self._expires is not None and now < self._expires
+
+    def confirmed(self, sent_at: float, now: float) -> Literal["gained", "renewed", "lapsed", "late"]:
+        """A write sent at `sent_at` is confirmed at `now`.
+
+        `lapsed`: it came after the lease had run out; the lease is not held, gain it anew. `late`: a lease that was not held
+        was written, but so long ago that it has run out already.
+        """
+        had = self._expires is not None
+        if self.lapsed(now):
+            return "lapsed"
+        if now >= sent_at + self.ttl_s:
+            return "late"
+        self._expires = max(self._expires or 0.0, sent_at + self.ttl_s)
+        self._confirmed = max(self._confirmed, sent_at)
+        self._retry_at = 0.0
+        return "renewed" if had else "gained"
+
+    def lapsed(self, now: float) -> bool:
+        """True exactly once when the lease has run out."""
+        if self._expires is None or now < self._expires:
+            return False
+        self._expires = None
+        self._retry_at = 0.0
+        return True
+
+    def lost(self) -> bool:
+        """The server says that the lease is somebody else's or gone. True if it was held until now."""
+        had, self._expires = self._expires is not None, None
+        self._retry_at = 0.0
+        return had
+
+    def failed(self, now: float) -> None:
+        """A write did not work out; try again soon."""
+        self._retry_at = now + self.ttl_s / RETRIES_PER_TTL
+
+    def next_action(self) -> float:
+        """When to write next, to renew or to gain; 0 means at once."""
+        if self._expires is None:
+            return self._retry_at
+        due = self._confirmed + self.ttl_s / RENEWALS_PER_TTL
+        return max(due, self._retry_at)
+
+
+class LeaseKeeper:
+    """Keeps one key of a bucket ours. The value must be unique to this holder (it carries its epoch)."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        bucket_name: str,
+        key: str,
+        value: bytes,
+        *,
+        ttl_s: float = 4.0,
+        on_lapse: Callable[[], None],
+        on_gained: Callable[[], None] | None = None,
+    ) -> None:
+        self.bucket_name = bucket_name
+        self.key = key
+        self._bucket: Bucket = messaging.bucket(bucket_name)
+        self._value = value
+        self._ours = {value}  # values we may have written and not heard of
+        self._clock = LeaseClock(ttl_s)
+        self._on_lapse = on_lapse
+        self._on_gained = on_gained
+        self._revision = 0
+        self._write = asyncio.Lock()
+        self._released = False
+        self._gained = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    @property
+    def held(self) -> bool:
+        return self._clock.held(asyncio.get_running_loop().time())
+
+    @property
+    def held_until_s(self) -> float:
+        """Loop time until which the lease is ours without another renewal; 0 when it is not."""
+        return self._clock.expires or 0.0
+
+    async def wait_held(self, timeout_s: float) -> None:
+        """Raises LeaseLost when it was not gained in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.held:
+                    self._gained.clear()
+                    await self._gained.wait()
+        except TimeoutError:
+            raise LeaseLost(f"the lease {self.key} was not gained in {timeout_s} s") from None
+
+    async def run(self) -> None:
+        """Gain and keep the lease until cancelled or released. A lapse is reported once, then the lease is gained again."""
+        loop = asyncio.get_running_loop()
+        while not self._released:
+            alarm = loop.call_at(self._clock.expires, self._check_lapse) if self._clock.expires is not None else None
+            try:
+                await self._sleep_until(self._clock.next_action())
+                if not self._released:
+                    await self._step()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
+
+    async def update(self, value: bytes) -> None:
+        """Change the value. Raises LeaseLost when the lease is not held or is lost by it; JetStreamError when the outcome
+        is unknown, in which case the next renewal writes the new value."""
+        async with self._write:
+            if not self.held:
+                raise LeaseLost(f"the lease {self.key} is not held")
+            self._set_value(value)
+            await self._renew(raising=True)
+        self._wake.set()
+
+    async def release(self) -> None:
+        """Give the lease up and delete the key, if it is still ours. No lapse is reported."""
+        self._released = True
+        self._wake.set()
+        async with self._write:
+            held = self._clock.lost()
+            if held:
+                try:
+                    await self._bucket.delete(self.key, revision=self._revision)
+                except JetStreamError as error:
+                    log.info("lease.release_failed", key=self.key, error=str(error))
+
+    # steps --------------------------------------------------------------------------------------------------------------------
+    async def _sleep_until(self, when: float) -> None:
+        loop = asyncio.get_running_loop()
+        if when > loop.time():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(when):
+                    await self._wake.wait()
+        self._wake.clear()
+
+    async def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._check_lapse()
+        async with self._write:
+            if self._released or loop.time() < self._clock.next_action():
+                return  # an update has done it meanwhile, or an alarm has changed what is due
+            try:
+                async with asyncio.timeout(self._clock.ttl_s / TRIES_PER_TTL):
+                    if self._clock.expires is None:
+                        await self._gain()
+                    else:
+                        await self._renew(raising=False)
+            except (TimeoutError, JetStreamError) as error:
+                log.info("lease.write_failed", key=self.key, error=str(error) or type(error).__name__)
+                self._clock.failed(loop.time())
+
+    async def _gain(self) -> None:
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        try:
+            revision = await self._bucket.create(self.key, self._value, ttl_s=self._clock.ttl_s)
+        except RevisionConflict:
+            entry = await self._bucket.get(self.key)
+            if entry is None or entry.value not in self._ours:
+                self._clock.failed(loop.time())
+                return  # somebody else holds it; look again later
+            sent_at = loop.time()
+            revision = await self._bucket.update(self.key, self._value, revision=entry.revision, ttl_s=self._clock.ttl_s)
+        self._confirm(revision, sent_at)
+
+    async def _renew(self, *, raising: bool) -> None:
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        try:
+            revision = await self._bucket.update(self.key, self._value, revision=self._revision, ttl_s=self._clock.ttl_s)
+        except RevisionConflict:
+            entry = await self._bucket.get(self.key)
+            if entry is None or entry.value not in self._ours:
+                self._lose("expired" if entry is None else "taken")
+                if raising:
+                    raise LeaseLost(f"the lease {self.key} is lost") from None
+                return
+            # An earlier write of ours whose outcome we never heard has landed after all.
+            sent_at = loop.time()
+            revision = await self._bucket.update(self.key, self._value, revision=entry.revision, ttl_s=self._clock.ttl_s)
+        self._confirm(revision, sent_at)
+        if raising and not self.held:
+            raise LeaseLost(f"the lease {self.key} ran out while it was changed")
+
+    def _confirm(self, revision: int, sent_at: float) -> None:
+        self._revision = revision
+        self._ours = {self._value}
+        outcome = self._clock.confirmed(sent_at, asyncio.get_running_loop().time())
+        if outcome == "lapsed":
+            self._lapse("late")
+        elif outcome == "gained":
+            log.info("lease.gained", key=self.key, revision=revision)
+            self._gained.set()
+            if self._on_gained is not None:
+                self._on_gained()
+
+    def _set_value(self, value: bytes) -> None:
+        self._value = value
+        self._ours.add(value)
+
+    def _check_lapse(self) -> None:
+        if self._clock.lapsed(asyncio.get_running_loop().time()):
+            self._lapse("not renewed in time")
+            self._wake.set()
+
+    def _lose(self, why: str) -> None:
+        if self._clock.lost():
+            self._lapse(why)
+
+    def _lapse(self, why: str) -> None:
+        metrics.LEASE_LAPSES.inc()
+        log.warning("lease.lapsed", key=self.key, reason=why)
+        self._on_lapse()
+
+
+async def lease_gone(bucket: Bucket, key: str) -> bool:
+    """A fresh read: is the lease absent now?"""
+    return await bucket.get(key) is None

@@ -1,0 +1,15 @@
+"""What a NATS connection counts."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+CONNECTED = Gauge("headrace_jetstream_connections", "Connections to NATS that are up")
+RECONNECTS = Counter("headrace_jetstream_reconnects_total", "Times a connection to NATS came back")
+DROPPED = Counter("headrace_jetstream_dropped_sends_total", "Core messages and acks not sent", ["reason"])
+PUBLISHES = Counter("headrace_jetstream_publishes_total", "Stream publishes by outcome", ["outcome"])
+PUBLISH_RETRIES = Counter("headrace_jetstream_publish_retries_total", "Publishes sent again under the same id")
+CALLBACK_ERRORS = Counter("headrace_jetstream_callback_errors_total", "Message callbacks that raised")
+PULL_RESETS = Counter("headrace_jetstream_pull_resets_total", "Pull loops that started over", ["reason"])
+WATCH_LISTINGS = Counter("headrace_jetstream_watch_listings_total", "Listings that watches made")
+LEASE_LAPSES = Counter("headrace_jetstream_lease_lapses_total", "Leases of this process that lapsed")

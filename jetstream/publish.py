@@ -1,0 +1,245 @@
+"""Requests and stream publishes over one inbox.
+
+Answers come to `<inbox>.<number>` and are matched to a future by that number.  No task and no `wait_for` per call: a future and a
+timer.  A publish keeps its number and its bytes over all its tries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import count
+
+import msgspec
+import structlog
+
+from jetstream import api, metrics, wire
+from jetstream.core import CoreClient
+from jetstream.errors import (
+    AccessDenied,
+    JetStreamError,
+    NoResponder,
+    NotConnected,
+    PayloadTooLarge,
+    PublishUnknown,
+    RequestTimeout,
+    TopologyError,
+)
+from jetstream.ports import PubAck
+
+log = structlog.get_logger(__name__)
+
+RETRY_FIRST_S = 0.02
+RETRY_MAX_S = 0.25
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came back: payload, inline status (0 = none) and the raw header block."""
+
+    data: bytes
+    status: int = 0
+    headers: bytes | None = None
+
+
+class _Call:
+    """One call that waits for an answer. `future` is replaced for every try of a publish."""
+
+    __slots__ = ("cmd", "future", "repeatable", "subject", "timed_out", "timer")
+
+    def __init__(self, subject: str, cmd: bytes, *, repeatable: bool | None) -> None:
+        self.subject = subject
+        self.cmd = cmd
+        self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
+        self.future: asyncio.Future[Answer] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.timed_out = False
+
+    def fail(self, error: JetStreamError) -> None:
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def expire(self) -> None:
+        self.timed_out = True
+        self.fail(RequestTimeout(f"no answer on {self.subject} in time"))
+
+
+class _PubReply(msgspec.Struct, frozen=True):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: api.ApiFault | None = None
+
+
+_pub_reply = msgspec.json.Decoder(_PubReply)
+
+
+class _Disconnected(JetStreamError):
+    """The connection broke while a publish waited for its ack."""
+
+
+class Mux:
+    """All calls of one connection that expect one answer."""
+
+    def __init__(self, core: CoreClient, inbox: str) -> None:
+        self._core = core
+        self._prefix = f"{inbox}."
+        self._skip = len(self._prefix)
+        self._calls: dict[bytes, _Call] = {}
+        self._numbers = count(1)
+        self._denied: str | None = None
+        self._up = asyncio.Event()
+        core.tap(f"{self._prefix}*", self._on_answer)
+
+    # events of the connection -------------------------------------------------------------------------------------------------
+    def up(self) -> None:
+        self._up.set()
+
+    def down(self) -> None:
+        self._up.clear()
+        for call in self._calls.values():
+            if call.repeatable is None:
+                call.fail(NotConnected(f"the connection broke while waiting for an answer on {call.subject}"))
+            else:
+                call.fail(_Disconnected())
+
+    def denied(self, text: str) -> None:
+        """The server reported a permission violation: fail the calls it is about."""
+        error = AccessDenied(f"the NATS server denies it: {text}")
+        quoted = text.partition('"')[2].partition('"')[0]
+        if quoted.startswith(self._prefix.lower()):
+            self._denied = text
+        for call in self._calls.values():
+            if call.subject.lower() == quoted or self._denied:
+                call.fail(error)
+
+    def _on_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
+        call = self._calls.get(subject[self._skip :])
+        if call is not None and call.future is not None and not call.future.done():
+            call.future.set_result(Answer(data, wire.status_of(headers) if headers else 0, headers))
+
+    # calls ----------------------------------------------------------------------------------------------------------------------
+    def _open(self, subject: str, data: bytes, header: bytes | None, *, repeatable: bool | None) -> tuple[bytes, _Call]:
+        size = len(data) + (len(header) if header else 0)
+        if size > self._core.max_payload:
+            raise PayloadTooLarge(
+                f"a message of {size} bytes to {subject} is over the server's limit of {self._core.max_payload}"
+            )
+        number = b"%d" % next(self._numbers)
+        reply = self._prefix + number.decode()
+        cmd = wire.pub(subject, data, reply) if header is None else wire.hpub(subject, data, header, reply)
+        call = _Call(subject, cmd, repeatable=repeatable)
+        self._calls[number] = call
+        return number, call
+
+    def _close(self, number: bytes, call: _Call) -> None:
+        del self._calls[number]
+        if call.timer is not None:
+            call.timer.cancel()
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Answer:
+        """Raises NoResponder, RequestTimeout, NotConnected, AccessDenied."""
+        if not self._core.up:
+            raise NotConnected(f"not connected, {subject} was not asked")
+        loop = asyncio.get_running_loop()
+        number, call = self._open(subject, data, wire.encode_headers(headers) if headers else None, repeatable=None)
+        call.future = loop.create_future()
+        call.timer = loop.call_later(timeout_s, call.expire)
+        try:
+            if not self._core.send_now(call.cmd):
+                raise NotConnected(f"the connection takes no more, {subject} was not asked")
+            answer = await call.future
+        finally:
+            self._close(number, call)
+        if answer.status == 503:
+            raise NoResponder(f"nobody listens on {subject}")
+        return answer
+
+    async def publish(self, subject: str, data: bytes, headers: dict[str, str], *, timeout_s: float) -> PubAck:
+        """Store one message. With a `Nats-Msg-Id` a broken connection is survived by sending it again."""
+        number, call = self._open(
+            subject, data, wire.encode_headers(headers) if headers else None, repeatable=wire.MSG_ID in headers
+        )
+        call.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_publish, call)
+        try:
+            ack = await self._publish(call)
+        except JetStreamError as error:
+            metrics.PUBLISHES.labels(type(error).__name__).inc()
+            raise
+        finally:
+            self._close(number, call)
+        _stored.inc()
+        return ack
+
+    def _expire_publish(self, call: _Call) -> None:
+        call.timed_out = True
+        call.fail(PublishUnknown(f"no word from the server about {call.subject} in time: it may or may not be stored"))
+
+    async def _publish(self, call: _Call) -> PubAck:
+        loop = asyncio.get_running_loop()
+        pause_s = RETRY_FIRST_S
+        refused = 0
+        unknown = False
+        while True:
+            call.future = loop.create_future()
+            if call.timed_out:
+                self._expire_publish(call)
+            elif not self._core.send_now(call.cmd):
+                await self._until_sendable(call)
+                continue
+            try:
+                answer = await call.future
+            except _Disconnected:
+                if not call.repeatable:
+                    raise PublishUnknown(f"the connection broke while {call.subject} waited for its ack") from None
+                unknown = True
+                metrics.PUBLISH_RETRIES.inc()
+                await self._until_sendable(call)
+                continue
+            last: JetStreamError
+            if answer.status == 503:
+                refused += 1
+                last = TopologyError(f"no stream takes {call.subject}")
+                if unknown:
+                    last = PublishUnknown(f"the stream of {call.subject} went away while a message was on its way")
+                elif refused >= 3 and await self._no_stream(call.subject):
+                    raise last
+            else:
+                reply = _pub_reply.decode(answer.data)
+                if reply.error is None:
+                    return PubAck(reply.stream, reply.seq, reply.duplicate)
+                last = api.publish_fault(reply.error, call.subject)
+                if reply.error.err_code not in (*api.NOT_READY, api.TOO_MANY_REQUESTS):
+                    raise last
+            metrics.PUBLISH_RETRIES.inc()
+            await self._pause(call, pause_s, last)
+            pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    async def _until_sendable(self, call: _Call) -> None:
+        """Wait for the connection, or for room in its buffer, no longer than the call's timer."""
+        assert call.timer is not None
+        try:
+            async with asyncio.timeout_at(call.timer.when()):
+                await self._up.wait()
+                if self._core.pending_data_size > 0:
+                    await asyncio.sleep(RETRY_FIRST_S)
+        except TimeoutError:
+            raise PublishUnknown(f"not connected: {call.subject} was not confirmed in time") from None
+
+    async def _pause(self, call: _Call, pause_s: float, last: JetStreamError) -> None:
+        assert call.timer is not None
+        if asyncio.get_running_loop().time() + pause_s >= call.timer.when():
+            raise last  # the server refused every try, so this is known
+        await asyncio.sleep(pause_s)
+
+    async def _no_stream(self, subject: str) -> bool:
+        """True when the server can answer and knows no stream for the subject: more tries are in vain."""
+        try:
+            names = await self.request(
+                f"{api.API}STREAM.NAMES", msgspec.json.encode({"subject": subject}), timeout_s=RETRY_MAX_S
+            )
+        except JetStreamError:
+            return False
+        return not msgspec.json.decode(names.data).get("total", 0)
+
+
+_stored = metrics.PUBLISHES.labels("stored")

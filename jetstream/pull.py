@@ -1,0 +1,264 @@
+"""The continuous pull: keeps as much requested from the server as there is credit, and no more.
+
+The server does not say which pull request a message answers, so the loop counts what it asked for (`outstanding`) and subtracts
+what arrives and what expires.  Whenever the count can no longer be trusted (an error status, a broken connection, silence) it
+changes its inbox: requests on the old inbox lose their reader, and the count starts at zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+import msgspec
+import nats.errors
+import structlog
+
+from jetstream import metrics, wire
+from jetstream.core import CoreClient, Tap
+from jetstream.delivery import StreamDelivery
+from jetstream.errors import JetStreamError
+from jetstream.ports import Delivery
+
+log = structlog.get_logger(__name__)
+
+GROUP = "g"  # the one priority group of a prioritized consumer
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 1.0
+MISSED_HEARTBEATS = 2
+STOP_BARRIER_S = 1.0
+
+_inboxes = count(1)
+
+
+class _PullRequest(msgspec.Struct, omit_defaults=True):
+    batch: int
+    expires: int
+    idle_heartbeat: int
+    group: str = ""
+    priority: int = 0
+
+
+class StreamPull:
+    """Satisfies `ports.PullLoop`. `on_missing` is awaited when the consumer does not exist (any more), before trying again."""
+
+    def __init__(
+        self,
+        core: CoreClient,
+        inbox: str,
+        stream: str,
+        consumer: str,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        credit: int = 0,
+        priority: int | None = None,
+        expires_s: float = 2.0,
+        on_missing: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.stream = stream
+        self.consumer = consumer
+        self._core = core
+        self._inbox_base = f"{inbox}.p{next(_inboxes)}"
+        self._on_delivery = on_delivery
+        self._on_missing = on_missing
+        self._credit = max(0, credit)
+        self._expires_s = expires_s
+        self._heartbeat_s = min(0.5, expires_s / 2)
+        self._request = _PullRequest(
+            batch=0,
+            expires=wire.nanoseconds(expires_s),
+            idle_heartbeat=wire.nanoseconds(self._heartbeat_s),
+            group="" if priority is None else GROUP,
+            priority=priority or 0,
+        )
+        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._tap: Tap | None = None
+        self._inbox = ""
+        self._generations = count(1)
+        self._outstanding = 0
+        self._heard_at = 0.0
+        self._last_request_at = 0.0
+        self._backoff_s = 0.0
+        self._blocked_until = 0.0
+        self._missing = False
+        self._scheduled = False
+        self._running = False
+        self._stopped = False
+        self._wake = asyncio.Event()
+        self._done = asyncio.Event()
+
+    # credit ---------------------------------------------------------------------------------------------------------------
+    @property
+    def credit(self) -> int:
+        return self._credit
+
+    @property
+    def outstanding(self) -> int:
+        """Deliveries that the server has been asked for and has not made yet."""
+        return self._outstanding
+
+    def add_credit(self, n: int = 1) -> None:
+        self._credit = max(0, self._credit + n)
+        if self._outstanding > self._credit:
+            self._renew("credit")
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Ask at the end of this loop tick, so that credits returned one by one make one request."""
+        if self._running and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._refill)
+
+    def _refill(self) -> None:
+        self._scheduled = False
+        if not self._running or not self._core.up:
+            return
+        missing = self._credit - self._outstanding
+        # The server keeps few requests open per consumer. While plenty is outstanding, wait until a request is worth it.
+        if missing < 1 or missing < self._outstanding // 2:
+            return
+        now = asyncio.get_running_loop().time()
+        if now < self._blocked_until:
+            return
+        if self._tap is None:
+            self._inbox = f"{self._inbox_base}.{next(self._generations)}"
+            self._tap = self._core.tap(self._inbox, self._on_message)
+        self._request.batch = missing
+        if self._outstanding == 0:
+            self._heard_at = now
+        if self._core.send_now(wire.pub(self._next_subject, msgspec.json.encode(self._request), self._inbox)):
+            self._outstanding += missing
+            self._last_request_at = now
+
+    # what arrives ----------------------------------------------------------------------------------------------------------
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        if headers is not None:
+            status = wire.status_of(headers)
+            if status:
+                self._on_status(status, headers)
+                return
+        self._heard_at = asyncio.get_running_loop().time()
+        self._backoff_s = 0.0
+        if self._outstanding > 0:
+            self._outstanding -= 1
+        delivery = StreamDelivery(self._core, subject, reply, data, headers)
+        if self._credit < 1:
+            delivery.nak()
+            return
+        self._credit -= 1
+        self._on_delivery(delivery)
+
+    def _on_status(self, status: int, headers: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if status == 100:
+            return
+        fields = wire.decode_headers(headers)
+        pending = fields.get(wire.PENDING_MESSAGES, "")
+        if status == 408 and pending.isdigit():  # a request expired; the rest of it comes no more
+            self._outstanding = max(0, self._outstanding - int(pending))
+            self._backoff_s = 0.0
+            self._schedule()
+            return
+        description = fields.get(wire.DESCRIPTION, "")
+        log.info("pull.refused", stream=self.stream, consumer=self.consumer, status=status, reason=description)
+        self._missing = self._missing or status in (404, 503) or "deleted" in description.lower()
+        self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_FIRST_S), BACKOFF_MAX_S)
+        self._blocked_until = self._heard_at + self._backoff_s
+        self._renew(str(status))
+        self._wake.set()
+
+    def _refuse(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """For an inbox that has been left: give back what was still on its way."""
+        if reply.startswith(b"$JS.ACK."):
+            StreamDelivery(self._core, subject, reply, data, headers).nak()
+
+    def _renew(self, reason: str) -> Tap | None:
+        """Leave the inbox and with it every open request."""
+        self._outstanding = 0
+        if self._tap is None:
+            return None
+        metrics.PULL_RESETS.labels(reason).inc()
+        tap, self._tap = self._tap, None
+        self._core.silence(tap, self._refuse)
+        asyncio.get_running_loop().call_later(self._expires_s, self._core.untap, tap)
+        return tap
+
+    # events of the connection --------------------------------------------------------------------------------------------------
+    def connection_down(self) -> None:
+        self._renew("disconnected")
+
+    def connection_up(self) -> None:
+        self._blocked_until = 0.0
+        self._backoff_s = 0.0
+        self._schedule()
+
+    # life ----------------------------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Ends by `stop` or by cancellation; either way nothing is delivered afterwards."""
+        if self._stopped:
+            return
+        self._running = True
+        self._done.clear()
+        try:
+            self._refill()
+            while not self._stopped:
+                await self._sleep(self._heartbeat_s)
+                if self._missing and self._core.up:
+                    await self._recover()
+                self._watch()
+                self._schedule()
+        finally:
+            self._running = False
+            self._renew("stopped")
+            self._done.set()
+
+    async def _sleep(self, longest_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        until = now + longest_s
+        if self._blocked_until > now:
+            until = min(until, self._blocked_until)
+        try:
+            async with asyncio.timeout_at(until):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    async def _recover(self) -> None:
+        self._missing = False
+        if self._on_missing is None:
+            return
+        log.info("consumer.missing", stream=self.stream, consumer=self.consumer)
+        try:
+            await self._on_missing()
+        except JetStreamError as error:
+            log.warning("consumer.recreate_failed", stream=self.stream, consumer=self.consumer, error=str(error))
+            self._missing = True
+            self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_FIRST_S), BACKOFF_MAX_S)
+            self._blocked_until = asyncio.get_running_loop().time() + self._backoff_s
+
+    def _watch(self) -> None:
+        if self._outstanding == 0 or not self._core.up:
+            return
+        now = asyncio.get_running_loop().time()
+        silent = now - self._heard_at > (MISSED_HEARTBEATS + 0.5) * self._heartbeat_s
+        overdue = now - self._last_request_at > self._expires_s + 1.0
+        if silent or overdue:
+            log.info("pull.silent", stream=self.stream, consumer=self.consumer, outstanding=self._outstanding)
+            self._renew("silent" if silent else "overdue")
+
+    async def stop(self) -> None:
+        """Also waits until what was already on its way has been given back, when the connection is up."""
+        self._stopped = True
+        was_running = self._running
+        self._running = False
+        self._credit = 0
+        left = self._renew("stopped")
+        self._wake.set()
+        if was_running:
+            await self._done.wait()
+        if left is not None and self._core.up:
+            with contextlib.suppress(TimeoutError, nats.errors.Error):
+                await self._core.barrier(STOP_BARRIER_S)

@@ -1,0 +1,216 @@
+"""A watch on a bucket that is never silently stale.
+
+An ordered push consumer with short heartbeats.  Whenever something is missing (a delivery number, two heartbeats, the connection)
+the watch makes a new consumer, lists everything again, reports what changed, and reports keys that vanished.  A new consumer
+has a new name, the old one is deleted, and what could not be deleted removes itself after a few seconds without a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+from nats.nuid import NUID
+
+from jetstream import metrics, wire
+from jetstream.core import Tap
+from jetstream.errors import JetStreamError, RequestTimeout
+from jetstream.ports import Change
+
+if TYPE_CHECKING:
+    from jetstream.client import Connection
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_S = 0.5
+SILENCE_S = 2 * HEARTBEAT_S + 0.25
+INACTIVE_S = 5.0
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 2.0
+CREATE_TIMEOUT_S = 1.0
+
+_names = NUID()
+
+
+class BucketWatch:
+    """Satisfies `ports.Watch`."""
+
+    def __init__(
+        self, connection: Connection, stream: str, prefix: str, pattern: str, on_change: Callable[[Change], None]
+    ) -> None:
+        self._connection = connection
+        self._core = connection.core
+        self._stream = stream
+        self._prefix = prefix
+        self._cut = len(prefix.encode())
+        self._filter = prefix + pattern
+        self._on_change = on_change
+        self._known: dict[str, int] = {}  # key -> revision
+        self._listed: set[str] | None = None  # keys seen by the listing in progress
+        self._ready = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._broken = True
+        self._consumer = ""
+        self._tap: Tap | None = None
+        self._next_delivery = 1
+        self._heard_at = 0.0
+        self._backoff_s = 0.0
+
+    async def ready(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            raise RequestTimeout(f"the listing of {self._filter} was not complete in {timeout_s} s") from None
+
+    async def run(self) -> None:
+        with self._connection.hooks(up=self._on_up, down=self._on_down):
+            try:
+                while True:
+                    if self._broken and self._core.up:
+                        await self._start_over()
+                    await self._sleep()
+                    self._look_for_silence()
+            finally:
+                self._leave()
+
+    # keeping it alive -------------------------------------------------------------------------------------------------------
+    async def _sleep(self) -> None:
+        pause_s = self._backoff_s if self._broken and self._core.up and self._backoff_s else HEARTBEAT_S
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+
+    def _look_for_silence(self) -> None:
+        if not self._broken and asyncio.get_running_loop().time() - self._heard_at > SILENCE_S:
+            log.info("watch.silent", filter=self._filter)
+            self._break()
+
+    def _on_up(self) -> None:
+        self._backoff_s = 0.0
+        self._break()
+
+    def _on_down(self) -> None:
+        self._broken = True
+        self._drop_tap()
+
+    def _break(self) -> None:
+        """What we know may be out of date: start over."""
+        self._broken = True
+        self._wake.set()
+
+    def _drop_tap(self) -> None:
+        if self._tap is not None:
+            self._core.untap(self._tap)
+            self._tap = None
+
+    def _leave(self) -> None:
+        self._drop_tap()
+        if self._consumer:
+            # Nobody waits for the answer; a consumer that this does not reach goes away by its inactivity.
+            self._core.send_now(wire.pub(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b""))
+            self._consumer = ""
+
+    async def _start_over(self) -> None:
+        self._leave()
+        self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_FIRST_S), BACKOFF_MAX_S)
+        name = f"watch_{_names.next().decode()}"
+        inbox = f"{self._connection.inbox}.{name}"
+        self._consumer = name
+        self._next_delivery = 1
+        self._listed = set()
+        self._broken = False
+        self._heard_at = asyncio.get_running_loop().time()
+        self._tap = self._core.tap(inbox, self._on_message)
+        config = {
+            "name": name,
+            "description": "a watch of headrace",
+            "deliver_subject": inbox,
+            "deliver_policy": "last_per_subject",
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "filter_subject": self._filter,
+            "replay_policy": "instant",
+            "flow_control": True,
+            "idle_heartbeat": wire.nanoseconds(HEARTBEAT_S),
+            "inactive_threshold": wire.nanoseconds(INACTIVE_S),
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        metrics.WATCH_LISTINGS.inc()
+        try:
+            answer = await self._connection.api.call(
+                f"CONSUMER.CREATE.{self._stream}.{name}.{self._filter}",
+                {"stream_name": self._stream, "config": config},
+                timeout_s=CREATE_TIMEOUT_S,
+            )
+        except JetStreamError as error:
+            log.info("watch.start_failed", filter=self._filter, error=str(error))
+            self._broken = True
+            return
+        if not answer.get("num_pending", 0) and self._next_delivery == 1:
+            self._end_of_listing()
+
+    # what arrives ---------------------------------------------------------------------------------------------------------------
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        fields = wire.decode_headers(headers) if headers else {}
+        status = fields.get(wire.STATUS)
+        if status is not None:
+            self._on_status(status, fields, reply)
+            return
+        position = wire.parse_ack_subject(reply.decode())
+        if position.consumer != self._consumer or self._broken:
+            return
+        if position.consumer_seq != self._next_delivery:
+            log.info("watch.gap", filter=self._filter, expected=self._next_delivery, got=position.consumer_seq)
+            self._break()
+            return
+        self._next_delivery += 1
+        self._backoff_s = 0.0
+        self._on_revision(subject[self._cut :].decode(), data, position.stream_seq, fields)
+        if self._listed is not None and position.pending == 0:
+            self._end_of_listing()
+
+    def _on_status(self, status: str, fields: dict[str, str], reply: bytes) -> None:
+        if status != "100":
+            log.info("watch.refused", filter=self._filter, status=status, reason=fields.get(wire.DESCRIPTION, ""))
+            self._break()
+            return
+        self._backoff_s = 0.0
+        stalled = fields.get("Nats-Consumer-Stalled")
+        if reply or stalled:  # flow control: the server waits for an empty answer
+            self._core.send_now(wire.pub(reply.decode() or stalled or "", b""))
+        last = fields.get("Nats-Last-Consumer", "")
+        if last.isdigit() and int(last) >= self._next_delivery:
+            self._break()
+
+    def _on_revision(self, key: str, data: bytes, revision: int, fields: dict[str, str]) -> None:
+        if self._listed is not None:
+            self._listed.add(key)
+        reason = fields.get(wire.MARKER_REASON)
+        operation = fields.get(wire.KV_OPERATION)
+        if reason is not None or operation in ("DEL", "PURGE"):
+            if self._known.pop(key, None) is not None:
+                self._report(Change(key, None, revision, "expired" if reason == "MaxAge" else "delete"))
+        elif self._known.get(key) != revision:
+            self._known[key] = revision
+            self._report(Change(key, data, revision))
+
+    def _end_of_listing(self) -> None:
+        listed, self._listed = self._listed, None
+        if listed is not None:
+            for key in [k for k in self._known if k not in listed]:
+                self._report(Change(key, None, self._known.pop(key), "delete"))
+        self._ready.set()
+
+    def _report(self, change: Change) -> None:
+        try:
+            self._on_change(change)
+        except Exception as error:  # a bug in the reader must not stop the listing half way
+            metrics.CALLBACK_ERRORS.inc()
+            log.exception("watch.callback_failed", key=change.key, error=str(error))

@@ -1,0 +1,149 @@
+"""The few bytes of the NATS protocol that Headrace writes and reads itself: publish commands, headers, ack subjects.
+
+Pure functions.  The token path and the publish path build their commands here, because going through the general client costs
+several times as much per message.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jetstream.errors import SubjectError
+
+STATUS = "Status"
+DESCRIPTION = "Description"
+MSG_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+EXPECT_LAST_SUBJECT_SEQ = "Nats-Expected-Last-Subject-Sequence"
+MARKER_REASON = "Nats-Marker-Reason"
+KV_OPERATION = "KV-Operation"
+ROLLUP = "Nats-Rollup"
+SUBJECT = "Nats-Subject"
+SEQUENCE = "Nats-Sequence"
+NUM_PENDING = "Nats-Num-Pending"
+PENDING_MESSAGES = "Nats-Pending-Messages"
+
+# Added by the server to a stored message that it hands out; not part of what was published.
+READ_HEADERS = frozenset(
+    {
+        "Nats-Stream",
+        SUBJECT,
+        SEQUENCE,
+        "Nats-Time-Stamp",
+        NUM_PENDING,
+        "Nats-Last-Sequence",
+        "Nats-UpTo-Sequence",
+        STATUS,
+        DESCRIPTION,
+    }
+)
+
+ACK = b"+ACK"
+NAK = b"-NAK"
+PROGRESS = b"+WPI"
+TERM = b"+TERM"
+
+_LINE = b"NATS/1.0"
+_CRLF = b"\r\n"
+_BREAKS = ("\r", "\n")
+
+
+def pub(subject: str, data: bytes, reply: str = "") -> bytes:
+    """A PUB command. `subject` and `reply` must be valid: nothing here looks for spaces or line breaks."""
+    if reply:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
+    return b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data)
+
+
+def hpub(subject: str, data: bytes, header: bytes, reply: str = "") -> bytes:
+    """An HPUB command; `header` as made by `encode_headers`."""
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
+        subject.encode(),
+        reply.encode(),
+        len(header),
+        len(header) + len(data),
+        header,
+        data,
+    )
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """The header block of an HPUB. Raises SubjectError for names or values that would break out of it."""
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if not name or ":" in name or " " in name or any(c in name or c in value for c in _BREAKS):
+            raise SubjectError(
+                f"header {name!r}: {value!r} cannot be sent: line breaks, and spaces or colons in names, are not allowed"
+            )
+        lines.append(f"{name}: {value}")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode()
+
+
+def status_of(raw: bytes | None) -> int:
+    """The inline status of a header block as received, 0 when there is none."""
+    if raw and raw[8:9] == b" ":
+        code = raw[9:12]
+        if code.isdigit():
+            return int(code)
+    return 0
+
+
+def decode_headers(raw: bytes | None) -> dict[str, str]:
+    """A header block as received; an inline status becomes `Status` and `Description`."""
+    if not raw:
+        return {}
+    first, _, rest = raw.partition(_CRLF)
+    out: dict[str, str] = {}
+    inline = first[len(_LINE) :].strip()
+    if inline:
+        code, _, description = inline.partition(b" ")
+        out[STATUS] = code.decode("ascii", "replace")
+        if description:
+            out[DESCRIPTION] = description.decode("utf-8", "replace")
+    for line in rest.split(_CRLF):
+        name, colon, value = line.partition(b":")
+        if colon:
+            out[name.strip().decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
+    return out
+
+
+class AckSubject(NamedTuple):
+    """What the server writes into the reply subject of a delivery."""
+
+    stream: str
+    consumer: str
+    num_delivered: int
+    stream_seq: int
+    consumer_seq: int
+    pending: int
+
+
+def parse_ack_subject(reply: str) -> AckSubject:
+    """Read `$JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<time>.<pending>`, or the longer form with a domain."""
+    parts = reply.split(".")
+    if len(parts) < 9 or parts[0] != "$JS" or parts[1] != "ACK":
+        raise SubjectError(f"{reply!r} is no ack subject")
+    if len(parts) > 9:
+        del parts[2:4]  # domain and account hash
+    return AckSubject(parts[2], parts[3], int(parts[4]), int(parts[5]), int(parts[6]), int(parts[8]))
+
+
+def nak_body(delay_s: float) -> bytes:
+    if delay_s <= 0:
+        return NAK
+    return NAK + b" " + json.dumps({"delay": nanoseconds(delay_s)}).encode()
+
+
+def ttl_value(ttl_s: float) -> str:
+    """Seconds as the server wants them: whole, at least one, never shorter than asked for."""
+    if not ttl_s > 0 or not math.isfinite(ttl_s):
+        raise ValueError(f"a TTL must be a positive number of seconds, got {ttl_s!r}")
+    return str(max(1, math.ceil(ttl_s)))
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

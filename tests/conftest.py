@@ -1,0 +1,81 @@
+"""Fixtures shared by all tests: one real nats-server for the run, a fresh prefix for every test.
+
+`own_server` is for tests that kill or restart their server. Everything else shares `nats_server`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from jetstream.client import Connection, ConnectOptions
+from jetstream.errors import JetStreamError
+from jetstream.manage import ensure_topology, remove_topology
+from jetstream.server import EmbeddedServer
+from jetstream.subjects import Subjects
+from jetstream.topology import Topology
+
+Connect = Callable[..., Awaitable[Connection]]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server that must not be stopped."""
+    with EmbeddedServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server of this test's own, to be killed and restarted."""
+    with EmbeddedServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Unlike any other prefix of this run."""
+    return f"t{os.getpid()}x{next(_numbers)}"
+
+
+@pytest.fixture
+def subjects(prefix: str) -> Subjects:
+    return Subjects(prefix)
+
+
+@pytest_asyncio.fixture
+async def connect(request: pytest.FixtureRequest, subjects: Subjects) -> AsyncIterator[Connect]:
+    """`await connect(server=..., topology=...)`: more connections, closed at the end of the test.
+
+    The default server is the shared one. A topology is made on the server when given.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(server: EmbeddedServer | None = None, *, topology: Topology | None = None) -> Connection:
+            url = (server or request.getfixturevalue("nats_server")).url
+            made = await Connection.connect(ConnectOptions(servers=(url,), name="test"), subjects=subjects)
+            await stack.enter_async_context(made)
+            if topology is not None:
+                await ensure_topology(made, topology)
+            return made
+
+        yield make
+
+
+@pytest_asyncio.fixture
+async def connection(nats_server: EmbeddedServer, subjects: Subjects) -> AsyncIterator[Connection]:
+    """A connection to the shared server, with the whole topology under this test's prefix."""
+    topology = Topology(subjects)
+    async with await Connection.connect(ConnectOptions(servers=(nats_server.url,), name="test"), subjects=subjects) as made:
+        await ensure_topology(made, topology)
+        yield made
+        with contextlib.suppress(JetStreamError):
+            await remove_topology(made, topology)

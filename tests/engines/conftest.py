@@ -1,0 +1,123 @@
+"""One real vLLM engine for all tests of this folder, in float32 and alone on the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from broker.messages import Sampling
+from workers import bundled
+from workers.engine import EngineConfig, EngineInfo, Output, Sequence
+
+ROOT = Path(__file__).parents[2]
+ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": 96 << 20, "max_num_seqs": 8}
+QUESTIONS = ("What is the capital of France?", "Name three colours.", "Write one sentence about the sea.")
+DIRECT_TOKENS = 32
+
+
+def chat(question: str) -> str:
+    return (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    return bundled.prepare(
+        Path(os.environ.get("HEADRACE_DATA_DIR", ROOT / ".headrace")) / "models" / bundled.NAME, progress=print
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: Any) -> list[list[int]]:
+    return [tokenizer.encode(chat(question), add_special_tokens=False).ids for question in QUESTIONS]
+
+
+@pytest.fixture(scope="session")
+def direct(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """What vLLM's own offline API answers to each prompt at temperature 0, one prompt at a time, in a process of its own."""
+    order = {"model": str(model_dir), "args": ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}
+    environ = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.direct"],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=ROOT,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers: list[list[int]] = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("answers ")).removeprefix("answers ")
+    )
+    return answers
+
+
+class Bench:
+    """A started engine and what came out of it."""
+
+    def __init__(self) -> None:
+        from workers.vllm.engine import VllmEngine
+
+        self.engine = VllmEngine()
+        self.info: EngineInfo | None = None
+        self.calls: list[list[Output]] = []
+        self.outputs: dict[str, list[Output]] = {}
+        self.ended: dict[str, asyncio.Event] = {}
+        self._numbers = itertools.count()
+
+    def sink(self, outputs: list[Output]) -> None:
+        self.calls.append(outputs)
+        for output in outputs:
+            self.outputs[output.id].append(output)
+            if output.finish or output.fault:
+                self.ended[output.id].set()
+
+    async def submit(self, token_ids: list[int], sampling: Sampling | None = None, **options: Any) -> str:
+        name = f"t{next(self._numbers)}-1-0"
+        self.outputs[name] = []
+        self.ended[name] = asyncio.Event()
+        sampling = sampling or Sampling(temperature=0.0, max_tokens=16)
+        options = {"prompt_tokens": len(token_ids)} | options
+        await self.engine.submit(Sequence(id=name, token_ids=list(token_ids), sampling=sampling, **options))
+        return name
+
+    async def end(self, name: str) -> list[Output]:
+        async with asyncio.timeout(60):
+            await self.ended[name].wait()
+        return self.outputs[name]
+
+    async def ids(self, token_ids: list[int], sampling: Sampling | None = None, **options: Any) -> list[int]:
+        outputs = await self.end(await self.submit(token_ids, sampling, **options))
+        assert outputs[-1].fault is None, outputs[-1].fault
+        return [token for output in outputs for token in output.ids]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def bench(model_dir: Path, direct: list[list[int]]) -> AsyncIterator[Bench]:
+    """Depends on `direct` only so that the two engines are not up at the same time."""
+    bench = Bench()
+    async with asyncio.timeout(180):
+        bench.info = await bench.engine.start(EngineConfig(model=str(model_dir), served_name="smollm2", args=ARGS), bench.sink)
+    yield bench
+    await bench.engine.stop(5.0)

@@ -1,0 +1,89 @@
+"""Real vLLM processes being killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import ROOT
+
+pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240)]
+
+
+class Victim:
+    """A worker process with vLLM inside."""
+
+    def __init__(self, model: Path) -> None:
+        command = [sys.executable, "-m", "tests.engines.victim", str(model)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def group(self) -> dict[int, str]:
+        """The living processes of the worker's group, itself left out: id to name."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                name, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
+                fields = rest.split()
+                pid = int(entry.name)
+                if int(fields[2]) == self.process.pid and fields[0] not in "ZX" and pid != self.process.pid:
+                    found[pid] = name.partition("(")[2]
+        return found
+
+    def wait_for_process(self, name: str) -> int:
+        """The id of the engine process whose name contains `name`, waiting until it is there."""
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            for pid, found in self.group().items():
+                if name in found:
+                    return pid
+            time.sleep(0.05)
+        raise AssertionError(f"no process named {name!r} came up; there are {self.group()}")
+
+    def alone(self, within_s: float) -> bool:
+        until = time.monotonic() + within_s
+        while self.group() and time.monotonic() < until:
+            time.sleep(0.02)
+        return not self.group()
+
+
+@pytest.fixture
+def victim(model_dir: Path) -> Iterator[Victim]:
+    victim = Victim(model_dir)
+    assert victim.line() == "leader"
+    yield victim
+    victim.process.kill()
+    victim.process.communicate()
+    with suppress(ProcessLookupError):
+        os.killpg(victim.process.pid, signal.SIGKILL)
+
+
+def test_a_worker_killed_while_its_engine_starts_leaves_nothing(victim: Victim) -> None:
+    victim.wait_for_process("Worker")
+    assert len(victim.group()) >= 2
+    victim.process.kill()
+    victim.process.wait()
+    assert victim.alone(within_s=5)
+
+
+def test_a_dead_engine_is_noticed_and_cleaned_up(victim: Victim) -> None:
+    assert victim.line() == "started"
+    os.kill(victim.wait_for_process("EngineCore"), signal.SIGKILL)
+    killed = time.monotonic()
+    assert victim.line().startswith("died ")
+    assert time.monotonic() - killed < 10  # vLLM notices within a second or so; this is only not to wait for a silence watchdog
+    assert victim.line() == "refused"
+    assert victim.line() == "stopped []"  # nothing was reported as finished or failed: the death speaks for all
+    assert victim.process.wait(30) == 0
+    assert victim.alone(within_s=5)

@@ -1,0 +1,40 @@
+"""A worker process of which a test kills something: `python -m tests.engines.victim MODEL`.
+
+Prints one line per thing that happened: `leader`, `started`, `died <reason>`, `refused`, `stopped`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from broker.messages import Sampling
+from tests.engines.conftest import ARGS
+from workers.engine import EngineConfig, Output, Sequence
+from workers.errors import EngineDead
+from workers.guard import TreeGuard
+from workers.vllm.engine import VllmEngine
+
+
+async def run(model: str) -> None:
+    engine = VllmEngine()
+    outputs: list[Output] = []
+    await engine.start(EngineConfig(model=model, served_name="m", args=ARGS), outputs.extend)
+    print("started", flush=True)
+    busy = Sampling(temperature=0.0, max_tokens=900, ignore_eos=True)
+    await engine.submit(Sequence(id="busy", token_ids=[5, 6, 7], prompt_tokens=3, sampling=busy))
+    async with asyncio.timeout(60):
+        print("died", await engine.died(), flush=True)
+    try:
+        await engine.submit(Sequence(id="late", token_ids=[5, 6, 7], prompt_tokens=3, sampling=busy))
+    except EngineDead:
+        print("refused", flush=True)
+    await engine.stop(2.0)
+    print("stopped", json.dumps([output.fault is None for output in outputs if output.finish or output.fault]), flush=True)
+
+
+if __name__ == "__main__":
+    TreeGuard().start()
+    print("leader", flush=True)
+    asyncio.run(run(sys.argv[1]))

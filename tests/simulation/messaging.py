@@ -1,0 +1,419 @@
+"""`jetstream.ports.Messaging` over the simulated server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+from jetstream.errors import (
+    JetStreamError,
+    NoResponder,
+    NotConnected,
+    ObjectNotFound,
+    PayloadTooLarge,
+    PublishUnknown,
+    RequestTimeout,
+)
+from jetstream.ports import Change, ConsumerSpec, Entry, Message, PubAck, StoredMessage
+from tests.simulation.buckets import SimStore, Watcher
+from tests.simulation.network import CORE, Conn, Sub, headers_of
+from tests.simulation.pulling import SimPullLoop
+
+T = TypeVar("T")
+MAX_PAYLOAD = 1024 * 1024
+
+
+class SimMessaging:
+    """One connection of one simulated process."""
+
+    def __init__(self, conn: Conn) -> None:
+        self.conn = conn
+        self.world = conn.machine.world
+        self.loop = conn.machine.loop
+        self.server = self.world.server
+        self.network = self.world.network
+        self.answers: dict[str, asyncio.Future[bytes]] = {}
+        self._numbers = count(1)
+        self._callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._reconnecting: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Future[Any], None] = {}
+        self._up = asyncio.Event()
+        self._up.set()
+        conn.on_up.append(self._came_up)
+        conn.on_down.append(self._went_down)
+
+    # the connection ----------------------------------------------------------------------------------------------------------
+    @property
+    def connected(self) -> bool:
+        return self.conn.client_up
+
+    @property
+    def connected_since_s(self) -> float:
+        return self.conn.since_s
+
+    @property
+    def max_payload(self) -> int:
+        return MAX_PAYLOAD
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        self._callbacks.append(callback)
+
+    async def drain(self) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Everything sent before still arrives."""
+        await asyncio.sleep(max(self.network.config.delays_s))
+        self.network.up(self.conn, CORE, "close", self.server.detach, self.conn, sure=True)
+        self.conn.client_up = False
+
+    def _came_up(self) -> None:
+        self._up.set()
+        for callback in self._callbacks:
+            task = self.loop.create_task(self._guarded(callback))
+            self._reconnecting.add(task)
+            task.add_done_callback(self._reconnecting.discard)
+
+    def _went_down(self) -> None:
+        self._up.clear()
+        for future in (*self._calls, *self.answers.values()):
+            _fail(future, NotConnected("the connection broke"))
+
+    async def _guarded(self, callback: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await callback()
+        except JetStreamError as error:
+            self.world.log(self.conn.id, "reconnect callback failed:", repr(error))
+
+    # core --------------------------------------------------------------------------------------------------------------------
+    def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
+        if self.conn.client_up:
+            message = Message(subject, bytes(data), reply)
+            self._log("send", subject, data, None)
+            self.network.up(self.conn, CORE, f"send {subject}", self.server.send, self.conn.id, message)
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        if not self.conn.client_up:
+            raise NotConnected(f"cannot ask {subject}: not connected")
+        inbox = f"_INBOX.{self.conn.id}.{next(self._numbers)}"
+        future: asyncio.Future[bytes] = self.loop.create_future()
+        self.answers[inbox] = future
+        message = Message(subject, bytes(data), inbox)
+        self._log("request", subject, data, None)
+        self.network.up(self.conn, CORE, f"request {subject}", self._ask, message)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise RequestTimeout(f"no answer from {subject} within {timeout_s} s") from None
+        finally:
+            self.answers.pop(inbox, None)
+
+    def _ask(self, message: Message) -> None:
+        if self.server.route(self.conn.id, message) == 0:
+            error = NoResponder(f"nobody listens on {message.subject}")
+            self.network.down(self.conn, CORE, "no responders", self._refuse, message.reply, error)
+
+    def _refuse(self, inbox: str, error: NoResponder) -> None:
+        if (future := self.answers.get(inbox)) is not None and not future.done():
+            future.set_exception(error)
+
+    def answer(self, message: Message) -> None:
+        """A reply has arrived."""
+        if (future := self.answers.get(message.subject)) is not None and not future.done():
+            future.set_result(message.data)
+
+    async def subscribe(self, subject: str, on_message: Callable[[Message], None], *, queue: str = "") -> SimSubscription:
+        sub = Sub(self.conn, subject, queue, on_message)
+        self.conn.subs.append(sub)
+        self.network.up(self.conn, CORE, f"subscribe {subject}", self.server.subscribe, sub, sure=True)
+        return SimSubscription(self, sub)
+
+    # streams -----------------------------------------------------------------------------------------------------------------
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        msg_id: str | None = None,
+        ttl_s: float | None = None,
+        expect_last_subject_seq: int | None = None,
+        timeout_s: float = 2.0,
+    ) -> PubAck:
+        if len(data) > MAX_PAYLOAD:
+            raise PayloadTooLarge(f"{len(data)} bytes on {subject}, the server takes {MAX_PAYLOAD}")
+        options = {"msg_id": msg_id, "ttl_s": whole(ttl_s), "expect_last_subject_seq": expect_last_subject_seq}
+        message = Message(subject, bytes(data), "", headers_of(headers) or None)
+        self._log(f"publish {msg_id or ''}", subject, data, headers)
+        stream = self.server.stream_of(subject)
+        lane = stream.spec.name if stream else CORE
+        store = partial(self.server.publish, self.conn.id, message, options)
+        return await self.write(lane, f"publish {subject}", store, timeout_s=timeout_s, repeat=msg_id is not None)
+
+    def pull(
+        self,
+        stream: str,
+        consumer: str,
+        on_delivery: Callable[[Any], None],
+        *,
+        credit: int = 0,
+        priority: int | None = None,
+        expires_s: float = 2.0,
+        on_missing: Callable[[], Awaitable[None]] | None = None,
+    ) -> SimPullLoop:
+        return SimPullLoop(
+            self, stream, consumer, on_delivery, credit=credit, priority=priority, expires_s=expires_s, on_missing=on_missing
+        )
+
+    async def get_message(self, stream: str, seq: int) -> StoredMessage | None:
+        return await self.ask(stream, "get message", lambda: self.server.stream(stream).messages.get(seq))
+
+    async def delete_message(self, stream: str, seq: int) -> bool:
+        return await self.ask(stream, f"delete {stream} #{seq}", lambda: self.server.stream(stream).remove(seq))
+
+    async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
+        return await self.ask(stream, "subject counts", lambda: self.server.stream(stream).counts(pattern))
+
+    async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
+        return await self.ask(stream, "subject messages", lambda: self.server.stream(stream).of_subject(subject, limit))
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        await self.ask(
+            spec.stream, f"ensure consumer {spec.name}", lambda: self.server.stream(spec.stream).ensure_consumer(spec)
+        )
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        await self.ask(stream, f"delete consumer {name}", lambda: self.server.stream(stream).delete_consumer(name))
+
+    def bucket(self, name: str) -> SimBucket:
+        return SimBucket(self, name)
+
+    def objects(self, name: str) -> SimObjects:
+        return SimObjects(self, name)
+
+    # calls to the server -----------------------------------------------------------------------------------------------------
+    async def ask(self, lane: str, what: str, function: Callable[[], T]) -> T:
+        """Run `function` in the server. Raises NotConnected, RequestTimeout, and what it raises."""
+        if not self.conn.client_up:
+            raise NotConnected(f"{what}: not connected")
+        timeout_s = self.network.config.timeout_s
+        return await self._call(lane, what, function, RequestTimeout(f"{what}: no answer within {timeout_s} s"), timeout_s)
+
+    async def write(self, lane: str, what: str, function: Callable[[], T], *, timeout_s: float, repeat: bool = False) -> T:
+        """Store something. `repeat`: send it again after a reconnect. Raises PublishUnknown, and what `function` raises."""
+        until = self.loop.time() + timeout_s
+        unknown = PublishUnknown(f"{what}: not confirmed within {timeout_s} s")
+        while True:
+            if not self.conn.client_up:
+                try:
+                    async with asyncio.timeout_at(until):
+                        await self._up.wait()
+                except TimeoutError:
+                    raise unknown from None
+            try:
+                return await self._call(lane, what, function, unknown, until - self.loop.time())
+            except NotConnected:
+                if not repeat:
+                    raise PublishUnknown(f"{what}: the connection broke") from None
+
+    async def _call(self, lane: str, what: str, function: Callable[[], T], on_timeout: Exception, timeout_s: float) -> T:
+        future: asyncio.Future[T] = self.loop.create_future()
+        self._calls[future] = None
+        timer = self.loop.call_later(timeout_s, _fail, future, on_timeout)
+        self.network.up(self.conn, lane, what, self._serve, lane, what, future, function)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            del self._calls[future]
+
+    def _serve(self, lane: str, what: str, future: asyncio.Future[T], function: Callable[[], T]) -> None:
+        try:
+            result = function()
+        except Exception as error:
+            self.network.down(self.conn, lane, f"refusal of {what}", _fail, future, error)
+        else:
+            self.network.down(self.conn, lane, f"answer to {what}", _settle, future, result)
+
+    def _log(self, kind: str, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+        if self.world.tracing:
+            self.world.log(self.conn.id, kind, subject, self.world.describe(subject, data, headers))
+
+
+def whole(ttl_s: float | None) -> int | None:
+    """TTLs are whole seconds, at least one, never shorter than asked for."""
+    return None if ttl_s is None else max(1, math.ceil(ttl_s))
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+class SimSubscription:
+    """Ends a core subscription."""
+
+    def __init__(self, messaging: SimMessaging, sub: Sub) -> None:
+        self._messaging = messaging
+        self._sub = sub
+
+    async def unsubscribe(self) -> None:
+        messaging, sub = self._messaging, self._sub
+        if sub in sub.conn.subs:
+            sub.conn.subs.remove(sub)
+            messaging.network.up(sub.conn, CORE, f"unsubscribe {sub.pattern}", messaging.server.unsubscribe, sub, sure=True)
+
+
+class SimBucket:
+    """A key-value bucket seen from a process."""
+
+    def __init__(self, messaging: SimMessaging, name: str) -> None:
+        self._messaging = messaging
+        self._lane = f"KV {name}"
+        self.name = name
+
+    @property
+    def store(self) -> SimStore:
+        return self._messaging.server.buckets[self.name]
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._messaging.ask(self._lane, f"get {key}", lambda: self.store.get(key))
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        return await self._write(f"put {key}", lambda: self.store.put(key, bytes(value), whole(ttl_s)))
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        return await self._write(f"create {key}", lambda: self.store.create(key, bytes(value), whole(ttl_s)))
+
+    async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
+        return await self._write(f"update {key}", lambda: self.store.update(key, bytes(value), revision, whole(ttl_s)))
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        await self._write(f"delete {key}", lambda: self.store.delete(key, revision))
+
+    async def entries(self, pattern: str = ">") -> list[Entry]:
+        return await self._messaging.ask(self._lane, f"entries {pattern}", lambda: self.store.entries(pattern))
+
+    def watch(self, on_change: Callable[[Change], None], pattern: str = ">") -> SimWatch:
+        return SimWatch(self._messaging, self, on_change, pattern)
+
+    async def _write(self, what: str, function: Callable[[], T]) -> T:
+        done: list[T] = []
+
+        def once() -> T:  # each write has an id of its own
+            if not done:
+                done.append(function())
+            return done[0]
+
+        return await self._messaging.write(
+            self._lane, what, once, timeout_s=self._messaging.network.config.timeout_s, repeat=True
+        )
+
+
+class SimWatch:
+    """Lists, follows, and lists again after every reconnect."""
+
+    def __init__(self, messaging: SimMessaging, bucket: SimBucket, on_change: Callable[[Change], None], pattern: str) -> None:
+        self._messaging = messaging
+        self._bucket = bucket
+        self._on_change = on_change
+        self._pattern = pattern
+        self._ready = asyncio.Event()
+        self._seen: dict[str, int] = {}
+        self._watcher: Watcher | None = None
+
+    async def run(self) -> None:
+        conn = self._messaging.conn
+        conn.on_up.append(self._start)
+        try:
+            if conn.client_up:
+                self._start()
+            await self._messaging.loop.create_future()
+        finally:
+            conn.on_up.remove(self._start)
+            if self._watcher is not None:
+                self._messaging.network.up(
+                    conn, self._bucket._lane, "unwatch", self._bucket.store.unwatch, self._watcher, sure=True
+                )
+
+    async def ready(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            raise RequestTimeout(f"watch of {self._bucket.name}: no listing within {timeout_s} s") from None
+
+    def _start(self) -> None:
+        conn = self._messaging.conn
+        watcher = self._watcher = Watcher(conn, conn.epoch, self._pattern, lambda change: self._changed(watcher, change))
+        self._messaging.network.up(
+            conn,
+            self._bucket._lane,
+            f"watch {self._pattern}",
+            lambda: self._bucket.store.watch(watcher, lambda listed: self._listed(watcher, listed)),
+            sure=True,
+        )
+
+    def _listed(self, watcher: Watcher, listed: list[Entry]) -> None:
+        if watcher is not self._watcher:
+            return
+        present = {entry.key for entry in listed}
+        for key in [key for key in self._seen if key not in present]:
+            revision = self._seen.pop(key)
+            self._on_change(Change(key, None, revision, "delete"))
+        for entry in listed:
+            if self._seen.get(entry.key) != entry.revision:
+                self._seen[entry.key] = entry.revision
+                self._on_change(Change(entry.key, entry.value, entry.revision))
+        self._ready.set()
+
+    def _changed(self, watcher: Watcher, change: Change) -> None:
+        if watcher is not self._watcher:
+            return
+        if change.value is None:
+            self._seen.pop(change.key, None)
+        else:
+            self._seen[change.key] = change.revision
+        self._on_change(change)
+
+
+class SimObjects:
+    """An object store seen from a process."""
+
+    def __init__(self, messaging: SimMessaging, name: str) -> None:
+        self._messaging = messaging
+        self._lane = f"OBJ {name}"
+        self.name = name
+
+    async def put(self, name: str, data: bytes) -> str:
+        held = bytes(data)
+        await self._messaging.ask(self._lane, f"put object {name}", lambda: self._store.__setitem__(name, held))
+        return hashlib.sha256(held).hexdigest()
+
+    async def get(self, name: str, *, timeout_s: float = 30.0) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                data = await self._messaging.ask(self._lane, f"get object {name}", lambda: self._store.get(name))
+        except TimeoutError:
+            raise RequestTimeout(f"object {name} of {self.name}: not read within {timeout_s} s") from None
+        if data is None:
+            raise ObjectNotFound(f"{self.name} has no object {name}")
+        return data
+
+    async def delete(self, name: str) -> None:
+        await self._messaging.ask(self._lane, f"delete object {name}", lambda: self._store.pop(name, None))
+
+    @property
+    def _store(self) -> dict[str, bytes]:
+        return self._messaging.server.objects[self.name]

@@ -1,0 +1,63 @@
+"""The simulated server does what a real nats-server does."""
+
+import asyncio
+import traceback
+
+import pytest
+
+from jetstream.client import Connection, ConnectOptions
+from jetstream.manage import ensure_topology
+from jetstream.subjects import Subjects
+from tests.simulation.network import CALM
+from tests.simulation.scenarios import SCENARIOS, run, topology
+from tests.simulation.world import Machine, World
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_simulated_server(name):
+    subjects = Subjects("hr")
+    finished = []
+
+    async def main(machine: Machine):
+        await run(SCENARIOS[name], machine.messaging, machine.connect(), subjects)
+        finished.append(name)
+
+    with World(1, CALM) as world:
+        world.server.install(topology(subjects))
+        world.process("P", main)
+        world.run(60.0)
+    assert finished == [name]
+
+
+async def against_real(name, url, prefix):
+    subjects = Subjects(prefix)
+    options = ConnectOptions(servers=(url,))
+    async with (
+        await Connection.connect(options, subjects=subjects) as a,
+        await Connection.connect(options, subjects=subjects) as b,
+    ):
+        await ensure_topology(a, topology(subjects))
+        await run(SCENARIOS[name], a, b, subjects)
+
+
+@pytest.fixture(scope="module")
+def real_outcomes(nats_server):
+    """All scenarios at the same time, each with a prefix of its own: they mostly wait."""
+
+    async def guarded(number, name):
+        try:
+            async with asyncio.timeout(30.0):
+                await against_real(name, nats_server.url, f"sem{number}")
+        except Exception:
+            return traceback.format_exc()
+        return ""
+
+    async def every():
+        return await asyncio.gather(*(guarded(number, name) for number, name in enumerate(SCENARIOS)))
+
+    return dict(zip(SCENARIOS, asyncio.run(every()), strict=True))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_real_server(name, real_outcomes):
+    assert real_outcomes[name] == ""

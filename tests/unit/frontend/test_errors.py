@@ -1,0 +1,259 @@
+"""Every way a request can go wrong has its status, its code and, where there is one, the parameter."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker import errors as broker
+from frontend.errors import FrontendError, Translated, translate
+from jetstream.errors import NotConnected
+from tests.unit.frontend.fakes import MODEL, Call, FakeIngress, chat, frontend, get, post, row
+
+BAD_PARAMETERS = [
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"min_p": -1}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": -5}, "max_completion_tokens"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": 7}, "stop"),
+    ({"seed": 2**64}, "seed"),
+    ({"min_tokens": 9, "max_tokens": 4}, "min_tokens"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"stop_token_ids": [99999]}, "stop_token_ids"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"chat_template": "{{ x }}"}, "chat_template"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a+"}, "response_format"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"timeout": 0}, "timeout"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"truncate_prompt_tokens": 100_000}, "truncate_prompt_tokens"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_PARAMETERS)
+async def test_a_bad_parameter_is_a_400_that_names_it(change: dict[str, object], param: str) -> None:
+    ingress = FakeIngress()
+    call = await post(frontend(ingress).app, chat(**change))
+    assert (call.status, call.error["param"]) == (400, param)
+    assert call.error["type"] == "invalid_request_error"
+    assert not ingress.jobs
+
+
+async def test_a_missing_parameter_is_named() -> None:
+    call = await post(frontend(FakeIngress()).app, {"messages": [{"role": "user", "content": "x"}]})
+    assert (call.status, call.error["param"], call.error["code"]) == (400, "model", "missing_required_parameter")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"not json", b'{"model":"\\ud800"}', b'{"model":"\xff\xfe"}', b'{"model":"m","x":' + b"[" * 50_000]
+)
+async def test_what_is_no_json_is_a_400(body: bytes) -> None:
+    call = await post(frontend(FakeIngress()).app, body)
+    assert (call.status, call.error["code"]) == (400, "malformed_json")
+
+
+async def test_a_body_that_is_no_object_is_a_400() -> None:
+    assert (await post(frontend(FakeIngress()).app, b"[1]")).status == 400
+
+
+async def test_an_unknown_model_is_a_404_that_names_the_known_ones() -> None:
+    call = await post(frontend(FakeIngress()).app, chat() | {"model": "gpt-9"})
+    assert (call.status, call.error["code"], call.error["param"]) == (404, "model_not_found", "model")
+    assert MODEL in call.error["message"]
+
+
+async def test_an_unknown_route_is_a_404_in_the_same_shape() -> None:
+    call = await get(frontend(FakeIngress()).app, "/v1/nonsense")
+    assert (call.status, call.error["code"]) == (404, "not_found")
+    assert "/v1/chat/completions" in call.error["message"]
+
+
+async def test_a_wrong_method_is_a_405_in_the_same_shape() -> None:
+    call = await get(frontend(FakeIngress()).app, "/v1/chat/completions")
+    assert (call.status, call.error["code"], call.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+async def test_a_declared_body_over_the_limit_is_refused_unread() -> None:
+    call = Call(frontend(FakeIngress(), max_body_bytes=100).app, "/v1/chat/completions", b"x", headers={"content-length": "101"})
+    await call.run()
+    assert (call.status, call.error["code"], call.received) == (413, "body_too_large", 0)
+    assert call.headers["connection"] == "close"
+
+
+async def test_an_undeclared_body_is_refused_when_it_passes_the_limit() -> None:
+    call = Call(frontend(FakeIngress(), max_body_bytes=100).app, "/v1/chat/completions", parts=[b"x" * 60] * 10)
+    await call.run()
+    assert (call.status, call.received) == (413, 2)
+
+
+async def test_a_body_that_does_not_arrive_is_a_408() -> None:
+    call = Call(frontend(FakeIngress(), body_timeout_s=0.02).app, "/v1/chat/completions", parts=[])
+    await call.run()
+    assert (call.status, call.error["code"]) == (408, "body_timeout")
+
+
+@pytest.mark.parametrize("wanted", [{}, {"max_tokens": 500}])
+async def test_a_prompt_over_the_context_says_so_in_openais_words(wanted: dict[str, int]) -> None:
+    text = "x" * (600 if not wanted else 20)
+    call = await post(frontend(FakeIngress()).app, chat(messages=[{"role": "user", "content": text}], **wanted))
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "messages")
+    assert "maximum context length is 512 tokens" in call.error["message"]
+
+
+REFUSALS = [
+    (broker.NoWorker(), 503, "no_worker", True),
+    (broker.Overloaded(reason="tenant_queue_full", retry_after_s=2.5), 429, "tenant_queue_full", True),
+    (broker.BrokerUnavailable(), 503, "broker_unavailable", True),
+    (broker.RequestTooLarge(), 413, "request_too_large", False),
+    (NotConnected(), 503, "broker_unavailable", True),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code", "retry"), REFUSALS)
+async def test_a_refused_submission_has_its_status(error: Exception, status: int, code: str, retry: bool) -> None:
+    ingress = FakeIngress()
+    ingress.refusal = error
+    call = await post(frontend(ingress).app, chat(stream=True))
+    assert (call.status, call.error["code"], "retry-after" in call.headers) == (status, code, retry)
+
+
+async def test_retry_after_is_whole_seconds_and_the_exact_time_goes_beside_it() -> None:
+    ingress = FakeIngress()
+    ingress.refusal = broker.Overloaded(retry_after_s=2.5)
+    call = await post(frontend(ingress).app, chat())
+    assert (call.headers["retry-after"], call.headers["retry-after-ms"]) == ("3", "2500")
+
+
+ENDS = [
+    (broker.DeadlineExceeded(), 504, "deadline_exceeded"),
+    (broker.JobRefused(reason="shed", retry_after_s=4), 429, "shed"),
+    (broker.JobRefused(reason="draining"), 503, "draining"),
+    (broker.JobInvalid("logprobs too high", param="top_logprobs"), 400, "invalid_request"),
+    (broker.JobFailed(), 502, "engine_error"),
+    (broker.PoisonJob(), 500, "poison"),
+    (broker.ResumeImpossible(), 502, "resume_impossible"),
+    (broker.JobCancelled(), 503, "cancelled"),
+    (RuntimeError("a secret"), 500, "internal_error"),
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("error", "status", "code"), ENDS)
+async def test_a_job_that_ends_before_its_first_token_has_a_real_status(
+    error: Exception, status: int, code: str, stream: bool
+) -> None:
+    call = await post(frontend(FakeIngress(lambda job: [error])).app, chat(stream=stream))
+    assert (call.status, call.error["code"], call.complete) == (status, code, True)
+    assert "secret" not in call.error["message"]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), ENDS)
+async def test_a_job_that_ends_in_mid_stream_ends_the_stream_with_an_error_and_no_finish(
+    error: Exception, status: int, code: str
+) -> None:
+    call = await post(frontend(FakeIngress(lambda job: [[row("Hel")], error])).app, chat(stream=True))
+    events = call.events()
+    assert call.status == 200
+    assert events[-1]["error"]["code"] == code
+    assert "[DONE]" not in events
+    assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+    assert call.complete
+
+
+async def test_an_answer_that_stops_without_an_end_is_an_error() -> None:
+    call = await post(frontend(FakeIngress(lambda job: [[row("Hel")], []])).app, chat())
+    assert (call.status, call.error["code"]) == (502, "incomplete")
+
+
+async def test_a_hopeless_error_tells_the_openai_clients_not_to_retry() -> None:
+    call = await post(frontend(FakeIngress(lambda job: [broker.PoisonJob()])).app, chat())
+    assert call.headers["x-should-retry"] == "false"
+    call = await post(frontend(FakeIngress(lambda job: [broker.JobFailed()])).app, chat())
+    assert "x-should-retry" not in call.headers
+
+
+async def test_a_template_that_raises_is_a_400_with_its_message() -> None:
+    ingress = FakeIngress()
+    served = ingress.models.served[MODEL]
+    served.files = {**served.files, "chat_template.jinja": b"{{ raise_exception('roles must alternate') }}"}
+    call = await post(frontend(ingress).app, chat())
+    assert (call.status, call.error["code"]) == (400, "template_error")
+    assert "roles must alternate" in call.error["message"]
+
+
+async def test_a_model_without_a_template_says_so() -> None:
+    ingress = FakeIngress()
+    served = ingress.models.served[MODEL]
+    served.files = {"tokenizer.json": served.files["tokenizer.json"]}
+    call = await post(frontend(ingress).app, chat())
+    assert (call.status, call.error["code"]) == (400, "no_chat_template")
+
+
+async def test_a_broken_tokenizer_is_a_500_that_names_the_model() -> None:
+    ingress = FakeIngress()
+    served = ingress.models.served[MODEL]
+    served.files = {"tokenizer.json": b"{}"}
+    call = await post(frontend(ingress).app, chat())
+    assert (call.status, call.error["code"]) == (500, "model_unusable")
+    assert MODEL in call.error["message"]
+
+
+async def test_a_draining_server_turns_new_work_away() -> None:
+    built = frontend(FakeIngress())
+    built.lifecycle.draining = True
+    call = await post(built.app, chat())
+    assert (call.status, call.error["code"], call.headers["retry-after"]) == (503, "draining", "1")
+
+
+async def test_a_request_cut_by_shutdown_is_told_so() -> None:
+    ingress = FakeIngress(lambda job: [[row("Hel")]])
+    call = Call(frontend(ingress).app, "/v1/chat/completions", chat(stream=True))
+    task = asyncio.create_task(call.run())
+    await call.until(lambda: len(call.sent) > 1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert call.events()[-1]["error"]["code"] == "draining"
+    assert ingress.answers[0].cancelled
+
+
+def _concrete(kind: type[Exception]) -> list[type[Exception]]:
+    return [kind, *(sub for child in kind.__subclasses__() for sub in _concrete(child))]
+
+
+@pytest.mark.parametrize("kind", [k for k in _concrete(broker.BrokerError) if not k.__subclasses__()])
+def test_every_broker_error_has_a_status_of_its_own(kind: type[Exception]) -> None:
+    told = translate(kind("x"))
+    assert isinstance(told, Translated)
+    assert told.code != "internal_error"
+
+
+def test_what_nobody_foresaw_is_a_plain_500() -> None:
+    told = translate(KeyError("secret"))
+    assert type(told) is FrontendError
+    assert "secret" not in str(told)

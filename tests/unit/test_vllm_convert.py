@@ -1,0 +1,78 @@
+"""What vLLM says becomes what the engine protocol promises. No vLLM needed: its records are imitated."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker.messages import Sampling, TokenLogprob
+from workers.engine import Fault, Output, Sequence
+from workers.vllm.convert import to_output
+
+EOS = frozenset({2, 7})
+
+
+def sequence(*, logprobs: int | None = None, stop_token_ids: tuple[int, ...] = ()) -> Sequence:
+    sampling = Sampling(max_tokens=8, stop_token_ids=list(stop_token_ids))
+    return Sequence(id="r-1-0", token_ids=[5, 6], prompt_tokens=2, sampling=sampling, logprobs=logprobs)
+
+
+def result(
+    ids: list[int], *, finish: str | None = None, stop: int | str | None = None, logprobs: Any = None, cached: int = 0
+) -> Any:
+    completion = SimpleNamespace(token_ids=ids, finish_reason=finish, stop_reason=stop, logprobs=logprobs)
+    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached)
+
+
+def converted(asked: Sequence, given: Any, *, first: bool = False) -> Output:
+    return to_output(asked, given, first=first, eos=EOS, token_bytes=lambda token: b"<%d>" % token)
+
+
+def test_a_delta_carries_its_ids() -> None:
+    assert converted(sequence(), result([3, 4])) == Output("r-1-0", [3, 4])
+
+
+def test_cached_tokens_come_with_the_first_output_only() -> None:
+    assert converted(sequence(), result([3], cached=32), first=True).cached_tokens == 32
+    assert converted(sequence(), result([3], cached=32)).cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("stop", "stop"), ("length", "length"), ("abort", "abort"), ("repetition", "stop")]
+)
+def test_finish_reasons_are_translated(theirs: str, ours: str) -> None:
+    assert converted(sequence(), result([3], finish=theirs)).finish == ours
+
+
+def test_an_engine_error_is_a_fault_that_may_be_tried_again() -> None:
+    output = converted(sequence(), result([], finish="error"))
+    assert output.finish is None
+    assert isinstance(output.fault, Fault)
+    assert output.fault.retriable
+
+
+def test_ending_on_an_end_token_names_no_stop() -> None:
+    assert converted(sequence(), result([2], finish="stop")).stop is None
+    assert converted(sequence(), result([7], finish="stop", stop=7)).stop is None  # a second end token of the generation config
+
+
+def test_ending_on_a_stop_token_names_it() -> None:
+    assert converted(sequence(stop_token_ids=(9,)), result([9], finish="stop", stop=9)).stop == 9
+    assert converted(sequence(stop_token_ids=(7,)), result([7], finish="stop", stop=7)).stop == 7  # asked for by the request
+
+
+def entry(logprob: float, rank: int) -> Any:
+    return SimpleNamespace(logprob=logprob, rank=rank, decoded_token=None)
+
+
+def test_logprobs_carry_bytes_and_the_best_alternatives_first() -> None:
+    position = {4: entry(-2.0, 3), 11: entry(-0.5, 1), 12: entry(-1.0, 2)}
+    output = converted(sequence(logprobs=2), result([4], logprobs=[position]))
+    assert output.logprobs == [TokenLogprob(4, b"<4>", -2.0, [(11, b"<11>", -0.5), (12, b"<12>", -1.0)])]
+
+
+def test_no_alternatives_asked_none_given() -> None:
+    output = converted(sequence(logprobs=0), result([4], logprobs=[{4: entry(-2.0, 3)}]))
+    assert output.logprobs == [TokenLogprob(4, b"<4>", -2.0, [])]

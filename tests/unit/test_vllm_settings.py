@@ -1,0 +1,51 @@
+"""Settings reach vLLM unchanged or stop the start with a word that helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.engine import EngineConfig
+from workers.errors import EngineStartFailed
+from workers.vllm.settings import check_names, prepare_environment
+
+KNOWN = ["block_size", "max_model_len", "max_num_seqs", "enforce_eager"]
+
+
+def test_an_unknown_setting_is_named_with_what_is_spelt_like_it() -> None:
+    with pytest.raises(EngineStartFailed, match=r"no setting 'max-model-length'; close to it: max_model_len"):
+        check_names({"max-model-length": 1}, KNOWN)
+
+
+def test_an_unknown_setting_like_no_other_is_named_alone() -> None:
+    with pytest.raises(EngineStartFailed, match=r"no setting 'zzz'$"):
+        check_names({"zzz": 1}, KNOWN)
+
+
+def test_a_setting_with_an_option_of_its_own_is_refused() -> None:
+    with pytest.raises(EngineStartFailed, match="give 'model' as --model"):
+        check_names({"model": "x"}, [*KNOWN, "model"])
+
+
+def test_known_settings_pass() -> None:
+    check_names({"block_size": 64, "enforce_eager": False}, KNOWN)
+
+
+def test_the_operators_environment_wins() -> None:
+    environ = {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    prepare_environment(EngineConfig(model="some/model", served_name="m"), environ)
+    assert environ["OMP_NUM_THREADS"] == "7"
+    assert environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_a_model_on_disk_needs_no_hub(tmp_path: Path) -> None:
+    local: dict[str, str] = {}
+    prepare_environment(EngineConfig(model=str(tmp_path), served_name="m"), local)
+    assert local["HF_HUB_OFFLINE"] == "1"
+    remote: dict[str, str] = {}
+    prepare_environment(EngineConfig(model="some/model", served_name="m"), remote)
+    assert "HF_HUB_OFFLINE" not in remote

@@ -1,0 +1,155 @@
+"""The life of a worker process: start the engine, warm it up, register, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import structlog
+
+from broker.settings import SessionSettings, Timing
+from broker.worker import WorkerSession
+from jetstream.client import Connection, ConnectOptions
+from jetstream.manage import ensure_topology
+from jetstream.subjects import Subjects
+from jetstream.topology import Topology
+from workers import metrics
+from workers.engine import Engine, EngineConfig, EngineInfo, Role, Sink
+from workers.engines import create
+from workers.errors import EngineDead, EngineStartFailed
+from workers.registration import build_card, build_member, read_card_files, register_card, worker_id
+from workers.runtime import Runtime
+from workers.settings import WorkerSettings
+from workers.text.pipeline import TokenTable
+from workers.warmup import warm_up
+
+log = structlog.get_logger()
+
+ENGINE_STOP_GRACE_S = 10.0
+
+
+async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects: Subjects) -> None:
+    """Serve until drained.
+
+    Raises EngineStartFailed, RegistrationRefused or a ConnectError before serving, and EngineDead after the engine has died
+    and its work was handed over.
+    """
+    async with await Connection.connect(options, subjects=subjects) as connection:  # fail before a model is loaded
+        await ensure_topology(connection, Topology(subjects))
+    engine = create(settings.engine)
+    runtime = Runtime(engine, stall_s=settings.stall_s)
+    started = time.monotonic()
+    info = await _start(engine, settings, runtime.on_step)
+    try:
+        await warm_up(engine, runtime, info, timeout_s=settings.start_timeout_s)
+        metrics.ENGINE_START_S.set(time.monotonic() - started)
+        log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
+        await _serve(settings, options, subjects, engine, info, runtime)
+    finally:
+        await engine.stop(ENGINE_STOP_GRACE_S)
+
+
+async def _start(engine: Engine, settings: WorkerSettings, sink: Sink) -> EngineInfo:
+    config = EngineConfig(
+        model=settings.model,
+        served_name=settings.served_name or settings.model,
+        role=Role(settings.role),
+        args=settings.engine_args,
+    )
+    try:
+        async with asyncio.timeout(settings.start_timeout_s):
+            return await engine.start(config, sink)
+    except TimeoutError:
+        raise EngineStartFailed(f"engine {settings.engine!r} did not start within {settings.start_timeout_s:g} s") from None
+
+
+def served_name(settings: WorkerSettings) -> str:
+    """The name clients use: as set, else the model's, for a folder its last part."""
+    if settings.served_name:
+        return settings.served_name
+    return settings.model.rstrip("/").rsplit("/", 1)[-1] if settings.model.startswith(("/", ".")) else settings.model
+
+
+async def _serve(
+    settings: WorkerSettings,
+    options: ConnectOptions,
+    subjects: Subjects,
+    engine: Engine,
+    info: EngineInfo,
+    runtime: Runtime,
+) -> None:
+    files = read_card_files(info.tokenizer_dir)
+    table = TokenTable.load(info.tokenizer_dir)
+    async with contextlib.AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(_connected(options, subjects))
+        frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None
+        card = await register_card(
+            connection, subjects, build_card(settings, served_name(settings) or info.engine, info, files), files
+        )
+        member = build_member(settings, worker_id(settings.worker_name), card, info)
+        structlog.contextvars.bind_contextvars(worker=member.worker)
+        session = WorkerSession(
+            connection,
+            subjects,
+            member,
+            runtime,
+            settings=SessionSettings(slots=info.slots, drain_grace_s=settings.drain_grace_s, timing=Timing()),
+            frames=frames,
+        )
+        runtime.attach(session, info, table)
+        await _run_session(settings, session, runtime, card.model)
+
+
+@contextlib.asynccontextmanager
+async def _connected(options: ConnectOptions, subjects: Subjects) -> AsyncIterator[Connection]:
+    async with await Connection.connect(options, subjects=subjects) as connection:
+
+        async def restore() -> None:
+            await ensure_topology(connection, Topology(subjects))  # memory streams vanish with a server restart
+
+        connection.on_reconnect(restore)
+        yield connection
+
+
+async def _run_session(settings: WorkerSettings, session: WorkerSession, runtime: Runtime, model: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        feeding = tasks.create_task(runtime.run())
+        serving = tasks.create_task(session.run())
+        with _signals(tasks, session, serving, settings.drain_grace_s):
+            await session.wait_registered(settings.start_timeout_s)
+            metrics.READY.set(1)
+            log.info("worker.ready", worker=session.worker, model=model, pool=session.pool)
+            endings: set[asyncio.Future[Any]] = {serving, runtime.dead}
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            metrics.READY.set(0)
+            if runtime.dead.done() and not serving.done():
+                await session.engine_died(runtime.dead.result())
+            await asyncio.wait({serving})
+            feeding.cancel()
+    if runtime.dead.done():
+        raise EngineDead(runtime.dead.result())
+    log.info("worker.stopped", worker=session.worker)
+
+
+@contextlib.contextmanager
+def _signals(tasks: asyncio.TaskGroup, session: WorkerSession, serving: asyncio.Task[None], grace_s: float) -> Iterator[None]:
+    """SIGTERM drains, SIGINT hands over at once; a second signal stops without either."""
+    loop = asyncio.get_running_loop()
+
+    def leave(within_s: float) -> None:
+        if session.draining:
+            serving.cancel()
+        else:
+            tasks.create_task(session.drain(within_s))
+
+    loop.add_signal_handler(signal.SIGTERM, leave, grace_s)
+    loop.add_signal_handler(signal.SIGINT, leave, 0.0)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)

@@ -1,0 +1,25 @@
+"""Settings of one worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a worker runs and how. Durations in seconds."""
+
+    engine: str = "sim"
+    model: str = ""  # folder or hub id; empty = the engine's bundled one
+    served_name: str | None = None  # the name clients use; None = derived from the model
+    namespace: str = "default"
+    role: str = "aggregated"
+    worker_name: str | None = None  # a stable name; the process start is appended. None = random
+    drain_grace_s: float = 60.0
+    start_timeout_s: float = 900.0  # loading a large model takes minutes
+    stall_s: float = 120.0  # the engine has work and reports nothing for so long: it is dead
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    metrics_port: int | None = None  # None = no metrics endpoint, 0 = any free port
+    separate_frames: bool = True  # token frames on a connection of their own

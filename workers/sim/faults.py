@@ -1,0 +1,54 @@
+"""Faults that the simulator can be told to have, in each shape real engines have shown.
+
+Token numbers count the answer from 0, emitted tokens of earlier runs included: a sequence that resumes at or behind the number has the
+fault at once, again, as a poisonous request would.  `fresh_only` limits a fault to sequences that start at token 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine
+
+TokenNumber = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Faults of single sequences; a request may bring its own where the engine's settings allow that."""
+
+    reject: Literal["overloaded", "invalid", "unsupported", "dead"] | None = None  # `submit` raises
+    stuck_at_token: TokenNumber | None = None  # keeps its slot and blocks and says nothing more
+    crash_at_token: TokenNumber | None = None  # the process kills itself (SIGKILL) instead of producing this token
+    fault_at_token: TokenNumber | None = None  # an output with `fault` instead of this token
+    fault_code: str = "injected"
+    fault_retriable: bool = True
+    fresh_only: bool = False
+
+    def next_at(self, start: int) -> int | None:
+        """The first token number, from `start` on, that one of these faults takes the place of."""
+        if self.fresh_only and start > 0:
+            return None
+        numbers = [n for n in (self.stuck_at_token, self.crash_at_token, self.fault_at_token) if n is not None]
+        return max(min(numbers), start) if numbers else None
+
+
+class Faults(SequenceFaults, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Faults of the engine: those of every sequence, and its own."""
+
+    slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on the duration of every step
+    die_at_step: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the engine is dead from this step on, the process lives
+
+
+def raise_rejection(faults: SequenceFaults, start: int) -> None:
+    """Raise what `reject` asks for, if anything, for a sequence that starts at token `start`."""
+    if faults.reject is None or (faults.fresh_only and start > 0):
+        return
+    errors = {
+        "overloaded": EngineOverloaded,
+        "invalid": RequestInvalid,
+        "unsupported": UnsupportedByEngine,
+        "dead": EngineDead,
+    }
+    raise errors[faults.reject](f"injected fault: {faults.reject}")

@@ -1,0 +1,75 @@
+"""How long a simulated step takes. `docs/simulator.md` says where the numbers come from and what they leave out.
+
+    step = (base + prefill tokens / prefill rate + sequences × per sequence + context tokens × per context token) ÷ speed-up
+
+`sequences` are those that decode in the step and `context tokens` is the sum of their lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingModel:
+    """Raises ValueError for a negative time, a rate or speed-up that is not above zero, or anything not finite but the rate."""
+
+    prefill_tokens_per_s: float = math.inf
+    decode_base_s: float = 0.0  # every step: weights read once, kernels launched, one round of scheduling
+    decode_per_sequence_s: float = 0.0
+    decode_per_context_token_s: float = 0.0  # reading the KV cache
+    speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("decode_base_s", "decode_per_sequence_s", "decode_per_context_token_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
+        if not self.prefill_tokens_per_s > 0:
+            raise ValueError(f"prefill_tokens_per_s must be above 0, got {self.prefill_tokens_per_s}")
+        if not 0 < self.speedup < math.inf:
+            raise ValueError(f"speedup must be above 0, got {self.speedup}")
+
+    @property
+    def instant(self) -> bool:
+        """No step takes any time."""
+        return self.step_s(prefill_tokens=1, sequences=1, context_tokens=1) == 0
+
+    def step_s(self, *, prefill_tokens: int, sequences: int, context_tokens: int) -> float:
+        """The modelled duration of one step."""
+        total = (
+            self.decode_base_s
+            + prefill_tokens / self.prefill_tokens_per_s
+            + sequences * self.decode_per_sequence_s
+            + context_tokens * self.decode_per_context_token_s
+        )
+        return total / self.speedup
+
+
+PRESETS: Mapping[str, TimingModel] = MappingProxyType(
+    {
+        "instant": TimingModel(),
+        # Measured: vLLM 0.32, SmolLM2-135M bf16, 2 cores: 46 tokens/s alone, 300 tokens/s with 8, 850 prompt tokens/s over 1,536.
+        "cpu-small": TimingModel(prefill_tokens_per_s=860.0, decode_base_s=0.02104, decode_per_sequence_s=0.0007),
+        # Estimated from data sheets, not measured: 8 B parameters in bf16 on one H100 SXM.
+        "h100-8b": TimingModel(
+            prefill_tokens_per_s=24_000.0,
+            decode_base_s=0.007,
+            decode_per_sequence_s=0.00003,
+            decode_per_context_token_s=5.6e-8,
+        ),
+    }
+)
+
+
+def timing_model(preset: str, overrides: Mapping[str, float]) -> TimingModel:
+    """A preset with some of its fields replaced. Raises ValueError naming the preset or the field."""
+    if preset not in PRESETS:
+        raise ValueError(f"no timing preset {preset!r}; there are {', '.join(PRESETS)}")
+    unknown = overrides.keys() - set(TimingModel.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"the timing model has no {sorted(unknown)[0]!r}; it has {', '.join(TimingModel.__dataclass_fields__)}")
+    return replace(PRESETS[preset], **overrides)

@@ -1,0 +1,217 @@
+"""What the simulator answers: a pure function of the prompt, so that any test can compute the exact expected text.
+
+Token *i* of an answer depends on the prompt ids, the adapter, the seed (if the temperature is above 0) and *i*.  Not on batching,
+chunking, other requests, or how often the answer was interrupted and resumed.
+
+Answers are made of common words of the tokenizer, some punctuation, and now and then a character whose bytes lie in separate tokens,
+so that the text pipeline has something to do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b, shake_128
+from pathlib import Path
+from typing import Self
+
+from broker.codec import encode, pack_u32
+from broker.messages import Sampling, TokenLogprob
+from workers.errors import EngineStartFailed, ModelUnavailable
+from workers.text.pipeline import TextPipeline
+from workers.text.tokens import TokenTable
+
+BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
+
+_CHUNK = 128  # tokens drawn at once
+_unpack_chunk = struct.Struct(f"<{_CHUNK}H").unpack
+_MOST_WORDS = 4096
+_WORD = re.compile(rb" [a-z]{2,}")
+_BARE_WORD = re.compile(rb"[a-z]{2,}")
+_PUNCTUATION_EVERY = 12
+_CHARACTER_EVERY = 64
+_CHARACTERS = ("é", "ß", "漢", "→", "🙂", "🌊")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """The part of a tokenizer that answers are drawn from.
+
+    `draws` maps 16 random bits to a token id, or, if negative, to `groups[-1 - x]`: the tokens of one split character.
+    """
+
+    table: TokenTable = field(repr=False)
+    draws: Sequence[int] = field(repr=False)
+    groups: Sequence[Sequence[int]]
+    eos: int | None
+
+    @classmethod
+    def load(cls, tokenizer_dir: str | Path) -> Self:
+        """Raises EngineStartFailed when the tokenizer cannot be read or has no words."""
+        try:
+            table = TokenTable.load(tokenizer_dir)
+        except ModelUnavailable as error:
+            raise EngineStartFailed(f"tokenizer_dir={str(tokenizer_dir)!r}: {error}") from error
+        size = len(table.pieces) or _library_size(table)
+        pieces = {i: table.token_bytes(i) for i in range(size) if i not in table.special}
+        words = [i for i, piece in pieces.items() if _WORD.fullmatch(piece)][:_MOST_WORDS]
+        words = words or [i for i, piece in pieces.items() if _BARE_WORD.fullmatch(piece)][:_MOST_WORDS]
+        if not words:
+            raise EngineStartFailed(f"tokenizer_dir={str(tokenizer_dir)!r}: this tokenizer has no tokens that are words")
+        punctuation = [i for i, piece in pieces.items() if piece in (b",", b".")]
+        single = {piece[0]: i for i, piece in pieces.items() if len(piece) == 1}
+        groups = [[single[byte] for byte in char.encode()] for char in _CHARACTERS if all(byte in single for byte in char.encode())]
+        return cls(table=table, draws=_draws(words, punctuation, len(groups)), groups=groups, eos=_eos(table, Path(tokenizer_dir)))
+
+
+def _library_size(table: TokenTable) -> int:
+    """A tokenizer without a table does not tell its size: look until a long run of ids decodes to nothing."""
+    end, seen = 0, 0
+    while end - seen < 1024:
+        if table.token_bytes(end):
+            seen = end + 1
+        end += 1
+    return seen
+
+
+def _draws(words: Sequence[int], punctuation: Sequence[int], groups: int) -> list[int]:
+    draws: list[int] = []
+    for n in range(1 << 16):
+        if groups and n % _CHARACTER_EVERY == 0:
+            draws.append(-1 - (n // _CHARACTER_EVERY) % groups)
+        elif punctuation and n % _PUNCTUATION_EVERY == 1:
+            draws.append(punctuation[(n // _PUNCTUATION_EVERY) % len(punctuation)])
+        else:
+            draws.append(words[n % len(words)])
+    return draws
+
+
+def _eos(table: TokenTable, folder: Path) -> int | None:
+    try:
+        name = json.loads((folder / "tokenizer_config.json").read_bytes()).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        return None
+    if isinstance(name, dict):
+        name = name.get("content")
+    return next((i for i in sorted(table.special) if table.token_bytes(i).decode(errors="replace") == name), None)
+
+
+class Answer:
+    """The answer to one prompt, as far as it has been drawn: `ids` grows by `grow()` and never changes otherwise.
+
+    `eos_at` is where the end-of-answer token stands (over `ids`), None when the answer has no end of its own.
+    """
+
+    __slots__ = ("_key", "_vocabulary", "eos_at", "ids")
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt_ids: Sequence[int],
+        *,
+        sampling: Sampling,
+        adapter: str | None = None,
+        mean_tokens: float | None = None,
+    ) -> None:
+        seed = sampling.seed if sampling.temperature > 0 else None
+        self._key = blake2b(pack_u32(prompt_ids), key=blake2b(encode([adapter, seed]), digest_size=16).digest(), digest_size=16).digest()
+        self._vocabulary = vocabulary
+        self.ids: list[int] = []
+        self.eos_at: int | None = None
+        if mean_tokens is not None and vocabulary.eos is not None and not sampling.ignore_eos:
+            self.eos_at = self._length(mean_tokens) - 1
+
+    def _length(self, mean: float) -> int:
+        """Exponentially distributed, end token included, at least 1."""
+        (bits,) = struct.unpack("<Q", blake2b(self._key, person=b"length", digest_size=8).digest())
+        return 1 + math.floor(-(mean - 0.5) * math.log1p(-bits / 2**64))
+
+    def grow(self) -> None:
+        """Draw the next tokens."""
+        part = len(self.ids) // _CHUNK
+        drawn = _unpack_chunk(shake_128(self._key + part.to_bytes(8, "little")).digest(2 * _CHUNK))
+        draws, ids, end = self._vocabulary.draws, self.ids, len(self.ids) + _CHUNK
+        for bits in drawn:
+            token = draws[bits]
+            if token >= 0:
+                ids.append(token)
+            elif len(ids) + 4 <= end:
+                ids += self._vocabulary.groups[-1 - token]
+        short = end - len(ids)  # characters took more than their share, or had no room at the end
+        if short < 0:
+            del ids[end:]
+        elif short:
+            ids += [token for token in draws[1 : 2 * _CHUNK + 1] if token >= 0][:short]
+
+    def logprob(self, index: int, token_id: int, top: int) -> TokenLogprob:
+        """A plausible log-probability of token `index`, likewise a pure function; the token itself is the most likely one."""
+        drawn = _unpack_chunk(shake_128(self._key + b"logprobs" + index.to_bytes(8, "little")).digest(2 * _CHUNK))
+        chance = 0.3 + 0.69 * drawn[0] / 2**16
+        own = math.log(chance)
+        table = self._vocabulary.table
+        chosen: list[tuple[int, bytes, float]] = [(token_id, table.token_bytes(token_id), own)]
+        rest = 1 - chance
+        for bits in drawn[1:]:
+            if len(chosen) >= top:
+                break
+            other = self._vocabulary.draws[bits]
+            if other >= 0 and all(other != known for known, _, _ in chosen):
+                rest /= 2
+                chosen.append((other, table.token_bytes(other), math.log(min(rest, chance))))
+        return TokenLogprob(token_id, chosen[0][1], own, chosen[:top])
+
+
+# -- for tests: what will it say? ----------------------------------------------------------------------------
+
+
+@cache
+def bundled_vocabulary() -> Vocabulary:
+    """The vocabulary of the bundled tokenizer, read once."""
+    return Vocabulary.load(BUNDLED_TOKENIZER)
+
+
+def expected_ids(
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    adapter: str | None = None,
+    mean_tokens: float | None = None,
+    vocabulary: Vocabulary | None = None,
+) -> list[int]:
+    """The ids a simulator answers with: at most `max_tokens`, the end or stop token included if there is one."""
+    sampling = sampling or Sampling()
+    vocabulary = vocabulary or bundled_vocabulary()
+    answer = Answer(vocabulary, prompt_ids, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens)
+    while len(answer.ids) < max_tokens:
+        answer.grow()
+    ids = answer.ids[:max_tokens]
+    if answer.eos_at is not None and vocabulary.eos is not None:
+        eos_at = max(answer.eos_at, sampling.min_tokens)
+        ids[eos_at:] = [vocabulary.eos][: max_tokens - eos_at]
+    stops = [n for n, token in enumerate(ids) if n >= sampling.min_tokens and token in sampling.stop_token_ids]
+    return ids[: stops[0] + 1] if stops else ids
+
+
+def expected_text(
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    stop: Sequence[str] = (),
+    sampling: Sampling | None = None,
+    adapter: str | None = None,
+    mean_tokens: float | None = None,
+    vocabulary: Vocabulary | None = None,
+) -> str:
+    """`expected_ids` as the text a client sees."""
+    vocabulary = vocabulary or bundled_vocabulary()
+    ids = expected_ids(
+        prompt_ids, max_tokens, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens, vocabulary=vocabulary
+    )
+    pipeline = TextPipeline(vocabulary.table, prompt_ids=prompt_ids, stop=stop)
+    return "".join(map(pipeline.push, ids)) + pipeline.finish()

@@ -1,0 +1,117 @@
+"""Incremental detokenising: ids in, whole characters out.
+
+The text of an answer is what it adds to its prompt.  A character whose bytes are spread over tokens comes out with the token
+that completes it; bytes that cannot become a character come out as U+FFFD as soon as that is certain.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+from workers.text.tokens import Decode, TokenTable
+
+_LONGEST_CHARACTER = 4  # bytes, in UTF-8
+_CONTEXT = 8  # prompt tokens that a window starts with
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """One per answer."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; may be empty."""
+
+    def finish(self) -> str:
+        """What is left of a character that never got complete."""
+
+
+def detokenizer(table: TokenTable, *, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+    """The detokenizer for an answer to this prompt."""
+    if table.decode is not None:
+        return _Window(table.decode, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
+    return _Table(table, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
+
+
+class _Table:
+    """By table: a lookup per token, and a decode only around split characters."""
+
+    __slots__ = ("_first", "_pending", "_pieces", "_skipped", "_texts")
+
+    def __init__(self, table: TokenTable, *, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._texts = table.texts
+        self._pieces = table.pieces
+        self._skipped = table.special if skip_special_tokens else frozenset[int]()
+        self._pending = self._open_character(prompt_ids)
+        at_start = table.first is not None and all(i in self._skipped for i in prompt_ids)
+        self._first = table.first if at_start else None
+
+    def _open_character(self, prompt_ids: Sequence[int]) -> bytes:
+        """A character begun at the end of the prompt belongs to the answer that completes it."""
+        known = (i for i in reversed(prompt_ids) if i not in self._skipped and 0 <= i < len(self._pieces))
+        tail = b"".join(reversed([self._pieces[i] for i in islice(known, _LONGEST_CHARACTER)]))[-_LONGEST_CHARACTER:]
+        _, used = utf_8_decode(tail, "replace", False)
+        return tail[used:]
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        try:
+            text = self._texts[token_id]
+        except IndexError:  # models have rows beyond their tokenizer
+            return ""
+        if text is not None and not self._pending and self._first is None:
+            return text
+        return self._slow(token_id)
+
+    def _slow(self, token_id: int) -> str:
+        data = self._pieces[token_id]
+        if self._first is not None and data:
+            data, self._first = self._first(data), None
+        data = self._pending + data
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
+
+    def finish(self) -> str:
+        rest, self._pending = self._pending, b""
+        return rest.decode(errors="replace")
+
+
+class _Window:
+    """By the library: decode the last tokens twice, with and without the new one, and take what was added.
+
+    Text is held back while it ends in U+FFFD, which may still become a character; for at most as many tokens as a character
+    has bytes, since it may also be meant.
+    """
+
+    __slots__ = ("_decode", "_held", "_ids", "_shown", "_skip")
+
+    def __init__(self, decode: Decode, *, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._decode = decode
+        self._skip = skip_special_tokens
+        self._ids = list(prompt_ids[-_CONTEXT:])
+        self._shown = decode(self._ids, skip_special_tokens)
+        self._held = 0  # tokens at the end of `_ids` whose text is not out yet
+
+    def push(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        self._held += 1
+        text = self._decode(self._ids, self._skip)
+        if text.endswith(_REPLACEMENT) and self._held < _LONGEST_CHARACTER:
+            return ""
+        return self._release(text)
+
+    def finish(self) -> str:
+        return self._release(self._decode(self._ids, self._skip)) if self._held else ""
+
+    def _release(self, text: str) -> str:
+        added = text[len(self._shown) :]
+        self._held = 0
+        if len(self._ids) >= 2 * _CONTEXT:
+            del self._ids[:-_CONTEXT]
+            text = self._decode(self._ids, self._skip)
+        self._shown = text
+        return added

@@ -1,0 +1,104 @@
+"""Stop strings in a stream of text.
+
+The answer is cut where the first stop string *starts* (the shorter one, if two start there), exactly as if the whole text had
+been searched at once, however it was cut into pieces.  Text that may still turn out to be part of a stop string is held back,
+and nothing more than that.
+
+An Aho-Corasick automaton: one dict lookup per character, whatever the number and length of the stop strings, so that no request
+can make a worker's loop slow with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+
+
+class StopMatcher:
+    """Feed text with `push`, end with `finish`. Once `stopped` is set nothing more comes out. Empty strings never match."""
+
+    __slots__ = ("_begins", "_best", "_buffer", "_depth", "_edges", "_fail", "_include", "_node", "_word", "stopped")
+
+    def __init__(self, stops: Iterable[str], *, include_stop: bool) -> None:
+        self.stopped: str | None = None
+        self._include = include_stop
+        self._buffer = ""  # text not yet released; it ends where the automaton stands
+        self._node = 0
+        self._best: tuple[int, str] | None = None  # (start in the buffer, stop string): the match to beat
+        self._edges: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._fail = [0]
+        self._word: list[str | None] = [None]  # the longest stop string that ends at this node
+        self._build([stop for stop in stops if stop])
+        self._begins = (
+            re.compile("[" + "".join(re.escape(char) for char in sorted(self._edges[0])) + "]") if self._edges[0] else None
+        )
+
+    def _build(self, stops: list[str]) -> None:
+        for stop in stops:
+            node = 0
+            for char in stop:
+                if char not in self._edges[node]:
+                    self._edges[node][char] = len(self._edges)
+                    self._edges.append({})
+                    self._depth.append(self._depth[node] + 1)
+                    self._fail.append(0)
+                    self._word.append(None)
+                node = self._edges[node][char]
+            self._word[node] = stop
+        queue = deque(self._edges[0].values())
+        while queue:
+            node = queue.popleft()
+            if self._word[node] is None:
+                self._word[node] = self._word[self._fail[node]]
+            for char, child in self._edges[node].items():
+                self._fail[child] = self._next(self._fail[node], char)
+                queue.append(child)
+
+    def _next(self, node: int, char: str) -> int:
+        while char not in self._edges[node]:
+            if node == 0:
+                return 0
+            node = self._fail[node]
+        return self._edges[node][char]
+
+    def push(self, text: str) -> str:
+        """The text that is safe to show now."""
+        if self._node == 0 and self._best is None and (self._begins is None or self._begins.search(text) is None):
+            return text if self.stopped is None else ""
+        return self._scan(text)
+
+    def _scan(self, text: str) -> str:
+        if self.stopped is not None:
+            return ""
+        at = len(self._buffer)
+        self._buffer += text
+        node = self._node
+        for char in text:
+            at += 1
+            node = self._next(node, char)
+            word = self._word[node]
+            if word is not None and (self._best is None or at - len(word) < self._best[0]):
+                self._best = (at - len(word), word)
+            if self._best is not None and at - self._depth[node] >= self._best[0]:
+                return self._cut(*self._best)
+        self._node = node
+        keep = at - self._depth[node]
+        if self._best is not None:
+            keep = min(keep, self._best[0])
+            self._best = (self._best[0] - keep, self._best[1])
+        released, self._buffer = self._buffer[:keep], self._buffer[keep:]
+        return released
+
+    def finish(self) -> str:
+        """What was held back. A match that waited for an earlier one to complete counts now."""
+        if self._best is not None and self.stopped is None:
+            return self._cut(*self._best)
+        released, self._buffer, self._node = self._buffer, "", 0
+        return released
+
+    def _cut(self, start: int, stop: str) -> str:
+        released = self._buffer[: start + (len(stop) if self._include else 0)]
+        self.stopped, self._buffer, self._node, self._best = stop, "", 0, None
+        return released

@@ -1,0 +1,173 @@
+"""From token id to bytes: the table that makes detokenising a list lookup.
+
+Most tokenizers decode token by token: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2) and the SentencePiece family (Llama 2,
+Mistral, Gemma).  For those the bytes of every id are worked out once, when a worker starts.  Any other decoder (WordPiece, say)
+gives no table, and `workers.text.detokenize` asks the `tokenizers` library over a sliding window instead.
+
+Only `tokenizer.json` is read; `tokenizers` is imported just for the second kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from workers.errors import ModelUnavailable
+
+Decode = Callable[[list[int], bool], str]
+"""(ids, skip special tokens) → text, by the `tokenizers` library."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """What is known of each token id. Immutable; one per worker, shared by all its pipelines.
+
+    `pieces[id]` are the bytes an id adds to the text and `texts[id]` the same as a string, None when they are not whole
+    characters.  Both are empty when `decode` must be asked.  `first` gives the bytes of an id that starts the text, for
+    tokenizers that drop the space there.
+    """
+
+    pieces: Sequence[bytes] = field(repr=False)
+    texts: Sequence[str | None] = field(repr=False)
+    special: frozenset[int]
+    first: Callable[[bytes], bytes] | None = None
+    decode: Decode | None = None
+
+    @classmethod
+    def load(cls, tokenizer_dir: str | Path) -> Self:
+        """Read `tokenizer.json` in this folder. Raises ModelUnavailable when it is missing or damaged."""
+        path = Path(tokenizer_dir) / "tokenizer.json"
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise ModelUnavailable(f"no tokenizer: cannot read {path}: {error.strerror}") from error
+        try:
+            spec = msgspec.json.decode(raw)
+            special = frozenset(token["id"] for token in spec.get("added_tokens") or () if token["special"])
+            piece, first = _piece_rule(spec.get("decoder"))
+            if piece is None:
+                return cls(pieces=(), texts=(), special=special, decode=_library_decode(raw))
+            pieces = [piece(token) for token in _tokens(spec)]
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelUnavailable(f"{path} is not a tokenizer: {error!r}") from error
+        return cls(pieces=pieces, texts=[_whole(data) for data in pieces], special=special, first=first)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, special ones included; empty for an id the tokenizer does not know."""
+        if self.decode is not None:
+            return self.decode([token_id], False).encode()
+        return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
+
+
+def _library_decode(raw: bytes) -> Decode:
+    from tokenizers import Tokenizer
+
+    try:
+        decode = Tokenizer.from_buffer(raw).decode
+    except ValueError as error:
+        raise TypeError(str(error)) from error
+    return lambda ids, skip: str(decode(ids, skip_special_tokens=skip))
+
+
+def _tokens(spec: Mapping[str, Any]) -> list[str]:
+    """Token strings by id; "" where an id is not used."""
+    vocabulary = spec["model"]["vocab"]
+    if isinstance(vocabulary, list):
+        named: Iterable[tuple[str, int]] = ((entry[0], i) for i, entry in enumerate(vocabulary))
+    else:
+        named = vocabulary.items()
+    by_id = {i: token for token, i in named}
+    by_id.update((token["id"], token["content"]) for token in spec.get("added_tokens") or ())
+    return [by_id.get(i, "") for i in range(max(by_id, default=-1) + 1)]
+
+
+def _whole(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# -- what the `decoder` of tokenizer.json means for one token ------------------------------------------------
+
+Piece = Callable[[str], bytes]
+First = Callable[[bytes], bytes]
+
+
+def _piece_rule(decoder: Mapping[str, Any] | None) -> tuple[Piece | None, First | None]:
+    """How one token becomes bytes, and what differs for the first one. (None, None) when tokens do not decode one by one."""
+    steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder]
+    edits: list[Callable[[str], str]] = []
+    piece: Piece = str.encode
+    first: First | None = None
+    fused = False
+    for step in steps:
+        match step:
+            case {"type": "ByteLevel"} if len(steps) == 1:
+                return _byte_level, None
+            case {"type": "Replace", "pattern": {"String": old}, "content": new} if not fused:
+                edits.append(_replacer(old, new))
+            case {"type": "Metaspace", "replacement": mark, **rest} if not fused:
+                edits.append(_replacer(mark, " "))
+                if rest.get("prepend_scheme", "always") != "never" and rest.get("add_prefix_space", True):
+                    first = _drop_spaces
+            case {"type": "ByteFallback"} if not fused:
+                piece = _byte_fallback
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if fused:
+                first = _stripper(start)
+            case _:
+                return None, None
+    return _edited(edits, piece), first
+
+
+def _edited(edits: Sequence[Callable[[str], str]], piece: Piece) -> Piece:
+    def edited(token: str) -> bytes:
+        for edit in edits:
+            token = edit(token)
+        return piece(token)
+
+    return edited
+
+
+def _replacer(old: str, new: str) -> Callable[[str], str]:
+    return lambda token: token.replace(old, new)
+
+
+def _drop_spaces(data: bytes) -> bytes:
+    return data.replace(b" ", b"")
+
+
+def _stripper(most: int) -> First:
+    return lambda data: data[min(most, len(data) - len(data.lstrip(b" "))) :]
+
+
+def _byte_fallback(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """What byte-level BPE writes for the 256 bytes: printable ones stand for themselves, the rest start at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTES[char] for char in token])
+    except KeyError:  # an added token, written as it is
+        return token.encode()

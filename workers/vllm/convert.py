@@ -1,0 +1,145 @@
+"""Between our records and vLLM's: `Sequence` to prompt and `SamplingParams`, `RequestOutput` to `Output`.
+
+vLLM is imported inside the functions that build its objects, so that the other direction can be used and tested without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from broker.messages import TokenLogprob
+from workers.engine import Fault, Output, Sequence
+from workers.errors import RequestInvalid, UnsupportedByEngine
+
+GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
+
+_GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
+_NATIVE_EXTRA = ("thinking_token_budget", "skip_reading_prefix_cache")
+_TRANSFER_EXTRA = ("kv_transfer_params", "ec_transfer_params")
+_FINISH: dict[str, Literal["stop", "length", "abort"]] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+    "repetition": "stop",
+}
+
+TokenBytes = Callable[[int], bytes]
+
+
+def to_prompt(sequence: Sequence) -> Any:
+    """The prompt as vLLM's renderer would give it, so that nothing is tokenised or templated again."""
+    from vllm.inputs import tokens_input
+
+    return tokens_input(sequence.token_ids, cache_salt=sequence.cache_salt)
+
+
+def to_sampling_params(sequence: Sequence) -> Any:
+    """vLLM's `SamplingParams`. Raises RequestInvalid, UnsupportedByEngine."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    _check_supported(sequence)
+    sampling = sequence.sampling
+    native = {name: sequence.extra[name] for name in _NATIVE_EXTRA if name in sequence.extra}
+    opaque = {name: value for name, value in sequence.extra.items() if name not in native}
+    try:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=sampling.seed,
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
+            stop_token_ids=list(sampling.stop_token_ids),
+            logit_bias=dict(sampling.logit_bias) or None,
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_words=list(sampling.bad_words) or None,
+            logprobs=sequence.logprobs,
+            structured_outputs=_guided(sequence.guided),
+            extra_args=opaque or None,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,
+            **native,
+        )
+    except (TypeError, ValueError) as error:
+        raise RequestInvalid(str(error)) from error
+    except Exception as error:
+        invalid = translate_invalid(error)
+        if invalid is None:
+            raise
+        raise invalid from error
+
+
+def _check_supported(sequence: Sequence) -> None:
+    asked = {
+        "media": bool(sequence.media),
+        "adapter": sequence.adapter is not None,
+        "handover": sequence.handover is not None,
+        "prompt_logprobs": sequence.prompt_logprobs is not None,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            raise UnsupportedByEngine(f"this vLLM worker does not serve {what}")
+    for name in _TRANSFER_EXTRA:
+        if name in sequence.extra:
+            # they name hosts to read memory from, so they never come from a request
+            raise RequestInvalid(f"{name} cannot be given with a request", param=name)
+
+
+def _guided(guided: Mapping[str, Any] | None) -> Any:
+    if guided is None:
+        return None
+    from vllm.sampling_params import StructuredOutputsParams
+
+    for name in guided:
+        if name not in GUIDED and name not in _GUIDED_OPTIONS:
+            raise RequestInvalid(f"unknown kind of structured output {name!r}; known: {', '.join(sorted(GUIDED))}", param=name)
+    return StructuredOutputsParams(**guided)
+
+
+def translate_invalid(error: BaseException) -> RequestInvalid | None:
+    """RequestInvalid for an exception that vLLM raises because of the request itself, else None."""
+    from vllm.exceptions import VLLMClientError
+
+    if not isinstance(error, VLLMClientError):
+        return None
+    message = str(error.args[0]) if error.args else str(error)
+    return RequestInvalid(message, param=getattr(error, "parameter", None))
+
+
+def to_output(sequence: Sequence, result: Any, *, first: bool, eos: frozenset[int], token_bytes: TokenBytes) -> Output:
+    """One delta of one sequence. `eos` are the model's own end tokens: ending on them is a plain stop."""
+    completion = result.outputs[0]
+    output = Output(sequence.id, list(completion.token_ids))
+    if first:
+        output.cached_tokens = result.num_cached_tokens or 0
+    if completion.logprobs:
+        output.logprobs = to_logprobs(output.ids, completion.logprobs, sequence.logprobs or 0, token_bytes)
+    reason = completion.finish_reason
+    if reason is None:
+        return output
+    finish = _FINISH.get(reason)
+    if finish is None:
+        output.fault = Fault("engine_error", f"vLLM ended the request with {reason!r}", retriable=True)
+        return output
+    output.finish = finish
+    stop = completion.stop_reason
+    if isinstance(stop, int) and (stop not in eos or stop in sequence.sampling.stop_token_ids):
+        output.stop = stop
+    return output
+
+
+def to_logprobs(ids: list[int], positions: Any, top: int, token_bytes: TokenBytes) -> list[TokenLogprob]:
+    """`positions` has one map per id, token -> (logprob, rank); the `top` best become the alternatives, best first."""
+    rows = []
+    for token, position in zip(ids, positions, strict=True):
+        best = sorted((entry for entry in position.items() if entry[1].rank is not None), key=lambda entry: entry[1].rank)[:top]
+        alternatives = [(int(other), token_bytes(other), float(entry.logprob)) for other, entry in best]
+        rows.append(TokenLogprob(token, token_bytes(token), float(position[token].logprob), alternatives))
+    return rows

@@ -1,0 +1,189 @@
+"""vLLM's AsyncLLM behind the engine protocol.
+
+vLLM runs its core and its workers as processes of their own; this object is the client end in the worker process.  Ids go in,
+ids come out (`detokenize=False`).  A dead core cannot be restarted inside this process: `died` returns and the worker must end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from workers.engine import Capabilities, EngineConfig, EngineInfo, Fault, KvEvent, Load, Output, Sequence, Sink
+from workers.errors import EngineDead, EngineOverloaded, UnsupportedByEngine
+from workers.guard import ProcessTree
+from workers.text.pipeline import TokenTable
+from workers.vllm import convert
+from workers.vllm.load import LoadMeter
+from workers.vllm.start import Started, start_vllm
+from workers.vllm.steps import Run, StepBatcher
+
+_log = structlog.get_logger()
+
+_DEATH_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
+
+
+class VllmEngine:
+    """One vLLM engine. Started once, stopped once."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._batcher: StepBatcher | None = None
+        self._meter = LoadMeter()
+        self._runs: dict[str, Run] = {}
+        self._processes = ProcessTree(os.getpid())
+        self._death: str | None = None
+        self._death_known = asyncio.Event()
+        self._priority = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(logprobs=True, guided=convert.GUIDED, cache_salt=True, priority=self._priority)
+
+    async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        try:
+            started = await start_vllm(config, self._meter)
+        except BaseException:
+            await asyncio.to_thread(self._processes.kill)
+            raise
+        self._processes.remember()
+        self._started = started
+        self._priority = started.llm.vllm_config.scheduler_config.policy == "priority"
+        token_bytes = TokenTable.load(started.info.tokenizer_dir).token_bytes
+        eos = frozenset(started.info.eos_token_ids)
+
+        def to_output(sequence: Sequence, result: Any, first: bool) -> Output:
+            return convert.to_output(sequence, result, first=first, eos=eos, token_bytes=token_bytes)
+
+        self._batcher = StepBatcher(sink, to_output, self._failed, self._ended)
+        return started.info
+
+    async def submit(self, sequence: Sequence) -> None:
+        started, batcher = self._alive()
+        params = convert.to_sampling_params(sequence)
+        run = self._runs[sequence.id] = Run(sequence)
+        try:
+            collector = await started.llm.add_request(
+                sequence.id,
+                convert.to_prompt(sequence),
+                params,
+                priority=sequence.priority if self._priority else 0,
+                session_id=sequence.session_id,
+            )
+        except BaseException as error:
+            run.closed = True
+            self._ended(sequence.id)
+            raise self._translate(error) from error
+        batcher.attach(collector, run)
+
+    async def abort(self, ids: Seq[str]) -> None:
+        known = frozenset(ids) & self._runs.keys()
+        if not known or self._started is None or self._batcher is None:
+            return
+        for sequence_id in known:
+            self._runs.pop(sequence_id).closed = True
+        self._batcher.drop(known)
+        with suppress(Exception):  # a dying engine aborts everything by itself
+            await self._started.llm.abort(known)
+
+    def load(self) -> Load:
+        if self._started is None:
+            return Load()
+        queued = self._started.llm.get_num_queued_tokens()
+        return self._meter.read(mine=len(self._runs), blocks=self._started.info.blocks, queued_tokens=queued)
+
+    async def healthy(self) -> None:
+        self._alive()
+
+    async def died(self) -> str:
+        while self._death is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DEATH_POLL_S):
+                    await self._death_known.wait()
+            if self._started is not None and self._started.llm.errored:
+                self._declare_dead("vLLM's engine core is gone; its own log lines say why")
+        return self._death
+
+    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        raise UnsupportedByEngine("this vLLM adapter does not report KV cache events")
+
+    async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
+        raise UnsupportedByEngine("this vLLM adapter does not serve embeddings")
+
+    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        llm = self._alive()[0].llm
+        operations: dict[str, Callable[..., Awaitable[Any]]] = {
+            "reset_prefix_cache": llm.reset_prefix_cache,
+            "pause": llm.pause_generation,
+            "resume": llm.resume_generation,
+            "is_paused": llm.is_paused,
+        }
+        operation = operations.get(op)
+        if operation is None:
+            raise UnsupportedByEngine(f"vLLM has no operation {op!r} here; known: {', '.join(operations)}")
+        try:
+            return {"result": await operation(**args)}
+        except Exception as error:
+            raise self._translate(error) from error
+
+    async def stop(self, grace_s: float) -> None:
+        started, self._started = self._started, None
+        if started is not None:
+            for run in self._runs.values():
+                run.closed = True
+            self._runs.clear()
+            self._processes.remember()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s + 1):
+                    await asyncio.to_thread(started.llm.shutdown, grace_s)
+            # its destructor shuts down again, possibly when the interpreter is half gone, and then prints a traceback
+            started.llm.shutdown = lambda *_, **__: None
+        left = await asyncio.to_thread(self._processes.kill)
+        if left:
+            _log.warning("engine.processes_killed", count=left)
+
+    def _alive(self) -> tuple[Started, StepBatcher]:
+        if self._death is not None:
+            raise EngineDead(self._death)
+        if self._started is None or self._batcher is None:
+            raise EngineDead("the engine is not running")
+        if self._started.llm.errored:
+            self._declare_dead("vLLM's engine core is gone; its own log lines say why")
+            raise EngineDead(self._death)
+        return self._started, self._batcher
+
+    def _declare_dead(self, reason: str) -> None:
+        if self._death is None:
+            self._death = reason
+            self._death_known.set()
+            _log.error("engine.died", reason=reason, sequences=len(self._runs))
+            for run in self._runs.values():
+                run.closed = True
+            self._runs.clear()
+
+    def _ended(self, sequence_id: str) -> None:
+        self._runs.pop(sequence_id, None)
+
+    def _failed(self, run: Run, error: Exception) -> Output | None:
+        """What a sequence that vLLM ended with an exception gets: nothing if the whole engine is dead, `died` says that."""
+        translated = self._translate(error)
+        if isinstance(translated, EngineDead):
+            return None
+        return Output(run.sequence.id, [], fault=Fault("engine_error", str(translated), retriable=True))
+
+    def _translate(self, error: BaseException) -> BaseException:
+        from vllm.exceptions import GracefulHTTPError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if isinstance(error, EngineDeadError):
+            self._declare_dead(str(error))
+            return EngineDead(str(error))
+        if isinstance(error, GracefulHTTPError):
+            return EngineOverloaded(str(error))
+        return convert.translate_invalid(error) or error

@@ -1,0 +1,108 @@
+"""From `EngineConfig` to vLLM's own settings.
+
+What the operator gives is passed on as it is; a name vLLM does not know stops the start.  Where nothing is given, some defaults
+differ from vLLM's, nearly all of them for machines without a GPU; each is listed with its reason in docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from workers.engine import EngineConfig, Role
+from workers.errors import EngineStartFailed
+
+CPU_BLOCK_SIZE = 32
+CPU_MAX_SEQUENCES = 32
+CPU_KV_BYTES = 512 << 20
+
+_OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--seed"}
+"""Settings with an option of their own: two places for one thing would contradict each other."""
+
+
+def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str]) -> None:
+    """Set the variables vLLM reads at import, unless the operator has set them. Must run before `import vllm`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        # forked children would inherit the broker's sockets and hold them open after this process died
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # several engines may share the cores; vLLM's binding would pin all of them to the same ones
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(cores),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if Path(config.model).is_dir():
+        defaults["HF_HUB_OFFLINE"] = "1"
+    for name, value in defaults.items():
+        environ.setdefault(name, value)
+
+
+def engine_args(config: EngineConfig) -> Any:
+    """vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    if config.role is not Role.AGGREGATED:
+        raise EngineStartFailed(f"the vLLM adapter serves the role {Role.AGGREGATED.value!r} only, not {config.role.value!r}")
+    check_names(config.args, [field.name for field in fields(AsyncEngineArgs)])
+    args: dict[str, Any] = {
+        "model": config.model,
+        "served_model_name": config.served_name,
+        "seed": config.seed,
+        "disable_log_stats": True,  # its own log lines and Prometheus series; load() gets its numbers all the same
+        "enable_prefix_caching": True,
+    }
+    if current_platform.is_cpu():
+        args |= {"block_size": CPU_BLOCK_SIZE, "max_num_seqs": CPU_MAX_SEQUENCES, "enforce_eager": True}
+    try:
+        return AsyncEngineArgs(**args | dict(config.args))
+    except (TypeError, ValueError) as error:
+        raise EngineStartFailed(f"vLLM refuses its settings: {error}") from error
+
+
+def check_names(args: Mapping[str, Any], known: list[str]) -> None:
+    """Raise EngineStartFailed for the first setting not in `known`, naming what is spelt like it."""
+    for name in args:
+        if name in _OURS:
+            raise EngineStartFailed(f"give {name!r} as {_OURS[name]}, not as an engine setting")
+        if name not in known:
+            close = difflib.get_close_matches(name.replace("-", "_"), known, n=3, cutoff=0.6)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            raise EngineStartFailed(f"vLLM has no setting {name!r}{hint}")
+
+
+def prepare_children(vllm_config: Any, environ: MutableMapping[str, str]) -> None:
+    """Set what only the engine's processes read, once it is known what they will run. Must run before they are started.
+
+    Some of vLLM's sampling code is compiled on first use even in eager mode.  Without a GPU that takes a C++ compiler and
+    stalled the first request for log probabilities, and all others with it, for 17 s.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and vllm_config.model_config.enforce_eager:
+        environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+def size_kv_cache(vllm_config: Any) -> None:
+    """Without a GPU and a given size: 512 MiB, or room for two sequences of full length, at most half of the free memory."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or vllm_config.cache_config.kv_cache_memory_bytes is not None:
+        return
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    heads = model.get_num_kv_heads(parallel) * model.get_head_size()
+    per_token = 2 * model.get_num_layers(parallel) * heads * model.dtype.itemsize
+    wanted = max(CPU_KV_BYTES, 2 * per_token * model.max_model_len)
+    vllm_config.cache_config.kv_cache_memory_bytes = max(CPU_KV_BYTES, min(wanted, _free_memory() // 2))
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,119 @@
+"""Bringing vLLM up: settings, environment, the blocking construction, and what the started engine says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.engine import EngineConfig, EngineInfo
+from workers.errors import EngineStartFailed, WorkerError
+from workers.vllm.load import LoadMeter
+from workers.vllm.settings import engine_args, prepare_children, prepare_environment, size_kv_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running AsyncLLM and its description."""
+
+    llm: Any
+    info: EngineInfo
+
+
+async def start_vllm(config: EngineConfig, meter: LoadMeter) -> Started:
+    """Import vLLM, load the model and wait until the core is ready. Raises EngineStartFailed."""
+    prepare_environment(config, os.environ)
+    started = await _in_thread(lambda: _build(config, meter))
+    # the first call binds vLLM's sockets to this event loop and caches the answer that every later request needs
+    tasks = await started.llm.get_supported_tasks()
+    if "generate" not in tasks:
+        raise EngineStartFailed(f"{config.model} does not generate text; vLLM offers: {', '.join(tasks) or 'nothing'}")
+    return started
+
+
+def _build(config: EngineConfig, meter: LoadMeter) -> Started:
+    try:
+        import vllm
+    except ImportError as error:
+        raise EngineStartFailed(f"vLLM is not installed or broken ({error}); `make install ENGINE=vllm` installs it") from error
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        vllm_config = engine_args(config).create_engine_config()
+        size_kv_cache(vllm_config)
+        prepare_children(vllm_config, os.environ)
+        llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[meter.factory()], disable_log_stats=True)
+    except WorkerError:
+        raise
+    except Exception as error:
+        raise EngineStartFailed(f"vLLM could not start {config.model}: {error}") from error
+    return Started(llm, _describe(llm, vllm.__version__))
+
+
+def _describe(llm: Any, version: str) -> EngineInfo:
+    vllm_config = llm.vllm_config
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    return EngineInfo(
+        engine="vllm",
+        version=version,
+        tokenizer_dir=str(_tokenizer_folder(model)),
+        context_length=model.max_model_len,
+        block_size=cache.block_size,
+        blocks=cache.num_gpu_blocks,
+        slots=vllm_config.scheduler_config.max_num_seqs,
+        vocab_size=model.get_vocab_size(),
+        eos_token_ids=_eos_ids(llm),
+        default_sampling=model.get_diff_sampling_param(),
+        extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": cache.block_size * cache.num_gpu_blocks},
+    )
+
+
+def _eos_ids(llm: Any) -> tuple[int, ...]:
+    """The tokenizer's end token first, then the ones the generation config adds."""
+    configured = llm.model_config.try_get_generation_config().get("eos_token_id") or ()
+    ids = [llm.renderer.get_eos_token_id(), *([configured] if isinstance(configured, int) else configured)]
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def _tokenizer_folder(model: Any) -> Path:
+    folder = Path(model.tokenizer)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(model.tokenizer, "tokenizer.json", revision=model.tokenizer_revision)
+        folder = Path(cached).parent if isinstance(cached, str) else folder
+    if not (folder / "tokenizer.json").is_file():
+        raise EngineStartFailed(f"{model.tokenizer} has no tokenizer.json; Headrace needs a tokenizer in that form")
+    return folder
+
+
+async def _in_thread(work: Callable[[], Started]) -> Started:
+    """Run `work` beside the event loop in a daemon thread, so that a stop during a long start does not wait for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Started] = loop.create_future()
+
+    def settle(result: Started | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def body() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, result, failure)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    threading.Thread(target=body, name="vllm-start", daemon=True).start()
+    return await future

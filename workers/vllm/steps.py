@@ -1,0 +1,81 @@
+"""Gathering what one engine step gave to many sequences into one call of the sink.
+
+vLLM hands each request's delta to that request's own collector, all of a step in one go without giving up the event loop.
+We take them there instead of waking a task per request: the first delta of a step schedules the flush, which finds them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from workers.engine import Output, Sequence, Sink
+
+Convert = Callable[[Sequence, Any, bool], Output]
+
+
+class Run:
+    """One sequence inside the engine."""
+
+    __slots__ = ("closed", "sequence", "started")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.started = False
+        self.closed = False
+
+
+class StepBatcher:
+    """Turns deltas into one sink call per engine step. Used on the event loop only."""
+
+    def __init__(
+        self, sink: Sink, convert: Convert, on_error: Callable[[Run, Exception], Output | None], on_end: Callable[[str], None]
+    ):
+        self._sink = sink
+        self._convert = convert
+        self._on_error = on_error
+        self._on_end = on_end
+        self._batch: list[Output] = []
+        self._loop = asyncio.get_running_loop()
+
+    def attach(self, collector: Any, run: Run) -> None:
+        """Take what is in vLLM's `collector` now and everything put into it from now on."""
+
+        def put(item: Any) -> None:
+            self.take(run, item)
+
+        try:
+            early = collector.get_nowait()
+        except Exception as error:
+            early = error
+        collector.put = put
+        if early is not None:
+            self.take(run, early)
+
+    def take(self, run: Run, item: Any) -> None:
+        """Add one delta, or the exception vLLM ended this request with."""
+        if run.closed:
+            return
+        if isinstance(item, Exception):
+            output = self._on_error(run, item)
+        else:
+            output = self._convert(run.sequence, item, not run.started)
+            run.started = True
+        if output is None or output.finish is not None or output.fault is not None:
+            run.closed = True
+            self._on_end(run.sequence.id)
+        if output is None:
+            return
+        if not self._batch:
+            self._loop.call_soon(self._flush)
+        self._batch.append(output)
+
+    def drop(self, ids: frozenset[str]) -> None:
+        """Forget what is gathered for these sequences, so that nothing of them reaches the sink any more."""
+        self._batch[:] = [output for output in self._batch if output.id not in ids]
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        if batch:
+            self._sink(batch)
