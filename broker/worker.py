@@ -12,23 +12,20 @@ import random
 import time
 from collections.abc import Callable
 
-import msgspec
 import structlog
-from jetstream.lease import LeaseKeeper
 
 from broker import metrics
 from broker.codec import decode, encode, parse_job_headers
 from broker.errors import BrokerError, WireError
 from broker.executor import Executor
 from broker.frames import FrameSender
-from broker.ingress_inbox import drained_key
+from broker.lapses import Lapses
+from broker.leaving import Leaving
 from broker.members import Members
 from broker.messages import (
     Envelope,
     Finish,
     Inspection,
-    JobEvent,
-    JobEvents,
     JobFault,
     LoadReport,
     Row,
@@ -37,14 +34,15 @@ from broker.messages import (
 )
 from broker.moving import Janitor, Mover, rendezvous_first
 from broker.placing import SelfPlacer
-from broker.protocol.crashes import ENGINE_DEATH
 from broker.protocol.judge import GENERATION
 from broker.protocol.runs import Run, RunState, RunTable, Tombstones
+from broker.reporting import EventSender, LoadReporter
 from broker.settings import SessionSettings
 from broker.settling import Settling
 from broker.spill import fetch_payload
 from broker.worker_inbox import WorkerInbox
 from jetstream.errors import JetStreamError
+from jetstream.lease import LeaseKeeper
 from jetstream.ports import Delivery, Messaging
 from jetstream.subjects import REQUEST_CLASSES, Subjects
 from jetstream.topology import request_consumer, work_consumer
@@ -75,7 +73,6 @@ class WorkerSession:
         self.worker = member.worker
         self.pool = member.pool
         self.runs = RunTable()
-        self.draining = False
         self._member = member
         self._timing = self.settings.timing
         self._messaging = messaging
@@ -113,12 +110,25 @@ class WorkerSession:
         self._work = messaging.pull(spec.stream, spec.name, self._on_work)
         self._inbox = WorkerInbox(self, self._tombstones)
         self._pending: dict[str, list[tuple[Run, Row]]] = {}
-        self._checking: set[Run] = set()
-        self._events: list[JobEvent] = []
-        self._report_n = 0
-        self._report_due = False
+        self._events = EventSender(messaging, subjects, pool=self.pool, worker=self.worker)
+        self._load = LoadReporter(
+            messaging,
+            subjects,
+            pool=self.pool,
+            worker=self.worker,
+            period_s=self._timing.load_period_s,
+            make=self._load_report,
+        )
+        self._lapses = Lapses(
+            self.runs,
+            self._settling,
+            self._lease,
+            executor,
+            drop=lambda run, how: self.drop(run, how=how),
+            go_on=self._go_on,
+        )
+        self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, member, retry_s=self._timing.retry_s)
         self._tasks: asyncio.TaskGroup | None = None
-        self._stopped = asyncio.Event()
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -142,10 +152,10 @@ class WorkerSession:
                     self._janitor.run(self._is_janitor),
                     self._extend_claims(),
                     self._tick(),
-                    self._report_load(),
+                    self._load.run(),
                 )
             ]
-            await self._stopped.wait()
+            await self._leaving.done.wait()
             for task in serving:
                 task.cancel()
         with contextlib.suppress(JetStreamError, TimeoutError):
@@ -164,57 +174,23 @@ class WorkerSession:
             await self._messaging.ensure_consumer(request_consumer(self._subjects, self.pool, request_class))
         await self._messaging.ensure_consumer(work_consumer(self._subjects, self.pool, self.worker))
 
+    @property
+    def draining(self) -> bool:
+        return self._leaving.announced
+
     async def drain(self, grace_s: float) -> None:
-        """Stop taking work, announce it, finish what runs within the grace period, hand the rest over, leave."""
-        if self.draining:
-            await self._stopped.wait()
-            return
-        log.info("worker.draining", worker=self.worker, runs=len(self.runs), grace_s=grace_s)
-        await self._announce_drain()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_s
-        await self._move_unstarted()
-        while len(self.runs) and loop.time() < deadline:
-            await asyncio.sleep(TICK_S / 2)
-        await self._hand_over(suspect=None, reason="drain")
-        self._stopped.set()
+        """Stop taking work, announce it, finish what runs within the grace period, hand the rest over; then `run` returns."""
+        await self._leaving.drain(grace_s)
 
     async def engine_died(self, why: str) -> None:
         """The engine is gone: its runs are moved (and count as crashed), then `run` returns."""
-        log.error("engine.died", worker=self.worker, why=why, runs=len(self.runs))
-        await self._announce_drain()
-        await self._hand_over(suspect=f"{self.worker}{ENGINE_DEATH}", reason="engine_died")
-        self._stopped.set()
+        await self._leaving.engine_died(why)
 
-    async def _announce_drain(self) -> None:
-        """Before anything else: what a mover sees of this worker from now on is no crash."""
-        self.draining = True
+    async def stop_taking(self) -> None:
+        """Withdraw every open pull."""
         self._balance()
         await self._work.stop()
         await self._placer.stop()
-        while True:
-            try:
-                await self._messaging.bucket(self._subjects.bucket("state")).put(drained_key(self.worker), b"1")
-                await self._lease.update(encode(msgspec.structs.replace(self._member, draining=True)))
-            except JetStreamError as error:
-                log.warning("drain.retry", worker=self.worker, error=str(error))
-                await asyncio.sleep(self._timing.retry_s)
-            else:
-                return
-
-    async def _move_unstarted(self) -> None:
-        """What is stored for this worker but not running yet does not wait for the grace period."""
-        for run in self.runs:
-            if run.state is RunState.WAITING:
-                await self._move_run(run, suspect=None, reason="drain")
-        held = {run.seq for run in self.runs}
-        await self._mover.move_all(self.worker, died=False, reason="drain", keep=held)
-
-    async def _hand_over(self, *, suspect: str | None, reason: str) -> None:
-        for run in self.runs:
-            started = run.state is not RunState.WAITING
-            await self._move_run(run, suspect=suspect if started else None, reason=reason)
-        await self._mover.move_all(self.worker, died=False, reason=reason)
 
     def begin_drain(self, grace_s: float | None) -> None:
         """Drain in the background, on an operator's command."""
@@ -251,7 +227,7 @@ class WorkerSession:
         if self._work.credit != wanted:
             self._work.add_credit(wanted - self._work.credit)
         self._placer.balance()
-        self._report_due = True
+        self._load.changed()
 
     def _on_members(self) -> None:
         self._balance()
@@ -343,7 +319,7 @@ class WorkerSession:
     def _start(self, run: Run, payload: bytes) -> None:
         run.state = RunState.RUNNING
         log.debug("run.started", request_id=run.id, attempt=run.attempt, worker=self.worker)
-        self._event("started", run)
+        self._events.add("started", run.id, run.attempt, run.envelope.tokens)
         self._executor.start(run, payload)
 
     # -- tokens ----------------------------------------------------------------------------------------------
@@ -409,9 +385,10 @@ class WorkerSession:
             self.fail(run, fault)
         elif self._tasks is not None and run.state in (RunState.RUNNING, RunState.LAPSED, RunState.CLAIMING):
             log.warning("run.retried_elsewhere", request_id=run.id, attempt=run.attempt, code=fault.code, why=fault.message)
-            self._tasks.create_task(self._move_run(run, suspect=None, reason=fault.code))
+            self._tasks.create_task(self.move(run, suspect=None, reason=fault.code))
 
-    async def _move_run(self, run: Run, *, suspect: str | None, reason: str) -> None:
+    async def move(self, run: Run, *, suspect: str | None, reason: str) -> None:
+        """Stop a run here and give its message to the next attempt."""
         if run.gone or run.state is RunState.MOVING:
             return
         run.state = RunState.MOVING
@@ -441,7 +418,7 @@ class WorkerSession:
         if self.runs.remove(run):
             metrics.SETTLED.labels(how).inc()
             metrics.RUNS.set(len(self.runs))
-            self._event("settled", run)
+            self._events.add("settled", run.id, run.attempt, run.envelope.tokens)
             self._balance()
 
     def resend(self, run: Run, offsets: list[int]) -> None:
@@ -451,16 +428,6 @@ class WorkerSession:
             rows = run.rows_since(offsets)
             if rows:
                 self._frames.send(run.judge, rows)
-
-    def _event(self, kind: str, run: Run) -> None:
-        if not self._events:
-            asyncio.get_running_loop().call_soon(self._send_events)
-        event = JobEvent(kind, run.id, run.attempt, self.worker, run.envelope.tokens)  # type: ignore[arg-type]
-        self._events.append(event)
-
-    def _send_events(self) -> None:
-        events, self._events = self._events, []
-        self._messaging.send(self._subjects.events(self.pool), encode(JobEvents(events=events)))
 
     # -- time and trouble ------------------------------------------------------------------------------------
 
@@ -478,8 +445,8 @@ class WorkerSession:
             now = loop.time()
             self._tombstones.expire(now)
             wall = self._wall()
-            if self._lease.held:
-                self._recheck_lapsed()
+            if self._tasks is not None:
+                self._lapses.recheck(self._tasks)
             for run in self.runs:
                 if run.state is RunState.ENDED:
                     self._press_for_answer(run, now)
@@ -499,64 +466,31 @@ class WorkerSession:
             self.drop(run, how="judge_gone")
 
     def _on_lapse(self) -> None:
-        """The lease was lost and is back: nothing is sent until each judge has said that the run is still current."""
         metrics.LEASE_LAPSES.labels("worker").inc()
-        self._pending.clear()
-        for run in self.runs:
-            if run.state in (RunState.RUNNING, RunState.ENDED):
-                run.state = RunState.LAPSED
-        log.warning("lease.lapsed", worker=self.worker, runs=len(self.runs))
+        self._pending.clear()  # logged, and sent again from the log when the run turns out to be current
+        self._lapses.mark()
         self._balance()
 
-    def _recheck_lapsed(self) -> None:
-        """Ask the judges about lapsed runs, each run in one question at a time."""
-        by_judge: dict[str, list[Run]] = {}
-        for run in self.runs:
-            if run.state is RunState.LAPSED and run not in self._checking:
-                by_judge.setdefault(run.judge, []).append(run)
-        if self._tasks is not None:
-            for runs in by_judge.values():
-                self._checking.update(runs)
-                self._tasks.create_task(self._recheck(runs))
+    def _go_on(self, run: Run) -> None:
+        """A lapsed run is current: send what was held back."""
+        run.state = RunState.RUNNING
+        self.resend(run, run.unsent())
+        for log_ in run.choices:
+            log_.sent = len(log_.ids)
+        if run.complete:
+            self._ended(run)
+        else:
+            self._executor.unpark(run)
 
-    async def _recheck(self, runs: list[Run]) -> None:
-        try:
-            verdicts = await self._settling.check(runs)
-        finally:
-            self._checking.difference_update(runs)
-        if not self._lease.held:
-            return  # lapsed again meanwhile: the answer may be old, the next tick asks anew
-        for run, verdict in verdicts.items():
-            if run.state is not RunState.LAPSED:
-                continue
-            if verdict != "current":
-                self.drop(run, how=verdict)
-                continue
-            run.state = RunState.RUNNING
-            self.resend(run, run.unsent())
-            for log_ in run.choices:
-                log_.sent = len(log_.ids)
-            if run.complete:
-                self._ended(run)
-            else:
-                self._executor.unpark(run)
-
-    async def _report_load(self) -> None:
-        subject = self._subjects.load(self.pool, self.worker)
-        while True:
-            self._report_due = False
-            self._report_n += 1
-            report = LoadReport(
+    def _load_report(self, n: int) -> LoadReport:
+        return self._executor.load(
+            LoadReport(
                 worker=self.worker,
                 epoch=self._member.epoch,
-                n=self._report_n,
+                n=n,
                 at=self._wall(),
                 slots=self.settings.slots,
                 running=len(self.runs),
                 waiting=0,
             )
-            self._messaging.send(subject, encode(self._executor.load(report)))
-            for _ in range(10):  # on change, but not more often than every tenth of the period
-                await asyncio.sleep(self._timing.load_period_s / 10)
-                if self._report_due:
-                    break
+        )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -51,9 +50,9 @@ def build_frontend(port: JobPort, settings: FrontendSettings, *, metrics: Metric
     async def describe(request: Request) -> Response:
         return Response(openapi, media_type="application/json")
 
+    hot = {"/v1/chat/completions": _Gate(chat, lifecycle), "/v1/completions": _Gate(completions, lifecycle)}
     routes = [
-        Route("/v1/chat/completions", _gate(chat, lifecycle), methods=["POST"]),
-        Route("/v1/completions", _gate(completions, lifecycle), methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached for other methods only
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
         Route("/health", status.health),
@@ -63,13 +62,10 @@ def build_frontend(port: JobPort, settings: FrontendSettings, *, metrics: Metric
         Route("/openapi.json", describe),
     ]
     labels = frozenset(route.path for route in routes if "{" not in route.path)
-    starlette = Starlette(
-        routes=routes,
-        middleware=[Middleware(Observe, metrics=metrics, routes=labels, access_log=settings.access_log)],
-        exception_handlers=_handlers(),
-    )
+    starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False
-    return Frontend(app=starlette, shelf=shelf, lifecycle=lifecycle, metrics=metrics)
+    app = Observe(starlette, hot=hot, metrics=metrics, routes=labels, access_log=settings.access_log)
+    return Frontend(app=app, shelf=shelf, lifecycle=lifecycle, metrics=metrics)
 
 
 class _Gate:
@@ -84,10 +80,6 @@ class _Gate:
             await Exchange(scope, receive, send).send_error(Draining(retry_after_s=1.0))
         else:
             await self._app(scope, receive, send)
-
-
-def _gate(app: ASGIApp, lifecycle: Lifecycle) -> ASGIApp:
-    return _Gate(app, lifecycle)
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]

@@ -12,8 +12,11 @@ from types import TracebackType
 
 from starlette.types import Receive, Scope, Send
 
+from broker.jobs import new_id
 from frontend.errors import BodyTimeout, BodyTooLarge, FrontendError
 from frontend.settings import FrontendSettings
+
+REQUEST_ID = b"x-request-id"
 
 _JSON = (b"content-type", b"application/json")
 _SSE = [
@@ -28,21 +31,26 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """`status` is None until the head of the answer was sent."""
+    """`started` once the head of the answer was sent; its status is then in the scope, for the log."""
 
-    __slots__ = ("_receive", "_send", "body_size", "headers", "scope", "status")
+    __slots__ = ("_receive", "_send", "body_size", "headers", "scope", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self._receive = receive
         self._send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.status: int | None = None
+        self.started = False
         self.body_size = 0
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return value.decode("latin-1") if value is not None else None
+
+    def job_id(self) -> str:
+        """A new id for a job. The first one is the request's own id where we made that, so that logs need no translation."""
+        fresh: str | None = self.scope.pop("headrace.fresh_id", None)
+        return fresh or new_id()
 
     async def read_body(self, settings: FrontendSettings) -> bytes:
         """Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, and ClientGone."""
@@ -76,9 +84,7 @@ class Exchange:
     # answering ----------------------------------------------------------------------------------------------------------
 
     async def send_json(self, body: bytes, *, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        self.status = status
-        head = [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())]
-        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        await self._start(status, [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def send_error(self, error: FrontendError) -> None:
@@ -88,8 +94,14 @@ class Exchange:
         await self.send_json(error.body(), status=error.status, headers=headers)
 
     async def start_stream(self) -> None:
-        self.status = 200
-        await self._send({"type": "http.response.start", "status": 200, "headers": _SSE})
+        await self._start(200, _SSE)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        scope = self.scope
+        scope["headrace.status"] = status
+        marked = [*headers, (REQUEST_ID, scope["headrace.request_id"].encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": marked})
 
     async def send_events(self, events: bytes, *, more: bool = True) -> None:
         """Returns once the socket takes more: a slow reader holds back only its own stream."""

@@ -87,9 +87,7 @@ class GenerationEndpoint:
         finally:
             tally = plan.tally
             if tally.completion:
-                self._metrics.prompt_tokens.labels(model).inc(tally.prompt)
-                self._metrics.cached_tokens.labels(model).inc(tally.cached)
-                self._metrics.output_tokens.labels(model).inc(tally.completion)
+                self._metrics.count_tokens(model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
 
     async def _deliver(self, plan: Plan, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace) -> None:
         if isinstance(plan.writer, EventWriter):
@@ -100,6 +98,7 @@ class GenerationEndpoint:
     async def _stream(
         self, writer: EventWriter, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
     ) -> None:
+        keepalive_s = self._settings.sse_keepalive_s
         rows = await answer.rows()
         await exchange.start_stream()
         while True:
@@ -111,17 +110,15 @@ class GenerationEndpoint:
                 break
             if events:
                 await exchange.send_events(events)
-            rows = await self._next_rows(answer, exchange)
+            rows = await answer.rows() if not keepalive_s else await self._patient(answer, exchange, keepalive_s)
         watch.stop()
         await exchange.send_events(events + writer.closing(), more=False)
 
-    async def _next_rows(self, answer: Answer, exchange: Exchange) -> list[Row]:
-        pause_s = self._settings.sse_keepalive_s
-        if not pause_s:
-            return await answer.rows()
+    async def _patient(self, answer: Answer, exchange: Exchange, keepalive_s: float) -> list[Row]:
+        """The next rows; a comment goes out whenever they keep a proxy waiting too long."""
         while True:
             try:
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(keepalive_s):
                     return await answer.rows()
             except TimeoutError:
                 await exchange.send_events(KEEPALIVE)
@@ -143,10 +140,10 @@ class GenerationEndpoint:
         exchange.scope["headrace.outcome"] = told.code
         if type(told) is FrontendError:
             log.error("request.crashed", request_id=exchange.scope.get("headrace.request_id"), exc_info=error)
-        if exchange.status is None:
-            await exchange.send_error(told)
-        else:
+        if exchange.started:
             await exchange.send_events(error_event(told), more=False)
+        else:
+            await exchange.send_error(told)
 
 
 class _Pace:

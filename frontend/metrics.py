@@ -41,6 +41,26 @@ class Metrics:
         self.prepare = FastHistogram(r, "headrace_frontend_prepare_seconds", "Checking, templating and tokenising a request")
         self.body_bytes = FastHistogram(r, "headrace_frontend_request_bytes", "Size of request bodies", bounds=BYTES)
 
+        self._answered: dict[tuple[str, int], Counter] = {}
+        self._tokens: dict[str, tuple[Counter, ...]] = {}
+
+    # Looking a labelled metric up costs several times what counting does, so the few there are get kept.
+
+    def answered(self, route: str, status: int) -> None:
+        """Count one answered request; status 0 = none was sent."""
+        counter = self._answered.get((route, status))
+        if counter is None:
+            counter = self._answered[route, status] = self.requests.labels(route, status or "none")
+        counter.inc()
+
+    def count_tokens(self, model: str, *, prompt: int, cached: int, output: int) -> None:
+        counters = self._tokens.get(model)
+        if counters is None:
+            kinds = (self.prompt_tokens, self.cached_tokens, self.output_tokens)
+            counters = self._tokens[model] = tuple(kind.labels(model) for kind in kinds)
+        for counter, count in zip(counters, (prompt, cached, output), strict=True):
+            counter.inc(count)
+
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -25,6 +26,7 @@ _ERRORS = {
 }
 
 
+@cache
 def build_openapi() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
     types = (ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.codec import unpack_u32
-from broker.jobs import Job, new_id
+from broker.jobs import Job
 from broker.messages import Generation
 from frontend.collect import Collector
 from frontend.errors import BadRequest
@@ -130,7 +130,7 @@ def _jobs(
         )
         jobs.append(
             Job(
-                id=new_id(),
+                id=exchange.job_id(),
                 card=card,
                 generation=generation,
                 prompt_tokens=prompt.tokens,

@@ -15,14 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import structlog
 import uvicorn
-from jetstream.errors import HeadraceError, JetStreamError
-from jetstream.manage import ensure_topology
 
 from broker.ingress import Ingress
 from frontend.app import Frontend, build_frontend
 from frontend.errors import AddressUnavailable
 from frontend.settings import FrontendSettings
 from jetstream.client import Connection, ConnectOptions
+from jetstream.errors import HeadraceError, JetStreamError
+from jetstream.manage import ensure_topology
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
 

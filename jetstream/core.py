@@ -2,14 +2,14 @@
 
 What is different from the plain client, and why:
 
-* Messages go from the parser straight into a synchronous callback (a tap).  No message object, no queue and no task switch in
-  between; nothing can overflow on our side, a slow reader slows the socket instead, and the callbacks of all taps run in the order
-  in which the server sent the messages.
+* Messages go from the parser straight into a synchronous callback (a tap).  No message object, no queue and no task switch
+  in between; nothing can overflow on our side, a slow reader slows the socket instead, and the callbacks of all taps run in
+  the order in which the server sent the messages.
 * `send_now` is synchronous: it appends to the client's own outgoing list and writes it to the socket once per loop tick.  All
   that one connection sends keeps its order, whoever sends it.
 * An error line of the server leads to a reconnect.  The plain client closes for good on most of them.
-* What was waiting to be sent when a connection broke is thrown away, not replayed into the next one: acks, frames and pull requests
-  of an old connection only do harm on a new one.
+* What was waiting to be sent when a connection broke is thrown away, not replayed into the next one: acks, frames and pull
+  requests of an old connection only do harm on a new one.
 
 The overridden names are private to nats-py, which is why its version is pinned to one minor release.
 """
@@ -55,6 +55,7 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
         super().__init__()
         self.on_permission_error: Callable[[str], None] = lambda _text: None
         self.on_down: Callable[[], None] = lambda: None
+        self._pending: list[bytes] = []
         self.up = False  # connected, and the server knows all our subscriptions
         self._write_scheduled = False
 

@@ -1,8 +1,8 @@
 """Key-value buckets: `ports.Bucket` for real.
 
-Written against the bucket's stream, not nats-py's `KeyValue`: that one returns a live entry for a key whose lease has expired and
-refuses to create it again, because it does not know limit markers.  Here a key whose last message is any kind of marker is
-absent, and compare-and-set goes against the marker's sequence.
+Written against the bucket's stream, not nats-py's `KeyValue`: that one returns a live entry for a key whose lease has
+expired and refuses to create it again, because it does not know limit markers.  Here a key whose last message is any kind of
+marker is absent, and compare-and-set goes against the marker's sequence.
 """
 
 from __future__ import annotations

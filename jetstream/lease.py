@@ -1,10 +1,10 @@
 """Leases: a key with a TTL, refreshed by compare-and-set, and a holder that knows when to stop believing in it.
 
-`LeaseClock` is the timing, without I/O.  `LeaseKeeper` drives it against a bucket and needs nothing but `ports.Bucket` and the
-loop's clock, so it runs unchanged over a simulated server.
+`LeaseClock` is the timing, without I/O.  `LeaseKeeper` drives it against a bucket and needs nothing but `ports.Bucket` and
+the loop's clock, so it runs unchanged over a simulated server.
 
-The rule of self-fencing: a renewal counts from the moment it was *sent*, because the server cannot have started the TTL earlier.
-So we stop holding before, never after, others may see the lease as gone.
+The rule of self-fencing: a renewal counts from the moment it was *sent*, because the server cannot have started the TTL
+earlier.  So we stop holding before, never after, others may see the lease as gone.
 """
 
 from __future__ import annotations

@@ -192,10 +192,5 @@ def _age_s(state: Mapping[str, Any], server_time: str | None) -> float:
 
 
 def parse_time(text: str) -> datetime:
-    """The server's RFC 3339 time; Python takes microseconds, the server sends up to nanoseconds."""
-    head, dot, rest = text.partition(".")
-    if not dot:
-        return datetime.fromisoformat(text.replace("Z", "+00:00"))
-    digits = rest[: next((i for i, c in enumerate(rest) if not c.isdigit()), len(rest))]
-    zone = rest[len(digits) :]
-    return datetime.fromisoformat(f"{head}.{digits[:6].ljust(6, '0')}{'+00:00' if zone == 'Z' else zone}")
+    """The server's RFC 3339 time; it sends up to nanoseconds, Python keeps microseconds."""
+    return datetime.fromisoformat(text)

@@ -82,6 +82,8 @@ class PullLoop(Protocol):
 
 
 class Subscription(Protocol):
+    """Interest in a subject. Callbacks may still run until `unsubscribe` returns."""
+
     async def unsubscribe(self) -> None: ...
 
 
@@ -127,6 +129,8 @@ class Bucket(Protocol):
 
 
 class Watch(Protocol):
+    """A view of a bucket that is kept current."""
+
     async def run(self) -> None:
         """Report every present key, then every change, until cancelled. After a reconnect or a gap it lists again and
         reports keys that vanished meanwhile as `delete`."""
@@ -136,6 +140,8 @@ class Watch(Protocol):
 
 
 class ObjectBucket(Protocol):
+    """An object store: named values of any size."""
+
     async def put(self, name: str, data: bytes) -> str:
         """Store whole, return the SHA-256 digest (hex)."""
 
@@ -198,8 +204,10 @@ class Messaging(Protocol):
         credit: int = 0,
         priority: int | None = None,
         expires_s: float = 2.0,
+        on_missing: Callable[[], Awaitable[None]] | None = None,
     ) -> PullLoop:
-        """`priority` (0 first … 9 last) is for consumers with the `prioritized` policy."""
+        """`priority` (0 first … 9 last) is for consumers with the `prioritized` policy. `on_missing` is awaited when the
+        consumer does not exist (any more), before the next try: it should make it again."""
 
     async def get_message(self, stream: str, seq: int) -> StoredMessage | None: ...
 

@@ -1,7 +1,7 @@
 """Requests and stream publishes over one inbox.
 
-Answers come to `<inbox>.<number>` and are matched to a future by that number.  No task and no `wait_for` per call: a future and a
-timer.  A publish keeps its number and its bytes over all its tries.
+Answers come to `<inbox>.<number>` and are matched to a future by that number.  No task and no `wait_for` per call: a future
+and a timer.  A publish keeps its number and its bytes over all its tries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True):
 class _Call:
     """One call that waits for an answer. `future` is replaced for every try of a publish."""
 
-    __slots__ = ("cmd", "future", "repeatable", "subject", "timed_out", "timer")
+    __slots__ = ("cmd", "deadline", "future", "repeatable", "subject", "timed_out", "timer")
 
     def __init__(self, subject: str, cmd: bytes, *, repeatable: bool | None) -> None:
         self.subject = subject
@@ -52,6 +52,7 @@ class _Call:
         self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
         self.future: asyncio.Future[Answer] | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.deadline = 0.0  # loop time
         self.timed_out = False
 
     def fail(self, error: JetStreamError) -> None:
@@ -159,7 +160,9 @@ class Mux:
         number, call = self._open(
             subject, data, wire.encode_headers(headers) if headers else None, repeatable=wire.MSG_ID in headers
         )
-        call.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_publish, call)
+        loop = asyncio.get_running_loop()
+        call.deadline = loop.time() + timeout_s
+        call.timer = loop.call_at(call.deadline, self._expire_publish, call)
         try:
             ack = await self._publish(call)
         except JetStreamError as error:
@@ -216,9 +219,8 @@ class Mux:
 
     async def _until_sendable(self, call: _Call) -> None:
         """Wait for the connection, or for room in its buffer, no longer than the call's timer."""
-        assert call.timer is not None
         try:
-            async with asyncio.timeout_at(call.timer.when()):
+            async with asyncio.timeout_at(call.deadline):
                 await self._up.wait()
                 if self._core.pending_data_size > 0:
                     await asyncio.sleep(RETRY_FIRST_S)
@@ -226,8 +228,7 @@ class Mux:
             raise PublishUnknown(f"not connected: {call.subject} was not confirmed in time") from None
 
     async def _pause(self, call: _Call, pause_s: float, last: JetStreamError) -> None:
-        assert call.timer is not None
-        if asyncio.get_running_loop().time() + pause_s >= call.timer.when():
+        if asyncio.get_running_loop().time() + pause_s >= call.deadline:
             raise last  # the server refused every try, so this is known
         await asyncio.sleep(pause_s)
 

@@ -102,6 +102,7 @@ class EmbeddedServer:
         self._port = settings.port if port is None else port
         self._monitoring_port = settings.monitoring_port
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # where this start begins in the log file
 
     @property
     def url(self) -> str:
@@ -217,7 +218,8 @@ class EmbeddedServer:
 
     def _ready(self, deadline: float) -> bool:
         process = self._process
-        assert process is not None
+        if process is None:
+            raise ServerStartError("nats-server was stopped while starting")
         code = process.poll()
         if code is not None:
             self._process = None

@@ -3,10 +3,10 @@
 Two decisions that are not obvious:
 
 * **Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
-  subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the capped
-  `REQ`.  `request_stream` says where a class lies.
-* **All buckets keep one revision and write limit markers.**  With more revisions the server makes the marker's life a lower bound
-  of every message TTL, which would stretch short leases.
+  subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the
+  capped `REQ`.  `request_stream` says where a class lies.
+* **All buckets keep one revision and write limit markers.**  With more revisions the server makes the marker's life a lower
+  bound of every message TTL, which would stretch short leases.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A watch on a bucket that is never silently stale.
 
-An ordered push consumer with short heartbeats.  Whenever something is missing (a delivery number, two heartbeats, the connection)
-the watch makes a new consumer, lists everything again, reports what changed, and reports keys that vanished.  A new consumer
-has a new name, the old one is deleted, and what could not be deleted removes itself after a few seconds without a reader.
+An ordered push consumer with short heartbeats.  Whenever something is missing (a delivery number, two heartbeats, the
+connection) the watch makes a new consumer, lists everything again, reports what changed, and reports keys that vanished.  A new
+consumer has a new name, the old one is deleted, and what could not be deleted removes itself after a few seconds without a
+reader.
 """
 
 from __future__ import annotations

@@ -133,6 +133,7 @@ def parse_ack_subject(reply: str) -> AckSubject:
 
 
 def nak_body(delay_s: float) -> bytes:
+    """A negative ack; redelivered after the delay, or at once."""
     if delay_s <= 0:
         return NAK
     return NAK + b" " + json.dumps({"delay": nanoseconds(delay_s)}).encode()
@@ -146,4 +147,5 @@ def ttl_value(ttl_s: float) -> str:
 
 
 def nanoseconds(seconds: float) -> int:
+    """As the server's API counts durations."""
     return round(seconds * 1e9)

@@ -1,4 +1,4 @@
-"""vLLM by itself, without Headrace: `python -m tests.engines.direct` reads prompts from standard input, prints greedy answers."""
+"""vLLM by itself, without Headrace: `python -m tests.engines.direct` reads prompts from standard input, prints answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What Headrace relies on in a NATS server, as short scenarios.
 
-Each runs against the simulated server and against a real one (`test_server_semantics.py`).  A scenario has two connections and a
-topology of its own, with caps of 2 messages per subject in REQ.  It must leave room for slow machines: times are checked against
-bounds that only a wrong server would miss.
+Each runs against the simulated server and against a real one (`test_server_semantics.py`).  A scenario has two connections
+and a topology of its own, with caps of 2 messages per subject in REQ.  It must leave room for slow machines: times are checked
+against bounds that only a wrong server would miss.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class SimConsumer:
         self._prune()
 
     def dispatch(self) -> None:
-        """Hand out what can be handed out: redeliveries first, then new messages; lowest priority number first, then in turn."""
+        """Hand out what can be handed out: redeliveries before new messages, to the lowest priority number, in turn."""
         if not self.alive or not self.stream.server.up:
             return
         self._prune()

@@ -46,7 +46,7 @@ def test_task_groups_timeouts_queues_events_and_cancellation_behave_as_in_asynci
                 await queue.put(i)
 
         async def consumer():
-            for _ in range(3):
+            while len(log) < 3:
                 log.append(await queue.get())
 
         async with asyncio.TaskGroup() as group:
@@ -58,17 +58,17 @@ def test_task_groups_timeouts_queues_events_and_cancellation_behave_as_in_asynci
             async with asyncio.timeout(0.5):
                 await asyncio.Event().wait()
         with pytest.raises(ExceptionGroup):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(asyncio.sleep(100))
-                group.create_task(fail())
+            await fails_in_a_group()
         log.append(asyncio.get_running_loop().time())
         done, pending = await asyncio.wait([asyncio.ensure_future(asyncio.sleep(i, i)) for i in (1, 2, 3)], timeout=2.5)
         log.append((len(done), len(pending)))
         await asyncio.gather(*pending)
         log.append(await asyncio.to_thread(lambda: "threadless"))
 
-    async def fail():
-        raise ValueError
+    async def fails_in_a_group():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(100))
+            group.create_task(asyncio.to_thread(int, "no number"))
 
     run(main)
     assert log == [0, 1, 2, 2.0, 2.5, (2, 1), "threadless"]

@@ -262,7 +262,8 @@ def test_a_violation_noted_inside_a_process_ends_the_run():
         machine.world.violation("two ends of q1")
         await asyncio.sleep(100)
 
-    with world() as w, pytest.raises(Violation, match="two ends"):
+    with world() as w:
         w.process("P", main)
-        w.run(10.0)
-    assert w.now < 1.0
+        with pytest.raises(Violation, match="two ends"):
+            w.run(10.0)
+        assert w.now < 1.0

@@ -12,8 +12,8 @@ What was sent before still arrives, except in a power cut.
 A frozen process does nothing until it thaws; then its timers fire late, what was sent to it arrives, and what it was about to
 send leaves.
 
-`inject={k: "crash"}` puts one fault at the k-th hop of the run, in the process whose hop that is; trying every k is
-an exhaustive search.
+`inject={k: "crash"}` puts one fault just before the k-th hop of the run, in the process whose hop that is ("crash+": shortly
+after it); trying every k is an exhaustive search.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ Main = Callable[["Machine"], Awaitable[object]]
 FREEZES_S = (1.0, 2.4, 4.0, 8.0)
 CUTS_S = (2.4, 4.0, 7.0)
 OUTAGES_S = (1.0, 5.0)
+LATER_S = 0.1  # "crash+" at a hop: this long after it
 TRACE_LINES = 2000
 
 
@@ -244,6 +245,13 @@ class World(Scheduler):
         if self.tracing:
             self.log(f"[{self.steps}]", machine.id, what)
         if self._inject and (kind := self._inject.get(self.steps)) and not machine.frozen:
+            if kind.endswith("+"):
+                self.at(LATER_S, self._apply_later, kind[:-1], machine)
+            else:
+                self._apply(kind, machine, None)
+
+    def _apply_later(self, kind: str, machine: Machine) -> None:
+        if machine.alive:
             self._apply(kind, machine, None)
 
     def crash(self, machine: Machine, *, lose_sent: bool = False) -> None:

@@ -1,8 +1,8 @@
 """The simulated KV cache: paged blocks, shared by reference count, kept for reuse until room is needed.
 
-A block is in exactly one of three places: in use (some sequence holds it), idle (nobody holds it but its content is cached; the
-least recently used one is evicted first), or blank.  Blank blocks are handed out lowest number first, so the blocks of a sequence lie
-side by side where they can: transfers between machines are far cheaper that way.
+A block is in exactly one of three places: in use (some sequence holds it), idle (nobody holds it but its content is cached;
+the least recently used one is evicted first), or blank.  Blank blocks are handed out lowest number first, so the blocks of a
+sequence lie side by side where they can: transfers between machines are far cheaper that way.
 
 Content is named by its chain value (`broker.blocks`), which stands for the block's tokens and all tokens before them.
 """
@@ -20,7 +20,7 @@ from workers.engine import KvEvent
 @dataclass(frozen=True, slots=True)
 class _Content:
     value: int
-    parent: int
+    parent: int | None
     tokens: tuple[int, ...]
     adapter: str | None
     salt: str | None
@@ -90,11 +90,12 @@ class BlockManager:
         values: Sequence[int],
         tokens: Sequence[int],
         *,
-        parent: int,
+        parent: int | None,
         adapter: str | None = None,
         salt: str | None = None,
     ) -> None:
-        """These consecutive held blocks are full now: `values` names them, `tokens` are theirs, `parent` is the value before them.
+        """These consecutive held blocks are full now: `values` names them, `tokens` are theirs, `parent` is the value
+        before them, None at the beginning of a chain.
 
         A value that is cached already keeps its first block; the second copy is private to its sequence.
         """
@@ -113,7 +114,7 @@ class BlockManager:
         self._announce(fresh)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go of a sequence's blocks, given in order. Cached ones become idle, the end of the sequence to be evicted first."""
+        """Let go of a sequence's blocks, given in order. Cached ones become idle; of these its end is evicted first."""
         for block in reversed(blocks):
             refs = self._refs[block] - 1
             if refs < 0:
@@ -163,7 +164,8 @@ class BlockManager:
         blank, idle = set(self._blank), set(self._idle)
         if min(self._refs, default=0) < 0:
             raise AssertionError("a reference count is negative")
-        if len(blank) != len(self._blank) or len(held) + len(blank) + len(idle) != self.blocks or held | blank | idle != set(range(self.blocks)):
+        places = sorted([*held, *self._blank, *idle])
+        if places != list(range(self.blocks)):
             raise AssertionError("a block is in two places, or in none")
         if not idle <= self._content.keys() or blank & self._content.keys():
             raise AssertionError("an idle block has no content, or a blank one has")
@@ -176,7 +178,7 @@ def _stored(contents: Sequence[_Content]) -> KvEvent:
     return KvEvent(
         kind="stored",
         hashes=[content.value for content in contents],
-        parent=first.parent or None,
+        parent=first.parent,
         token_ids=[token for content in contents for token in content.tokens],
         adapter=first.adapter,
         salt=first.salt,

@@ -1,7 +1,7 @@
 """Faults that the simulator can be told to have, in each shape real engines have shown.
 
-Token numbers count the answer from 0, emitted tokens of earlier runs included: a sequence that resumes at or behind the number has the
-fault at once, again, as a poisonous request would.  `fresh_only` limits a fault to sequences that start at token 0.
+Token numbers count the answer from 0, emitted tokens of earlier runs included: a sequence that resumes at or behind the number
+has the fault at once, again, as a poisonous request would.  `fresh_only` limits a fault to sequences that start at token 0.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingModel:
-    """Raises ValueError for a negative time, a rate or speed-up that is not above zero, or anything not finite but the rate."""
+    """Raises ValueError for a negative time, a rate or speed-up that is not above zero, or an infinite time."""
 
     prefill_tokens_per_s: float = math.inf
     decode_base_s: float = 0.0  # every step: weights read once, kernels launched, one round of scheduling
@@ -71,5 +71,5 @@ def timing_model(preset: str, overrides: Mapping[str, float]) -> TimingModel:
         raise ValueError(f"no timing preset {preset!r}; there are {', '.join(PRESETS)}")
     unknown = overrides.keys() - set(TimingModel.__dataclass_fields__)
     if unknown:
-        raise ValueError(f"the timing model has no {sorted(unknown)[0]!r}; it has {', '.join(TimingModel.__dataclass_fields__)}")
+        raise ValueError(f"the timing model has no {min(unknown)!r}; it has {', '.join(TimingModel.__dataclass_fields__)}")
     return replace(PRESETS[preset], **overrides)

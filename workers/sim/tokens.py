@@ -65,8 +65,12 @@ class Vocabulary:
             raise EngineStartFailed(f"tokenizer_dir={str(tokenizer_dir)!r}: this tokenizer has no tokens that are words")
         punctuation = [i for i, piece in pieces.items() if piece in (b",", b".")]
         single = {piece[0]: i for i, piece in pieces.items() if len(piece) == 1}
-        groups = [[single[byte] for byte in char.encode()] for char in _CHARACTERS if all(byte in single for byte in char.encode())]
-        return cls(table=table, draws=_draws(words, punctuation, len(groups)), groups=groups, eos=_eos(table, Path(tokenizer_dir)))
+        groups = [
+            [single[byte] for byte in char.encode()] for char in _CHARACTERS if all(byte in single for byte in char.encode())
+        ]
+        return cls(
+            table=table, draws=_draws(words, punctuation, len(groups)), groups=groups, eos=_eos(table, Path(tokenizer_dir))
+        )
 
 
 def _library_size(table: TokenTable) -> int:
@@ -119,7 +123,9 @@ class Answer:
         mean_tokens: float | None = None,
     ) -> None:
         seed = sampling.seed if sampling.temperature > 0 else None
-        self._key = blake2b(pack_u32(prompt_ids), key=blake2b(encode([adapter, seed]), digest_size=16).digest(), digest_size=16).digest()
+        self._key = blake2b(
+            pack_u32(prompt_ids), key=blake2b(encode([adapter, seed]), digest_size=16).digest(), digest_size=16
+        ).digest()
         self._vocabulary = vocabulary
         self.ids: list[int] = []
         self.eos_at: int | None = None
@@ -142,11 +148,9 @@ class Answer:
                 ids.append(token)
             elif len(ids) + 4 <= end:
                 ids += self._vocabulary.groups[-1 - token]
-        short = end - len(ids)  # characters took more than their share, or had no room at the end
-        if short < 0:
-            del ids[end:]
-        elif short:
-            ids += [token for token in draws[1 : 2 * _CHUNK + 1] if token >= 0][:short]
+        while len(ids) < end:  # the last draws were characters that had no room
+            ids.append(draws[2])
+        del ids[end:]
 
     def logprob(self, index: int, token_id: int, top: int) -> TokenLogprob:
         """A plausible log-probability of token `index`, likewise a pure function; the token itself is the most likely one."""

@@ -139,6 +139,8 @@ class VllmEngine:
                 run.closed = True
             self._runs.clear()
             self._processes.remember()
+            if started.llm.output_handler is not None:
+                started.llm.output_handler.cancel()  # or it reports the end of the core as a failure
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s + 1):
                     await asyncio.to_thread(started.llm.shutdown, grace_s)

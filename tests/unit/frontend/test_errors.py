@@ -100,7 +100,9 @@ async def test_a_wrong_method_is_a_405_in_the_same_shape() -> None:
 
 
 async def test_a_declared_body_over_the_limit_is_refused_unread() -> None:
-    call = Call(frontend(FakeIngress(), max_body_bytes=100).app, "/v1/chat/completions", b"x", headers={"content-length": "101"})
+    call = Call(
+        frontend(FakeIngress(), max_body_bytes=100).app, "/v1/chat/completions", b"x", headers={"content-length": "101"}
+    )
     await call.run()
     assert (call.status, call.error["code"], call.received) == (413, "body_too_large", 0)
     assert call.headers["connection"] == "close"

@@ -1,0 +1,105 @@
+"""How a worker leaves: announce it, finish or hand over, and only then give up the lease."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from broker.codec import encode
+from broker.ingress_inbox import drained_key
+from broker.messages import WorkerMember
+from broker.moving import Mover
+from broker.protocol.crashes import ENGINE_DEATH
+from broker.protocol.runs import RunState
+from jetstream.errors import JetStreamError
+from jetstream.lease import LeaseKeeper
+from jetstream.ports import Messaging
+from jetstream.subjects import Subjects
+
+if TYPE_CHECKING:
+    from broker.worker import WorkerSession
+
+log = structlog.get_logger()
+
+POLL_S = 0.05
+
+
+class Leaving:
+    """Drain and engine death of one worker session."""
+
+    def __init__(
+        self,
+        session: WorkerSession,
+        messaging: Messaging,
+        subjects: Subjects,
+        lease: LeaseKeeper,
+        mover: Mover,
+        member: WorkerMember,
+        *,
+        retry_s: float,
+    ) -> None:
+        self._session = session
+        self._state = messaging.bucket(subjects.bucket("state"))
+        self._lease = lease
+        self._mover = mover
+        self._member = member
+        self._retry_s = retry_s
+        self.announced = False
+        self.done = asyncio.Event()
+
+    async def drain(self, grace_s: float) -> None:
+        """Finish what runs within the grace period, hand the rest over."""
+        if self.announced:
+            await self.done.wait()
+            return
+        worker = self._session.worker
+        runs = self._session.runs
+        log.info("worker.draining", worker=worker, runs=len(runs), grace_s=grace_s)
+        await self._announce()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        await self._move_unstarted()
+        while len(runs) and loop.time() < deadline:
+            await asyncio.sleep(POLL_S)
+        await self._hand_over(suspect=None, reason="drain")
+        self.done.set()
+
+    async def engine_died(self, why: str) -> None:
+        """The runs are moved and count as crashed with this worker, although it is the one that moves them."""
+        log.error("engine.died", worker=self._session.worker, why=why, runs=len(self._session.runs))
+        await self._announce()
+        await self._hand_over(suspect=f"{self._session.worker}{ENGINE_DEATH}", reason="engine_died")
+        self.done.set()
+
+    async def _announce(self) -> None:
+        """Before anything else: what a mover sees of this worker from now on is no crash. The record outlives the lease."""
+        self.announced = True
+        await self._session.stop_taking()
+        while True:
+            try:
+                await self._state.put(drained_key(self._session.worker), b"1")
+                await self._lease.update(encode(msgspec.structs.replace(self._member, draining=True)))
+            except JetStreamError as error:
+                log.warning("drain.retry", worker=self._session.worker, error=str(error))
+                await asyncio.sleep(self._retry_s)
+            else:
+                return
+
+    async def _move_unstarted(self) -> None:
+        """What is stored for this worker but not running yet does not wait for the grace period."""
+        session = self._session
+        for run in session.runs:
+            if run.state is RunState.WAITING:
+                await session.move(run, suspect=None, reason="drain")
+        held = {run.seq for run in session.runs}
+        await self._mover.move_all(session.worker, died=False, reason="drain", keep=held)
+
+    async def _hand_over(self, *, suspect: str | None, reason: str) -> None:
+        session = self._session
+        for run in session.runs:
+            started = run.state is not RunState.WAITING
+            await session.move(run, suspect=suspect if started else None, reason=reason)
+        await self._mover.move_all(session.worker, died=False, reason=reason)

@@ -1,0 +1,78 @@
+"""The simulator's engine arguments, checked at start.
+
+Values may come as text (from a command line): numbers, booleans and, for `timing_overrides` and `faults`, JSON objects in text
+are understood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+
+from workers.errors import EngineStartFailed
+from workers.sim.faults import Faults
+from workers.sim.timing import TimingModel, timing_model
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every engine argument of the simulator; `docs/simulator.md` explains them."""
+
+    timing: str = "instant"
+    timing_overrides: dict[str, float] = {}
+    speedup: Annotated[float, msgspec.Meta(gt=0)] | None = None  # None = the preset's, 1
+    block_size: Positive = 32  # tokens
+    blocks: Positive = 4096
+    slots: Positive = 64  # sequences running at once
+    waiting: Positive = 1024  # sequences waiting for a slot; more are refused
+    step_tokens: Positive = 8192  # prefill and decode tokens of one step
+    context_length: Positive = 32768  # tokens, prompt and answer together
+    mean_output_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None  # None = answers run to max_tokens
+    tokenizer_dir: str | None = None  # None = the bundled one
+    faults: Faults = Faults()
+    allow_request_faults: bool = False
+
+    def timing_model(self) -> TimingModel:
+        """Raises ValueError."""
+        model = timing_model(self.timing, self.timing_overrides)
+        return model if self.speedup is None else replace(model, speedup=self.speedup)
+
+
+def parse_settings(args: Mapping[str, Any]) -> SimSettings:
+    """Raises EngineStartFailed naming the argument and its value."""
+    values = dict(args)
+    for name in ("faults", "timing_overrides"):
+        if isinstance(values.get(name), str):
+            try:
+                values[name] = msgspec.json.decode(values[name])
+            except msgspec.DecodeError as error:
+                raise EngineStartFailed(f"simulator argument {name}={values[name]!r} is not JSON: {error}") from None
+    for name, value in values.items():
+        if name not in SimSettings.__struct_fields__:
+            raise EngineStartFailed(
+                f"the simulator has no argument {name!r}; it has {', '.join(SimSettings.__struct_fields__)}"
+            )
+        try:
+            msgspec.convert({name: value}, SimSettings, strict=False)
+        except msgspec.ValidationError as error:
+            raise EngineStartFailed(f"simulator argument {name}={value!r}: {error}") from None
+    settings = msgspec.convert(values, SimSettings, strict=False)
+    try:
+        settings.timing_model()
+    except ValueError as error:
+        raise EngineStartFailed(f"simulator timing: {error}") from None
+    if settings.step_tokens < settings.slots:
+        raise EngineStartFailed(
+            f"step_tokens={settings.step_tokens} is less than slots={settings.slots}: each running sequence needs a token of a step"
+        )
+    room = settings.blocks * settings.block_size
+    if settings.context_length > room:
+        raise EngineStartFailed(
+            f"context_length={settings.context_length} does not fit into blocks={settings.blocks} of block_size={settings.block_size} "
+            f"({room} tokens)"
+        )
+    return settings
