@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from jetstream.lease import lease_gone
 
 from broker.codec import decode
 from broker.errors import WireError
 from broker.messages import WorkerMember
 from jetstream.errors import JetStreamError
+from jetstream.lease import lease_gone
 from jetstream.ports import Change, Messaging
 from jetstream.subjects import Subjects
 

@@ -6,7 +6,6 @@ import asyncio
 from typing import TypeVar
 
 import structlog
-from jetstream.lease import LeaseKeeper
 
 from broker import metrics
 from broker.codec import decode, encode
@@ -16,6 +15,7 @@ from broker.messages import Check, CheckReply, Claim, ClaimReply, JobFault, Reco
 from broker.protocol.runs import Run
 from broker.settings import Timing
 from jetstream.errors import NoResponder, NotConnected, RequestTimeout
+from jetstream.lease import LeaseKeeper
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
 

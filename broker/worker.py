@@ -24,15 +24,13 @@ from broker.leaving import Leaving
 from broker.members import Members
 from broker.messages import (
     Envelope,
-    Finish,
     Inspection,
     JobFault,
     LoadReport,
-    Row,
-    TokenLogprob,
     WorkerMember,
 )
 from broker.moving import Janitor, Mover, rendezvous_first
+from broker.outflow import Outflow
 from broker.placing import SelfPlacer
 from broker.protocol.judge import GENERATION
 from broker.protocol.runs import Run, RunState, RunTable, Tombstones
@@ -92,7 +90,13 @@ class WorkerSession:
             on_gained=self._balance,
         )
         self._settling = Settling(messaging, subjects, self._members, self._lease, worker=self.worker, timing=self._timing)
-        self._frames = FrameSender(frames or messaging, subjects, worker=self.worker, max_bytes=self.settings.max_frame_bytes)
+        sender = FrameSender(frames or messaging, subjects, worker=self.worker, max_bytes=self.settings.max_frame_bytes)
+        self._out = Outflow(sender, self._lease, executor, parked_tokens=self.settings.parked_tokens)
+        # What the runtime and the inbox call. Bound here, so that the token path has no call in between.
+        self.append = self._out.append
+        self.flush = self._out.flush
+        self.fail = self._out.fail
+        self.resend = self._out.resend
         self._mover = Mover(messaging, subjects, pool=self.pool, timing=self._timing, wall=wall)
         self._janitor = Janitor(messaging, subjects, self._members, self._mover, pool=self.pool, timing=self._timing)
         self._placer = SelfPlacer(
@@ -109,7 +113,6 @@ class WorkerSession:
         spec = work_consumer(subjects, self.pool, self.worker)
         self._work = messaging.pull(spec.stream, spec.name, self._on_work)
         self._inbox = WorkerInbox(self, self._tombstones)
-        self._pending: dict[str, list[tuple[Run, Row]]] = {}
         self._events = EventSender(messaging, subjects, pool=self.pool, worker=self.worker)
         self._load = LoadReporter(
             messaging,
@@ -125,7 +128,7 @@ class WorkerSession:
             self._lease,
             executor,
             drop=lambda run, how: self.drop(run, how=how),
-            go_on=self._go_on,
+            go_on=self._out.go_on,
         )
         self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, member, retry_s=self._timing.retry_s)
         self._tasks: asyncio.TaskGroup | None = None
@@ -322,62 +325,7 @@ class WorkerSession:
         self._events.add("started", run.id, run.attempt, run.envelope.tokens)
         self._executor.start(run, payload)
 
-    # -- tokens ----------------------------------------------------------------------------------------------
-
-    def append(
-        self,
-        run: Run,
-        choice: int,
-        ids: list[int],
-        texts: list[str],
-        *,
-        logprobs: list[TokenLogprob] | None = None,
-        fin: Finish | None = None,
-    ) -> None:
-        """Take what an engine step gave one choice. `flush` sends it, together with the rest of the step."""
-        if run.state is not RunState.RUNNING and run.state is not RunState.LAPSED:
-            return
-        row = run.append(choice, ids, texts, logprobs, fin)
-        if run.state is RunState.RUNNING:
-            pending = self._pending.get(run.judge)
-            if pending is None:
-                pending = self._pending[run.judge] = []
-            pending.append((run, row))
-        elif len(run.choices[choice].ids) - run.choices[choice].sent >= self.settings.parked_tokens:
-            self._executor.park(run)
-
-    def flush(self) -> None:
-        """Send one frame per ingress for everything appended since the last flush. Nothing is sent without the lease."""
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, {}
-        held = self._lease.held
-        for judge, rows in pending.items():
-            live = []
-            for run, row in rows:
-                if run.state is not RunState.RUNNING and run.state is not RunState.ENDED:
-                    continue
-                if not held:
-                    run.state = RunState.LAPSED
-                    continue
-                run.choices[row.choice].sent = row.offset + len(row.ids)
-                live.append(row)
-                if row.fin is not None and run.complete:
-                    self._ended(run)
-            if live:
-                self._frames.send(judge, live)
-
-    def _ended(self, run: Run) -> None:
-        run.state = RunState.ENDED
-        run.ended_s = run.resent_s = asyncio.get_running_loop().time()
-
-    def fail(self, run: Run, fault: JobFault) -> None:
-        """End a run with a fault that no other worker could avoid."""
-        for choice, log_ in enumerate(run.choices):
-            if log_.fin is None and not log_.settled:
-                self.append(run, choice, [], [], fin=Finish(reason="error", fault=fault))
-                break
-        self.flush()
+    # -- leaving this worker -----------------------------------------------------------------------------------
 
     def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
         """The engine failed on this run in a way another worker may not: move it."""
@@ -421,14 +369,6 @@ class WorkerSession:
             self._events.add("settled", run.id, run.attempt, run.envelope.tokens)
             self._balance()
 
-    def resend(self, run: Run, offsets: list[int]) -> None:
-        """Send everything after `offsets` again, fenced like any frame."""
-        if run.state in (RunState.RUNNING, RunState.ENDED) and self._lease.held:
-            self.flush()  # what is pending has been logged too and would arrive twice
-            rows = run.rows_since(offsets)
-            if rows:
-                self._frames.send(run.judge, rows)
-
     # -- time and trouble ------------------------------------------------------------------------------------
 
     async def _extend_claims(self) -> None:
@@ -454,10 +394,8 @@ class WorkerSession:
                     self.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))
 
     def _press_for_answer(self, run: Run, now_s: float) -> None:
-        if now_s - run.resent_s < self._timing.resend_s or not self._lease.held:
+        if not self._out.press(run, now_s, every_s=self._timing.resend_s):
             return
-        run.resent_s = now_s
-        self._frames.send(run.judge, run.rows_since([len(log_.ids) for log_ in run.choices]))
         if now_s - run.ended_s > self._timing.silence_s and self._tasks is not None:
             self._tasks.create_task(self._drop_if_judge_gone(run))
 
@@ -467,20 +405,9 @@ class WorkerSession:
 
     def _on_lapse(self) -> None:
         metrics.LEASE_LAPSES.labels("worker").inc()
-        self._pending.clear()  # logged, and sent again from the log when the run turns out to be current
+        self._out.lapsed()
         self._lapses.mark()
         self._balance()
-
-    def _go_on(self, run: Run) -> None:
-        """A lapsed run is current: send what was held back."""
-        run.state = RunState.RUNNING
-        self.resend(run, run.unsent())
-        for log_ in run.choices:
-            log_.sent = len(log_.ids)
-        if run.complete:
-            self._ended(run)
-        else:
-            self._executor.unpark(run)
 
     def _load_report(self, n: int) -> LoadReport:
         return self._executor.load(

@@ -337,7 +337,7 @@ class Connection:
     def objects(self, name: str) -> ObjectStore:
         return ObjectStore(self, name)
 
-    # for the watch in this package ---------------------------------------------------------------------------------------------
+    # for the watch in this package -------------------------------------------------------------------------------------------
     @property
     def core(self) -> CoreClient:
         return self._core

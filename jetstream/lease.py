@@ -172,7 +172,7 @@ class LeaseKeeper:
                 except JetStreamError as error:
                     log.info("lease.release_failed", key=self.key, error=str(error))
 
-    # steps --------------------------------------------------------------------------------------------------------------------
+    # steps -------------------------------------------------------------------------------------------------------------------
     async def _sleep_until(self, when: float) -> None:
         loop = asyncio.get_running_loop()
         if when > loop.time():

@@ -1,7 +1,7 @@
 """Object stores: `ports.ObjectBucket` for real, in the layout of ADR-20, so that `nats object ls|get|put` work.
 
-Chunks are read in pages by direct batch reads: no consumer to leave behind, no quadratic joining, a deadline over the whole, and
-size and digest are checked.
+Chunks are read in pages by direct batch reads: no consumer to leave behind, no quadratic joining, a deadline over the whole,
+and size and digest are checked.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Mux:
         self._up = asyncio.Event()
         core.tap(f"{self._prefix}*", self._on_answer)
 
-    # events of the connection -------------------------------------------------------------------------------------------------
+    # events of the connection ------------------------------------------------------------------------------------------------
     def up(self) -> None:
         self._up.set()
 
@@ -118,7 +118,7 @@ class Mux:
         if call is not None and call.future is not None and not call.future.done():
             call.future.set_result(Answer(data, wire.status_of(headers) if headers else 0, headers))
 
-    # calls ----------------------------------------------------------------------------------------------------------------------
+    # calls -------------------------------------------------------------------------------------------------------------------
     def _open(self, subject: str, data: bytes, header: bytes | None, *, repeatable: bool | None) -> tuple[bytes, _Call]:
         size = len(data) + (len(header) if header else 0)
         if size > self._core.max_payload:

@@ -185,7 +185,7 @@ class StreamPull:
         asyncio.get_running_loop().call_later(self._expires_s, self._core.untap, tap)
         return tap
 
-    # events of the connection --------------------------------------------------------------------------------------------------
+    # events of the connection ------------------------------------------------------------------------------------------------
     def connection_down(self) -> None:
         self._renew("disconnected")
 
@@ -194,7 +194,7 @@ class StreamPull:
         self._backoff_s = 0.0
         self._schedule()
 
-    # life ----------------------------------------------------------------------------------------------------------------------
+    # life --------------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Ends by `stop` or by cancellation; either way nothing is delivered afterwards."""
         if self._stopped:

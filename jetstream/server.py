@@ -192,7 +192,7 @@ class EmbeddedServer:
         await self.stop_async()
         await self.start_async(timeout_s=timeout_s)
 
-    # how ----------------------------------------------------------------------------------------------------------------------
+    # how ---------------------------------------------------------------------------------------------------------------------
     def _launch(self, timeout_s: float) -> float:
         if self.running:
             raise ServerStartError(f"nats-server already runs with process id {self.pid}")

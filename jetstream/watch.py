@@ -156,7 +156,7 @@ class BucketWatch:
         if not answer.get("num_pending", 0) and self._next_delivery == 1:
             self._end_of_listing()
 
-    # what arrives ---------------------------------------------------------------------------------------------------------------
+    # what arrives ------------------------------------------------------------------------------------------------------------
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         fields = wire.decode_headers(headers) if headers else {}

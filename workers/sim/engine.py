@@ -1,8 +1,8 @@
 """The simulator as an engine: the scheduler driven in real time, inside the worker's event loop.
 
-One task runs the steps.  Step ends lie on an absolute schedule, so that a late wake-up shortens the next sleep instead of adding
-up; the modelled engine works beside the worker's process and is not slowed by it.  Without modelled delay the task still gives
-way to the loop between any two steps.
+One task runs the steps.  Step ends lie on an absolute schedule, so that a late wake-up shortens the next sleep instead of
+adding up; the modelled engine works beside the worker's process and is not slowed by it.  Without modelled delay the task still
+gives way to the loop between any two steps.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ class Run:
         "index",
         "phase",
         "rank",
+        "reported",
         "salt",
         "special_at",
         "stream",
@@ -75,7 +76,8 @@ class Run:
         self.capacity = 0  # tokens that `blocks` hold
         self.committed = 0  # tokens in blocks that others can use
         self.computed = 0
-        self.cached_tokens: int | None = None  # at the first admission; reported once
+        self.cached_tokens: int | None = None  # at the first admission
+        self.reported = False  # `cached_tokens` is in an output
         self.index = start
         self._block_size = settings.block_size
         self._chain: list[int] | None = None
@@ -128,8 +130,8 @@ class Run:
             output.finish = "length"
         if self._logprobs is not None:
             output.logprobs = [self._answer.logprob(index, token, self._logprobs)]
-        if self.cached_tokens is not None and self.cached_tokens >= 0:
-            output.cached_tokens, self.cached_tokens = self.cached_tokens, -1
+        if not self.reported:
+            output.cached_tokens, self.reported = self.cached_tokens, True
         self.ids.append(token)
         self.index = index + 1
         self._look_ahead()

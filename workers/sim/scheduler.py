@@ -1,8 +1,8 @@
 """The simulated engine without a clock: continuous batching over paged blocks, one step at a time.
 
-A step first gives every decoding sequence one token, then spends what is left of its token budget on prompts, in parts where they
-are long: first those already begun, then new ones as long as there are slots and blocks.  When a running sequence finds no block,
-the one that came last (or has the worst priority) loses all of its blocks and starts over later: preemption by recompute.
+A step first gives every decoding sequence one token, then spends what is left of its token budget on prompts, in parts where
+they are long: first those already begun, then new ones as long as there are slots and blocks.  When a running sequence finds
+no block, the last that came (or has the worst priority) loses all of its blocks and starts over later: preemption by recompute.
 
 Sans-io: `step()` says what a step did and how long it takes; who calls it decides what "long" means (`engine.py`: real time,
 `offline.py`: virtual time).
@@ -76,13 +76,10 @@ class Scheduler:
         self._runs[run.id] = run
         self._wait(run)
 
-    def abort(self, ids: Iterable[str]) -> list[str]:
-        """Drop these sequences and free their blocks; the ids that were known."""
-        dropped = []
-        for run in [self._runs[i] for i in ids if i in self._runs]:
+    def abort(self, ids: Iterable[str]) -> None:
+        """Drop these sequences and free their blocks. Unknown ids are fine."""
+        for run in [self._runs[i] for i in set(ids) if i in self._runs]:
             self._drop(run)
-            dropped.append(run.id)
-        return dropped
 
     def load(self) -> Load:
         return Load(
@@ -98,9 +95,13 @@ class Scheduler:
 
     def step(self) -> StepResult | None:
         """Run one step; None when there is nothing that could be done."""
+        preemptions = self.preemptions
         self._grow_decoding()
         decoding = self._decoding
-        prefilled = self._prefill(self.settings.step_tokens - len(decoding))
+        budget = self.settings.step_tokens - len(decoding)
+        prefilled = self._continue_prompts(budget)
+        if self.preemptions == preemptions or not (decoding or prefilled):
+            prefilled += self._begin_prompts(budget - prefilled)  # never right after a preemption: they would take turns
         if not decoding and not prefilled:
             return None
         result = StepResult(prefill_tokens=prefilled, decoded=len(decoding))
@@ -130,20 +131,25 @@ class Scheduler:
                 self._commit(run, run.capacity)
                 self._make_room(run, 1)
 
-    def _prefill(self, budget: int) -> int:
-        """Spend the budget on prompts; the number of tokens computed."""
-        before, preemptions = budget, self.preemptions
+    def _continue_prompts(self, budget: int) -> int:
+        """Spend the budget on prompts that are part done; the number of tokens computed."""
+        left = budget
         for run in list(self._prefilling):
-            if budget == 0:
+            if left == 0:
                 break
-            if run.phase is Phase.PREFILL:
-                budget -= self._advance(run, budget)
-        while budget and self.preemptions == preemptions and self._running < self.settings.slots:
-            run_or_none = self._next_waiting()
-            if run_or_none is None or not self._admit(run_or_none, budget):
+            if run.phase is Phase.PREFILL:  # not preempted by one before it
+                left -= self._advance(run, left)
+        return budget - left
+
+    def _begin_prompts(self, budget: int) -> int:
+        """Spend the budget on waiting prompts, as far as slots and blocks reach; the number of tokens computed."""
+        left = budget
+        while left and self._running < self.settings.slots:
+            run = self._next_waiting()
+            if run is None or not self._admit(run, left):
                 break
-            budget -= self._advance(run_or_none, budget)
-        return before - budget
+            left -= self._advance(run, left)
+        return budget - left
 
     def _admit(self, run: Run, budget: int) -> bool:
         """Move the first waiting sequence into the batch if its first part finds blocks."""
@@ -195,9 +201,7 @@ class Scheduler:
         """The next token of one sequence, with everything that can happen at a token."""
         faults = run.faults
         if run.fault_at is not None and run.index >= run.fault_at:
-            if run.fault_at == faults.crash_at_token or (
-                faults.crash_at_token is not None and run.index >= faults.crash_at_token
-            ):
+            if faults.crash_at_token is not None and run.index >= faults.crash_at_token:
                 result.crash = True
             elif faults.stuck_at_token is not None and run.index >= faults.stuck_at_token:
                 self._decoding.remove(run)
@@ -277,9 +281,13 @@ class Scheduler:
 
     def _leave(self, run: Run) -> None:
         """Take a sequence out of the batch and let go of its blocks."""
-        for place in (self._prefilling, self._decoding, self._stuck):
-            if run in place:
-                place.remove(run)
+        match run.phase:
+            case Phase.PREFILL:
+                self._prefilling.remove(run)
+            case Phase.DECODE:
+                self._decoding.remove(run)
+            case Phase.STUCK:
+                self._stuck.remove(run)
         self.manager.release(run.blocks)
         run.blocks, run.capacity, run.committed = [], 0, 0
 

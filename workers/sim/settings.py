@@ -67,12 +67,12 @@ def parse_settings(args: Mapping[str, Any]) -> SimSettings:
         raise EngineStartFailed(f"simulator timing: {error}") from None
     if settings.step_tokens < settings.slots:
         raise EngineStartFailed(
-            f"step_tokens={settings.step_tokens} is less than slots={settings.slots}: each running sequence needs a token of a step"
+            f"step_tokens={settings.step_tokens} is below slots={settings.slots}: each running sequence takes a token of a step"
         )
     room = settings.blocks * settings.block_size
     if settings.context_length > room:
         raise EngineStartFailed(
-            f"context_length={settings.context_length} does not fit into blocks={settings.blocks} of block_size={settings.block_size} "
-            f"({room} tokens)"
+            f"context_length={settings.context_length} does not fit into blocks={settings.blocks} of "
+            f"block_size={settings.block_size} ({room} tokens)"
         )
     return settings

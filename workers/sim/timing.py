@@ -52,7 +52,7 @@ class TimingModel:
 PRESETS: Mapping[str, TimingModel] = MappingProxyType(
     {
         "instant": TimingModel(),
-        # Measured: vLLM 0.32, SmolLM2-135M bf16, 2 cores: 46 tokens/s alone, 300 tokens/s with 8, 850 prompt tokens/s over 1,536.
+        # Measured: vLLM 0.32, SmolLM2-135M bf16, 2 cores: 46 tokens/s alone, 300 with 8; 850 prompt tokens/s over 1,536.
         "cpu-small": TimingModel(prefill_tokens_per_s=860.0, decode_base_s=0.02104, decode_per_sequence_s=0.0007),
         # Estimated from data sheets, not measured: 8 B parameters in bf16 on one H100 SXM.
         "h100-8b": TimingModel(

@@ -1,10 +1,10 @@
 """What the simulator answers: a pure function of the prompt, so that any test can compute the exact expected text.
 
-Token *i* of an answer depends on the prompt ids, the adapter, the seed (if the temperature is above 0) and *i*.  Not on batching,
-chunking, other requests, or how often the answer was interrupted and resumed.
+Token *i* of an answer depends on the prompt ids, the adapter, the seed (if the temperature is above 0) and *i*.  Not on
+batching, chunking, other requests, or how often the answer was interrupted and resumed.
 
-Answers are made of common words of the tokenizer, some punctuation, and now and then a character whose bytes lie in separate tokens,
-so that the text pipeline has something to do.
+Answers are made of common words of the tokenizer, some punctuation, and now and then a character whose bytes lie in separate
+tokens, so that the text pipeline has something to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b, shake_128
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from broker.codec import encode, pack_u32
 from broker.messages import Sampling, TokenLogprob
@@ -49,6 +49,7 @@ class Vocabulary:
     draws: Sequence[int] = field(repr=False)
     groups: Sequence[Sequence[int]]
     eos: int | None
+    size: int
 
     @classmethod
     def load(cls, tokenizer_dir: str | Path) -> Self:
@@ -69,7 +70,11 @@ class Vocabulary:
             [single[byte] for byte in char.encode()] for char in _CHARACTERS if all(byte in single for byte in char.encode())
         ]
         return cls(
-            table=table, draws=_draws(words, punctuation, len(groups)), groups=groups, eos=_eos(table, Path(tokenizer_dir))
+            table=table,
+            draws=_draws(words, punctuation, len(groups)),
+            groups=groups,
+            eos=_eos(table, Path(tokenizer_dir)),
+            size=size,
         )
 
 
@@ -95,11 +100,22 @@ def _draws(words: Sequence[int], punctuation: Sequence[int], groups: int) -> lis
     return draws
 
 
-def _eos(table: TokenTable, folder: Path) -> int | None:
+def _config(folder: Path) -> dict[str, Any]:
     try:
-        name = json.loads((folder / "tokenizer_config.json").read_bytes()).get("eos_token")
-    except (OSError, ValueError, AttributeError):
-        return None
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def has_chat_template(tokenizer_dir: str | Path) -> bool:
+    """Whether this folder can render chats."""
+    folder = Path(tokenizer_dir)
+    return (folder / "chat_template.jinja").is_file() or "chat_template" in _config(folder)
+
+
+def _eos(table: TokenTable, folder: Path) -> int | None:
+    name = _config(folder).get("eos_token")
     if isinstance(name, dict):
         name = name.get("content")
     return next((i for i in sorted(table.special) if table.token_bytes(i).decode(errors="replace") == name), None)

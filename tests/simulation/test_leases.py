@@ -1,0 +1,108 @@
+"""The real LeaseKeeper under every fault: never believed in longer than the server believes, and always regained."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from jetstream.lease import LeaseKeeper
+from jetstream.subjects import Subjects
+from jetstream.topology import Topology
+from tests.simulation.network import CALM, SimConfig
+from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step
+from tests.simulation.world import Machine, Violation, World
+
+TTL_S = 3.0
+LOOK_S = 0.01
+
+
+@dataclass
+class Holder:
+    machine: Machine
+    keeper: LeaseKeeper
+    lapses: int = 0
+    gains: int = 0
+
+
+@dataclass
+class Leases:
+    """Processes that each keep a lease of their own, and some that contend for one."""
+
+    world: World
+    own: int
+    rivals: int
+    holders: dict[str, Holder] = field(default_factory=dict)
+
+    def build(self) -> None:
+        self.world.server.install(Topology(subjects=Subjects("hr")))
+        for i in range(self.own):
+            self.world.process(f"P{i}", self.keep, restart=True)
+        for i in range(self.rivals):
+            self.world.process(f"R{i}", self.keep, restart=True)
+        self.world.at(0.0, self.look)
+
+    async def keep(self, machine: Machine) -> None:
+        key = "leader" if machine.name.startswith("R") else f"member.{machine.id}"
+        holder: Holder
+
+        def lapsed() -> None:
+            holder.lapses += 1
+            machine.note("lapses")
+
+        def gained() -> None:
+            holder.gains += 1
+            machine.note("gains")
+            if holder.gains > holder.lapses + 1:
+                self.world.violation(f"{machine.id} gained its lease again without a lapse")
+
+        keeper = LeaseKeeper(
+            machine.messaging, "hr_members", key, machine.id.encode(), ttl_s=TTL_S, on_lapse=lapsed, on_gained=gained
+        )
+        holder = self.holders[machine.id] = Holder(machine, keeper)
+        await keeper.run()
+
+    def look(self) -> None:
+        store = self.world.server.buckets["hr_members"]
+        leaders = []
+        for name, holder in self.holders.items():
+            if not holder.machine.alive or holder.machine.frozen:
+                continue
+            entry = store.get(holder.keeper.key)
+            there = entry is not None and entry.value == name.encode()
+            if holder.keeper.held_until_s > self.world.now:
+                if not there:
+                    self.world.violation(f"{name} believes in a lease that is gone")
+                if holder.keeper.key == "leader":
+                    leaders.append(name)
+        if len(leaders) > 1:
+            self.world.violation(f"two leaders: {leaders}")
+        self.world.at(LOOK_S, self.look)
+
+    def leftovers(self) -> list[str]:
+        soon = self.world.now + TTL_S / 3
+        held = {h.keeper.key for h in self.holders.values() if h.machine.alive and h.keeper.held_until_s > soon}
+        missing = [f"{m.id} without lease" for m in self.world.living("P") if f"member.{m.id}" not in held]
+        return missing + ["no leader"] * (self.rivals > 0 and "leader" not in held)
+
+    def verify(self) -> None:
+        if self.world.server.up and not self.holders:
+            raise Violation("nobody ran")
+
+
+def scenario(config: SimConfig, *, own: int = 2, rivals: int = 2) -> Scenario:
+    def build(world: World) -> Leases:
+        leases = Leases(world, own, rivals)
+        leases.build()
+        return leases
+
+    victims = [f"P{i}" for i in range(own)] + [f"R{i}" for i in range(rivals)]
+    return Scenario(name="leases", build=build, config=config, victims=victims, faults=8, until_s=40.0)
+
+
+def test_a_lease_is_never_believed_in_longer_than_it_lives():
+    assert assert_holds(scenario(SimConfig(noise=0.1)), range(40)) > 5000
+
+
+@pytest.mark.parametrize("kind", ["crash", "powercut", "freeze", "cut", "gap", "outage"])
+def test_a_lease_survives_a_fault_at_any_step(kind):
+    few = Scenario(name="leases", build=scenario(CALM, own=1, rivals=2).build, config=CALM, until_s=40.0)
+    assert assert_survives_every_step(few, kinds=[kind]) > 5
