@@ -11,16 +11,17 @@ TORCH_CPU := torch==2.13.0
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 # Everything that takes long says so in one line first.
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help install serve test test-fast lint format types contracts docs-check clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) ## install into .venv; with ENGINE=vllm the engine too
 
@@ -62,10 +63,10 @@ clean: ## remove what was installed and cached, not the data in .headrace
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Headrace needs Python 3.11 or newer, this is %s; give another one as PYTHON=" % sys.version.split()[0])'
 	$(SAY) 'creating $(VENV)'
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.base: pyproject.toml | $(BIN)/python
-	$(SAY) 'installing Headrace and nats-server, about 80 MB …'
+	$(SAY) 'installing Headrace and nats-server, about 120 MB …'
 	@$(PIP) install -e .
 	@touch $@
 

@@ -1,7 +1,11 @@
 """A worker placing work on itself, while no router lease is live in its pool.
 
-One message at a time per class, never beyond the worker's free slots, and through WORK exactly as a router would: publish,
-event, then ack.  On the `prioritized` consumers of REQ a worker asks at priority 9: a router that comes back is served first.
+Never beyond the worker's free slots, and through WORK exactly as a router would: publish, event, then ack.  On the `prioritized`
+consumers of REQ a worker asks at priority 9: a router that comes back is served first.
+
+Several messages may be on their way at once.  One at a time, as the protocol was first written, costs two round trips to the
+server per request in sequence, which measured 390 requests/s with both cores three quarters idle; nothing in the
+protocol's safety rests on the order of placements.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ class SelfPlacer:
         worker: str,
         timing: Timing,
         tombstones: Tombstones,
+        burst: int,
         free_slots: Callable[[], int],
         may_place: Callable[[], bool],
         wall: Callable[[], float] = time.time,
@@ -53,6 +58,7 @@ class SelfPlacer:
         self._worker = worker
         self._timing = timing
         self._tombstones = tombstones
+        self._burst = burst
         self._free_slots = free_slots
         self._may_place = may_place
         self._wall = wall
@@ -91,12 +97,12 @@ class SelfPlacer:
         return self._free_slots() - len(self._placed)
 
     def balance(self) -> None:
-        """Ask for one message of each class while there is room; called whenever a slot or a permission changes.
+        """Ask for messages of each class while there is room; called whenever a slot or a permission changes.
 
-        When only the room is gone, an open request stays open: withdrawing it costs more than giving back what it may bring.
+        When only the room shrinks, open requests stay open: withdrawing them costs more than giving back what they may bring.
         """
         allowed = self._may_place()
-        wanted = 1 if allowed and self.room > 0 else 0
+        wanted = max(0, min(self.room, self._burst)) if allowed else 0
         for loop in self._loops.values():
             if loop.credit < wanted or (loop.credit and not allowed):
                 loop.add_credit(wanted - loop.credit)

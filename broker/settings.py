@@ -45,3 +45,4 @@ class SessionSettings:
     parked_tokens: int = 4096  # tokens a choice may run ahead while the lease is lost, before its sequence is parked
     drain_grace_s: float = 60.0
     self_place: bool = True
+    self_place_burst: int = 16  # requests a worker may be placing on itself at once, within its free slots

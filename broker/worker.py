@@ -106,6 +106,7 @@ class WorkerSession:
             worker=self.worker,
             timing=self._timing,
             tombstones=self._tombstones,
+            burst=self.settings.self_place_burst,
             free_slots=self._free_slots,
             may_place=self._may_place,
             wall=wall,

@@ -1,7 +1,7 @@
 """Around every request: its id, its line in the log, its place in the metrics.
 
-The generation routes are called straight from here, past Starlette's middleware and router: those cost some 15 us per request and,
-worse, three more coroutines per write.
+The generation routes are called straight from here, past Starlette's middleware and router: those cost some 15 us per request
+and, worse, three more coroutines per write.
 """
 
 from __future__ import annotations

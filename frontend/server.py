@@ -43,13 +43,14 @@ async def run_frontend(
 
     Raises AddressUnavailable, and the ConnectError family when the broker cannot be used at the start.
     """
-    listener = _listen(settings)
+    listener = listen(settings)
     with contextlib.closing(listener):
         async with _connections(options, subjects) as (work, frames), asyncio.TaskGroup() as group:
             ingress = Ingress(work, subjects, frames=frames)
             running = group.create_task(ingress.run(), name="ingress")
             frontend = build_frontend(ingress, settings)
             loading = group.create_task(frontend.shelf.run(), name="shelf")
+            _quiet_gc()
             try:
                 await serve(frontend, settings, listener, drain=ingress.drain, on_listening=on_listening)
             finally:
@@ -87,7 +88,6 @@ async def serve(
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server._serve(sockets=[listener]), name="http")
             stopping = group.create_task(stop.wait(), name="stop")
-            _quiet_gc()
             host, port = listener.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             log.info("frontend.listening", url=url)
@@ -152,7 +152,8 @@ async def _connections(options: ConnectOptions, subjects: Subjects) -> AsyncIter
             yield work, frames
 
 
-def _listen(settings: FrontendSettings) -> socket.socket:
+def listen(settings: FrontendSettings) -> socket.socket:
+    """A bound socket. Raises AddressUnavailable."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

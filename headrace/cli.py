@@ -208,9 +208,9 @@ def _add_drain(worker: argparse.ArgumentParser) -> None:
 
 def _add_streams(commands: Any, *, complete: bool) -> None:
     if complete:
-        from headrace import streams
+        from headrace.streams import add_parser
 
-        streams.add_parser(commands)
+        add_parser(commands)
     else:
         commands.add_parser("streams", help="plan, apply, show or purge what Headrace keeps in NATS")
 

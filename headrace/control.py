@@ -10,6 +10,7 @@ from broker.errors import WireError
 from broker.messages import Done, Drain, WorkerMember
 from headrace.compose import connect_options, subjects
 from headrace.errors import EXIT_OK, CommandError, StartFailed
+from headrace.logs import configure_tool
 from headrace.settings import Settings
 from jetstream.client import Connection
 from jetstream.errors import JetStreamError, NoResponder
@@ -23,6 +24,7 @@ def drain_worker(settings: Settings, worker: str, *, grace_s: float | None) -> i
     """`headrace worker drain`: returns when the worker has accepted. Raises CommandError."""
     if grace_s is not None and not 0 <= grace_s < float("inf"):
         raise CommandError(f"--grace must be 0 or more seconds, got {grace_s:g}")
+    configure_tool(settings)
     return asyncio.run(_drain(settings, worker, grace_s=grace_s))
 
 

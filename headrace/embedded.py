@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ class NatsPart:
             raise StartFailed(f"the NATS server does not start: {error}") from error
         self._state.started(loop.time())
 
-    async def keep(self) -> None:
-        """Until cancelled: start it again when it has ended."""
+    async def keep(self, on_change: Callable[[], None]) -> None:
+        """Until cancelled: start it again when it has ended, and tell."""
         server = self._server
         if server is None:
             return
@@ -55,12 +56,14 @@ class NatsPart:
             decision = self._state.exited(loop.time(), exit_code=1, serving=True)
             wait_s = decision.after_s if isinstance(decision, Restart) else 0.0
             _log.warning("part.crashed", part="nats", restart_in_s=wait_s, crashes=self._state.crashes)
+            on_change()
             await asyncio.sleep(wait_s)
             self._state.started(loop.time())
             try:
                 await server.restart_async()
             except (JetStreamError, OSError) as error:
                 _log.error("part.start_failed", part="nats", error=str(error))
+            on_change()
 
     async def stop(self, *, at_once: bool) -> None:
         server = self._server

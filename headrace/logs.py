@@ -17,6 +17,8 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from headrace.settings import Settings
+
 Format = Literal["auto", "console", "json"]
 
 _VLLM_CONFIG = Path(__file__).parent / "assets" / "vllm_logging.json"
@@ -52,6 +54,12 @@ def configure(
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
     logging.captureWarnings(True)
     return chosen
+
+
+def configure_tool(settings: Settings) -> None:
+    """For commands that print an answer and end: their log has only warnings unless more was asked for."""
+    level = settings["log.level"] if settings.given("log.level") else "warning"
+    configure(log_format=settings["log.format"], level=level, fields={"component": settings.command})
 
 
 def choose_format(log_format: Format, stream: TextIO) -> Literal["console", "json"]:

@@ -7,12 +7,13 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.cli import add_setting_flags, read_settings
 from headrace.compose import connect_options, subjects
 from headrace.errors import EXIT_CONFIGURATION, EXIT_OK, EXIT_UNAVAILABLE, CommandError, StartFailed
+from headrace.logs import configure_tool
 from jetstream.client import Connection
 from jetstream.errors import AccessDenied, JetStreamDisabled, JetStreamError, ServerTooOld, ServerUnreachable
 from jetstream.manage import StreamPlan, StreamStatus, ensure_topology, plan, purge, status
@@ -100,7 +101,10 @@ def plan_table(plans: list[StreamPlan], *, done: bool = False) -> str:
         lines.append(f"{verbs[entry.action]:<8} {entry.stream}")
         lines += [f"         {c.name}: {_value(c.current)} → {_value(c.wanted)}" for c in entry.changes]
     kept = sum(1 for entry in plans if entry.action == "keep")
-    lines.append(f"{kept} of {len(plans)} as they should be" + ("" if lines else ", nothing to do"))
+    if done and lines:
+        lines.append(f"{len(plans) - kept} changed, {kept} unchanged")
+    else:
+        lines.append(f"{kept} of {len(plans)} as they should be" + ("" if lines else ", nothing to do"))
     return "\n".join(lines) + "\n"
 
 
@@ -135,6 +139,7 @@ def _add(actions: Any, name: str, action: Action, text: str) -> argparse.Argumen
 
 def _run(parsed: argparse.Namespace, action: Action) -> int:
     settings = read_settings(parsed, "streams")
+    configure_tool(settings)
     names = subjects(settings)
     options = connect_options(settings, name="headrace streams")
 
@@ -163,7 +168,7 @@ def _value(value: Any) -> str:
     return "none" if value is None else json.dumps(value)
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     numbers = {i for i in range(len(rows[0])) if rows[0][i] not in ("STREAM", "CONSUMER")}
     lines = (

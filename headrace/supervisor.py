@@ -86,7 +86,7 @@ class Supervisor:
                 self._publish_state()
                 async with asyncio.TaskGroup() as group:
                     helpers = [
-                        group.create_task(self._nats.keep()),
+                        group.create_task(self._nats.keep(self._publish_state)),
                         group.create_task(self._prepare_model()),
                         group.create_task(self._announce()),
                     ]

@@ -44,6 +44,7 @@ RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
 PINGS_OUTSTANDING = 2
 DRAIN_TIMEOUT_S = 5.0
+REMIND_S = 10.0
 
 __all__ = ["ConnectOptions", "Connection"]
 
@@ -66,6 +67,7 @@ class Connection:
         self._up_hooks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._last_error = ("", 0.0)
         core.on_down = self._on_down
         core.on_permission_error = self._on_permission_error
 
@@ -80,8 +82,8 @@ class Connection:
         async def on_error(error: Exception) -> None:
             if connection is None:
                 failures.append(error)
-            elif not connection._closing:
-                log.warning("connection.error", server=options.address, error=str(error) or type(error).__name__)
+            else:
+                connection._on_error(str(error) or type(error).__name__)
 
         async def on_reconnected() -> None:
             if connection is not None:
@@ -203,6 +205,14 @@ class Connection:
         self._mux.down()
         for hook in list(self._down_hooks):
             hook()
+
+    def _on_error(self, text: str) -> None:
+        """One line for each new error and a reminder now and then: a server that is away fails four tries a second."""
+        now = asyncio.get_running_loop().time()
+        if self._closing or (text == self._last_error[0] and now - self._last_error[1] < REMIND_S):
+            return
+        self._last_error = (text, now)
+        log.warning("connection.error", server=self.options.address, error=text)
 
     def _on_permission_error(self, text: str) -> None:
         log.error("permission.denied", server=self.options.address, error=text)

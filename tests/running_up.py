@@ -43,7 +43,7 @@ class RunningUp:
             try:
                 if met():
                     return
-            except (OSError, ValueError):
+            except (OSError, ValueError, LookupError):
                 pass
             assert self.process.poll() is None, f"up ended with {self.process.returncode} before {what}:\n{self.log()}"
             assert time.monotonic() < deadline, f"not in time: {what}:\n{self.log()}"

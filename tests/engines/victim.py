@@ -9,6 +9,8 @@ import asyncio
 import json
 import sys
 
+import structlog
+
 from broker.messages import Sampling
 from tests.engines.conftest import ARGS
 from workers.engine import EngineConfig, Output, Sequence
@@ -35,6 +37,7 @@ async def run(model: str) -> None:
 
 
 if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     TreeGuard().start()
     print("leader", flush=True)
     asyncio.run(run(sys.argv[1]))

@@ -71,7 +71,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._scheduler.runnable.append(self)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None

