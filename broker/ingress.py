@@ -59,9 +59,13 @@ class Ingress:
         ingress_id: str | None = None,
         settings: IngressSettings | None = None,
         frames: Messaging | None = None,
+        namespace: str | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`frames`: a connection of its own for token frames, where one is worth it. `wall` gives Unix time."""
+        """`frames`: a connection of its own for token frames, where one is worth it. `wall` gives Unix time.
+
+        `namespace`: know only its models; None = those of all.
+        """
         self.id = ingress_id or f"i-{secrets.token_hex(6)}"
         self.settings = settings or IngressSettings()
         self._timing = self.settings.timing
@@ -77,7 +81,7 @@ class Ingress:
         self._outbox = JudgeOutbox(messaging, subjects, self._on_poison)
         self._judge = Judge(self._outbox)
         self._members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)
-        self.models = ModelDirectory(messaging, subjects, self._members)
+        self.models = ModelDirectory(messaging, subjects, self._members, namespace=namespace)
         self._key = subjects.ingress_key(self.id)
         self._lease = LeaseKeeper(
             messaging,

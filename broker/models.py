@@ -67,7 +67,9 @@ async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard
 class ModelDirectory:
     """The cards as an ingress sees them. A model becomes known once its files are here."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, members: Members) -> None:
+    def __init__(self, messaging: Messaging, subjects: Subjects, members: Members, *, namespace: str | None = None) -> None:
+        """`namespace` None takes the models of all of them."""
+        self._namespace = namespace
         self._members = members
         self._objects: ObjectBucket = messaging.objects(subjects.bucket("models"))
         self._watch = messaging.bucket(subjects.bucket("models")).watch(self._on_card)
@@ -118,6 +120,8 @@ class ModelDirectory:
                 card = decode(ModelCard, change.value)
             except WireError as error:
                 log.error("card.malformed", pool=change.key, error=str(error))
+                return
+            if self._namespace is not None and card.namespace != self._namespace:
                 return
         self._wanted.put_nowait((change.key, card))
 

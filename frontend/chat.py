@@ -10,7 +10,7 @@ import msgspec
 from frontend.decode import decode_body
 from frontend.errors import BadRequest
 from frontend.exchange import Exchange
-from frontend.planning import Plan, Wishes, check_choices, fit_of, make_plan
+from frontend.planning import Plan, Wishes, check_choices, check_kind, fit_of, make_plan
 from frontend.sampling import refuse_unsupported, unsupported
 from frontend.schema.chat import ChatRequest, Message
 from frontend.settings import FrontendSettings
@@ -34,6 +34,7 @@ class ChatApi:
         check_choices(request.n or 1, 1, self._settings)
         messages = plain_messages(request.messages)
         model = await self._shelf.get(request.model)
+        check_kind(model, "chat")
         if model.template is None:
             message = f"{model.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")

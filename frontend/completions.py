@@ -10,7 +10,7 @@ from broker.codec import unpack_u32
 from frontend.decode import decode_body
 from frontend.errors import BadRequest
 from frontend.exchange import Exchange
-from frontend.planning import Plan, Wishes, check_choices, fit_of, make_plan
+from frontend.planning import Plan, Wishes, check_choices, check_kind, fit_of, make_plan
 from frontend.sampling import refuse_unsupported, unsupported
 from frontend.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from frontend.settings import FrontendSettings
@@ -35,6 +35,7 @@ class CompletionApi:
         prompts = list_prompts(request.prompt)
         check_choices(request.n or 1, len(prompts), self._settings)
         model = await self._shelf.get(request.model)
+        check_kind(model, "completion")
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         encoded = [await self._encode(prompt, request, model, wanted) for prompt in prompts]
         echo = []

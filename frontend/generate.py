@@ -6,6 +6,7 @@ The status is sent with the first rows or the error that came instead, never bef
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from frontend.settings import FrontendSettings
 from frontend.sse import KEEPALIVE, EventWriter, error_event
 
 log = structlog.get_logger()
+
+LAST_WORDS_S = 1.0
 
 
 class Api(Protocol):
@@ -66,7 +69,9 @@ class GenerationEndpoint:
             scope["headrace.outcome"] = "client_gone"
         except asyncio.CancelledError:
             # the server's grace period is over: say so instead of just closing the connection
-            await self._fail(exchange, Draining())
+            with contextlib.suppress(TimeoutError):  # a client that does not read cannot be told
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._fail(exchange, Draining())
         except Exception as error:
             await self._fail(exchange, error)
 

@@ -20,6 +20,7 @@ from frontend.metrics import Metrics
 
 log = structlog.get_logger()
 
+_PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # asked every second by somebody, for ever
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
 
 
@@ -80,7 +81,8 @@ class Observe:
         for name in ("job", "outcome"):
             if (value := scope.get(f"headrace.{name}")) is not None:
                 values[name] = value
-        log.info("request.answered", **values, seconds=round(took, 4))
+        write = log.debug if route in _PROBES else log.info
+        write("request.answered", **values, seconds=round(took, 4))
 
 
 def _marking(scope: Scope, send: Send) -> Send:

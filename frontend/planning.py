@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from broker.codec import unpack_u32
 from broker.jobs import Job
@@ -52,6 +51,15 @@ class Wishes:
 def fit_of(request: GenerationRequest, model: ReadyModel, *, wanted: int | None, param: str) -> Fit:
     """How long the prompt may be; `param` is the parameter to blame."""
     return Fit(context_length=model.card.context_length, wanted=wanted, truncate=request.truncate_prompt_tokens, param=param)
+
+
+def check_kind(model: ReadyModel, kind: str) -> None:
+    """Raises BadRequest when the model is not for this kind of request."""
+    if kind not in model.card.kinds:
+        served = ", ".join(model.card.kinds)
+        raise BadRequest(
+            f"{model.card.model!r} does not serve {kind} requests, only: {served}", param="model", code="wrong_kind"
+        )
 
 
 def check_choices(n: int, prompts: int, settings: FrontendSettings) -> None:
@@ -111,7 +119,6 @@ def _jobs(
     tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
     deadline_s = _deadline(request, exchange, settings)
     urgent = request.service_tier in URGENT_TIERS
-    extra: dict[str, Any] = {"extra_args": request.vllm_xargs} if request.vllm_xargs else {}
     jobs = []
     for prompt in wishes.prompts:
         room = card.context_length - prompt.tokens
@@ -126,7 +133,7 @@ def _jobs(
             guided=guided,
             cache_salt=request.cache_salt,
             session_id=request.session_id,
-            extra=extra,
+            extra=request.vllm_xargs or {},
         )
         jobs.append(
             Job(

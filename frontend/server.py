@@ -21,13 +21,14 @@ from frontend.app import Frontend, build_frontend
 from frontend.errors import AddressUnavailable
 from frontend.settings import FrontendSettings
 from jetstream.client import Connection, ConnectOptions
-from jetstream.errors import HeadraceError, JetStreamError
+from jetstream.errors import HeadraceError, JetStreamError, ServerUnreachable
 from jetstream.manage import ensure_topology
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
 
 log = structlog.get_logger()
 
+CONNECT_RETRY_S = 0.5
 LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -45,8 +46,8 @@ async def run_frontend(
     """
     listener = listen(settings)
     with contextlib.closing(listener):
-        async with _connections(options, subjects) as (work, frames), asyncio.TaskGroup() as group:
-            ingress = Ingress(work, subjects, frames=frames)
+        async with _connections(options, subjects, settings) as (work, frames), asyncio.TaskGroup() as group:
+            ingress = Ingress(work, subjects, frames=frames, namespace=settings.namespace)
             running = group.create_task(ingress.run(), name="ingress")
             frontend = build_frontend(ingress, settings)
             loading = group.create_task(frontend.shelf.run(), name="shelf")
@@ -133,11 +134,12 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _connections(options: ConnectOptions, subjects: Subjects) -> AsyncIterator[tuple[Connection, Connection]]:
+async def _connections(
+    options: ConnectOptions, subjects: Subjects, settings: FrontendSettings
+) -> AsyncIterator[tuple[Connection, Connection]]:
     """One connection for work and one for token frames, so that a burst of either does not queue behind the other."""
-    work = await Connection.connect(options, subjects=subjects)
-    async with work:
-        topology = Topology(subjects=subjects)
+    async with await _connect(options, subjects, settings.start_timeout_s) as work:
+        topology = Topology(subjects)
         await ensure_topology(work, topology)
 
         async def ensure_again() -> None:  # streams in memory do not survive a restart of the server
@@ -147,9 +149,22 @@ async def _connections(options: ConnectOptions, subjects: Subjects) -> AsyncIter
                 log.warning("topology.not_ensured", error=str(error))
 
         work.on_reconnect(ensure_again)
-        frames = await Connection.connect(options, subjects=subjects)
-        async with frames:
+        async with await _connect(options, subjects, settings.start_timeout_s) as frames:
             yield work, frames
+
+
+async def _connect(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> Connection:
+    """Waits for a server that is not there yet; every other trouble is raised at once."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        try:
+            return await Connection.connect(options, subjects=subjects)
+        except ServerUnreachable as error:
+            if loop.time() >= deadline:
+                raise
+            log.info("frontend.waiting", reason=str(error))
+            await asyncio.sleep(CONNECT_RETRY_S)
 
 
 def listen(settings: FrontendSettings) -> socket.socket:

@@ -22,8 +22,9 @@ class FrontendSettings:
     inline_prompt_bytes: int = 8192  # longer prompts are tokenised in a thread
     tokenizer_threads: int = 2
     drain_grace_s: float = 30.0  # how long running answers may go on after SIGTERM
+    start_timeout_s: float = 30.0  # how long to wait for a NATS server that is not there yet
     access_log: bool = True
-    namespace: str = "default"
+    namespace: str = "default"  # models of other namespaces are not served here
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):

@@ -11,6 +11,7 @@ from broker.messages import Done, Drain, WorkerMember
 from headrace.compose import connect_options, subjects
 from headrace.errors import EXIT_OK, CommandError, StartFailed
 from headrace.logs import configure_tool
+from headrace.run import exit_code
 from headrace.settings import Settings
 from jetstream.client import Connection
 from jetstream.errors import JetStreamError, NoResponder
@@ -40,7 +41,9 @@ async def _drain(settings: Settings, worker: str, *, grace_s: float | None) -> i
     except NoResponder:
         raise StartFailed(f"worker {worker} does not answer: it has just left, or cannot reach the NATS server") from None
     except (JetStreamError, WireError) as error:
-        raise StartFailed(str(error)) from error
+        failure = StartFailed(str(error))
+        failure.exit_code = exit_code(error)
+        raise failure from error
     if not answer.ok:
         raise CommandError(f"worker {member.worker} refused: {answer.message}")
     sys.stdout.write(f"{member.worker} drains{f': {answer.message}' if answer.message else ''}\n")

@@ -24,7 +24,7 @@ Format = Literal["auto", "console", "json"]
 _VLLM_CONFIG = Path(__file__).parent / "assets" / "vllm_logging.json"
 
 # Libraries that say more than an operator wants; their warnings stay.
-_QUIET = ("uvicorn.access", "asyncio", "nats")
+_QUIET = ("uvicorn", "asyncio", "nats")
 
 _json = msgspec.json.Encoder(enc_hook=str)
 
@@ -92,12 +92,15 @@ def engine_handler() -> logging.Handler:
 
 
 def _shared_processors(fields: Mapping[str, str], chosen: str) -> list[Processor]:
+    # A terminal shows one component, or `headrace up` puts its name in front of the line.
+    console = chosen == "console"
+    fields = {name: value for name, value in fields.items() if not (console and name == "component")}
+
     def add_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         for name, value in fields.items():
             event.setdefault(name, value)
         return event
 
-    console = chosen == "console"
     return [
         structlog.contextvars.merge_contextvars,
         add_fields,

@@ -117,7 +117,7 @@ class Child:
                 continue
             if not raw:
                 return
-            line = raw.decode(errors="replace").rstrip()
+            line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]  # of a progress bar its last state
             if line:
                 self.tail.append(line)
                 self._on_line(line)

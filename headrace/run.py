@@ -132,7 +132,8 @@ def _start_part(settings: Settings, fields: dict[str, str]) -> str:
 def _announce(settings: Settings) -> None:
     for warning in settings.warnings:
         _log.warning("settings.unknown", detail=warning)
-    _log.info("settings.loaded", file=str(settings.file) if settings.file else None, **_flat(settings.masked(all_values=False)))
+    file = {"file": str(settings.file)} if settings.file else {}
+    _log.info("settings.loaded", **file, **_flat(settings.masked(all_values=False)))
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

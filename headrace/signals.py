@@ -24,10 +24,12 @@ def stop_signals(ask: Callable[[], None], insist: Callable[[], None]) -> Iterato
             asked = True
             ask()
 
-    for number in _SIGNALS:
+    # nohup ignores SIGHUP for us: that stays so.
+    numbers = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    for number in numbers:
         loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
-        for number in _SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)

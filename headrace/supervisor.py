@@ -206,11 +206,11 @@ class Supervisor:
         if self._settings["up.workers"] and needs_bundled_model(self._settings):
             from workers.bundled import is_ready
 
-            if not is_ready(bundled_model_dir(self._settings)):
-                await self._run_model_prepare()
+            if not is_ready(bundled_model_dir(self._settings)) and not await self._run_model_prepare():
+                return
         self._model_ready.set()
 
-    async def _run_model_prepare(self) -> None:
+    async def _run_model_prepare(self) -> bool:
         command = headrace_command("model", "prepare")
         env = {**self._part_env, BY_KEY["data_dir"].env: as_text(BY_KEY["data_dir"], str(self._data_dir))}
         child = await Child.start(command, env=env, on_line=lambda line: self._terminal.part_line("model", line))
@@ -221,6 +221,7 @@ class Supervisor:
         if code != EXIT_OK:
             self._failure = PartFailed(f"the bundled model cannot be prepared: {last_words(child.tail)}", exit_code=code)
             self._stopping.set()
+        return code == EXIT_OK
 
     async def _model_is_ready(self, part: Part) -> bool:
         """False when the part is to be stopped before there is a model."""

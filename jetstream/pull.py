@@ -248,6 +248,7 @@ class StreamPull:
         if silent or overdue:
             log.info("pull.silent", stream=self.stream, consumer=self.consumer, outstanding=self._outstanding)
             self._renew("silent" if silent else "overdue")
+            self._missing = self._missing or silent  # perhaps the consumer is gone and nobody could tell us
 
     async def stop(self) -> None:
         """Also waits until what was already on its way has been given back, when the connection is up."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _SCRIPT = 'read -r word; [ "$word" = leave ] || kill -9 "-$1"'
@@ -22,38 +23,44 @@ _KILL_WAIT_S = 2.0
 
 
 class TreeGuard:
-    """Kills this process's group as soon as this process is gone. Start it before the engine."""
+    """Kills this process's group as soon as this process is gone. Start it before the engine, keep it to the end."""
 
     def __init__(self) -> None:
         self._shell: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
 
     def start(self) -> None:
         """Become leader of a process group of our own, if not already, and start the guard."""
         _lead_group()
+        # A bare descriptor: a file object would be closed while the interpreter winds down, and we would be killed doing so.
+        reading, self._pipe = os.pipe()
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "headrace-guard", str(os.getpgrp())],
-            stdin=subprocess.PIPE,
+            stdin=reading,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # or it would be in the group it kills
             cwd="/",
         )
-        pipe = self._shell.stdin
-        if pipe is not None and hasattr(os, "register_at_fork"):
-            # a forked child would hold the pipe open and the guard would never wake
-            os.register_at_fork(after_in_child=pipe.close)
+        os.close(reading)
+        os.register_at_fork(
+            after_in_child=self._close
+        )  # a forked child would hold the pipe open and the guard would never wake
 
     def release(self) -> None:
         """Let the guard go without killing: the engine has been stopped in an orderly way."""
         shell, self._shell = self._shell, None
-        if shell is None or shell.stdin is None:
+        if shell is None:
             return
-        try:
-            shell.stdin.write(b"leave\n")
-            shell.stdin.close()
-        except OSError:
-            return
+        with suppress(OSError):
+            os.write(self._pipe, b"leave\n")
+        self._close()
         shell.wait()
+
+    def _close(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
 
 
 def _lead_group() -> None:

@@ -38,6 +38,7 @@ async def run(model: str) -> None:
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    TreeGuard().start()
+    guard = TreeGuard()
+    guard.start()
     print("leader", flush=True)
     asyncio.run(run(sys.argv[1]))

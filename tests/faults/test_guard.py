@@ -41,6 +41,8 @@ print("end", flush=True)
 if "release" in sys.argv:
     guard.release()
     sys.exit(0)
+if "exit" in sys.argv:
+    sys.exit(70)
 time.sleep(300)
 """
 
@@ -103,6 +105,12 @@ def test_a_forked_child_does_not_keep_the_guard_asleep(start: Start) -> None:
     assert len(pids) == 3
     worker.kill()
     worker.wait()
+    assert gone(pids)
+
+
+def test_a_worker_that_ends_by_itself_keeps_its_exit_code_and_leaves_nothing(start: Start) -> None:
+    worker, pids = start("exit")
+    assert worker.wait() == 70
     assert gone(pids)
 
 

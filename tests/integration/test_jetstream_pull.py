@@ -198,14 +198,18 @@ async def test_an_idle_loop_does_not_spin(connection: Connection, subjects: Subj
 
 
 async def test_a_missing_consumer_is_asked_for_gently_and_made_again(
-    connection: Connection, subjects: Subjects, connect: Connect
+    connection: Connection, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither "consumer deleted" nor "no such consumer" may end the loop or make it spin."""
-    asked: list[bytes] = []
-    spy = await connect()
-    await spy.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{subjects.stream('WORK')}.*", lambda m: asked.append(m.data))
-    await spy.barrier()
-    made = 0
+    asked = made = 0
+    send_now = connection._core.send_now
+
+    def counting(cmd: bytes) -> bool:
+        nonlocal asked
+        asked += b"MSG.NEXT" in cmd
+        return send_now(cmd)
+
+    monkeypatch.setattr(connection._core, "send_now", counting)
 
     async def make() -> None:
         nonlocal made
@@ -217,7 +221,7 @@ async def test_a_missing_consumer_is_asked_for_gently_and_made_again(
     loop = connection.pull(subjects.stream("WORK"), subjects.work_consumer("w"), got.append, credit=5, on_missing=make)
     async with running(loop):
         await until(lambda: made == 3)
-        assert len(asked) <= 4
+        assert asked <= 4
         await put(connection, subjects, 1)
         await until(lambda: len(got) == 1)
         await connection.delete_consumer(subjects.stream("WORK"), subjects.work_consumer("w"))
@@ -257,10 +261,16 @@ async def test_a_restart_loses_no_message_and_no_credit(
     connection = await connect(own_server, topology=Topology(subjects))
     await connection.ensure_consumer(work_consumer(subjects, "p", "w"))
     got: list[bytes] = []
-    loop = connection.pull(subjects.stream("WORK"), subjects.work_consumer("w"), lambda d: got.append(d.data), credit=10)
+
+    def on_delivery(delivery: Delivery) -> None:
+        got.append(delivery.data)
+        delivery.ack()
+
+    loop = connection.pull(subjects.stream("WORK"), subjects.work_consumer("w"), on_delivery, credit=10)
     async with running(loop):
         await put(connection, subjects, 4)
         await until(lambda: len(got) == 4)
+        await connection.barrier()
         if how == "kill":
             own_server.kill()
         else:

@@ -78,6 +78,7 @@ def test_console_lines_are_for_people() -> None:
     assert "up.ready" in text
     assert "url=http://x" in text
     assert "\x1b[" not in text
+    assert "component" not in text
 
 
 def test_an_engine_that_configures_logging_itself_ends_up_in_the_same_format(

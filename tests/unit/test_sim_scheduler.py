@@ -105,17 +105,20 @@ def test_every_sequence_ends_once_with_its_own_tokens_whatever_the_batch(drawn, 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 29), st.integers(0, 40))
-def test_a_resumed_sequence_continues_exactly(length, most, split, least):
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 29), st.integers(0, 40), st.integers(0, 29))
+def test_a_resumed_sequence_continues_exactly(length, most, split, least, stop_at):
     prompt = list(range(100, 100 + length))
+    stops = expected_ids(prompt, stop_at + 1)[-1:]
     options = {"mean_output_tokens": 12.0, "blocks": 64, "block_size": 4, "context_length": 128}
     whole = scheduler(**options)
-    whole.submit(sequence("a", prompt, max_tokens=most, min_tokens=least), NONE)
-    expected = ids(drain(whole)["a"])
+    whole.submit(sequence("a", prompt, max_tokens=most, min_tokens=least, stop_token_ids=stops), NONE)
+    sampling = Sampling(min_tokens=least, stop_token_ids=stops)
+    expected = expected_ids(prompt, most, sampling=sampling, mean_tokens=12.0)
+    assert ids(drain(whole)["a"]) == expected
     emitted = expected[: min(split, len(expected) - 1)]
     rest = scheduler(**options)
     left = {"max_tokens": most - len(emitted), "min_tokens": max(0, least - len(emitted))}
-    rest.submit(sequence("a", prompt, emitted=emitted, **left), NONE)
+    rest.submit(sequence("a", prompt, emitted=emitted, stop_token_ids=stops, **left), NONE)
     assert emitted + ids(drain(rest)["a"]) == expected
 
 
@@ -126,6 +129,38 @@ def test_scarce_blocks_preempt_the_last_that_came_and_lose_nothing():
     outputs = drain(engine)
     assert engine.preemptions > 0
     assert all(ids(outputs[str(n)]) == expected_ids([n] * 8, 20) for n in range(3))
+
+
+def test_the_last_that_came_is_the_one_preempted():
+    engine = scheduler(blocks=8, block_size=4, context_length=32, slots=4)
+    for n in range(3):
+        engine.submit(sequence(str(n), [n] * 8, max_tokens=20), NONE)
+    ended = []
+    while (result := engine.step()) is not None:
+        ended += [output.id for output in result.outputs if output.finish]
+    assert ended == ["0", "1", "2"]
+
+
+def test_blocks_of_its_own_found_again_after_a_preemption_do_not_count_as_cached():
+    engine = scheduler(blocks=6, block_size=4, context_length=24, slots=2, step_tokens=8)
+    engine.submit(sequence("a", [1] * 8, max_tokens=5), NONE)
+    engine.submit(sequence("b", [2] * 23, max_tokens=1), NONE)
+    outputs = drain(engine)
+    assert engine.preemptions > 0
+    assert outputs["b"][0].cached_tokens == 0
+
+
+def test_an_abort_after_a_preemption_leaves_no_debt():
+    engine = scheduler(blocks=8, block_size=4, context_length=32, slots=4)
+    for n in range(3):
+        engine.submit(sequence(str(n), [n] * 8, max_tokens=20), NONE)
+    while not engine.preemptions:
+        engine.step()
+    load = engine.load()
+    assert load.waiting == 1
+    assert load.queued_prefill_tokens > 8
+    engine.abort(["0", "1", "2"])
+    assert (engine.load().waiting, engine.load().queued_prefill_tokens, engine.load().blocks_used) == (0, 0, 0)
 
 
 def test_a_shared_beginning_is_computed_once():

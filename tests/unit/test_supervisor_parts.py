@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from headrace.errors import AlreadyRunning, SettingsError
+from broker.messages import WorkerMember
+from headrace.control import find_worker
+from headrace.errors import AlreadyRunning, CommandError, SettingsError
 from headrace.probe import base_url, choose_port, get, ready_text, served_models
 from headrace.runfile import RunFile
+from headrace.signals import stop_signals
 from headrace.terminal import Terminal
 
 
@@ -95,3 +101,34 @@ def test_the_ready_text_can_be_pasted() -> None:
     assert text.count("http://127.0.0.1:8000/v1") == 3
     python = text.split("or in Python:\n")[1].split("Ctrl-C")[0]
     compile("\n".join(line[2:] for line in python.splitlines()), "snippet", "exec")
+
+
+async def test_the_first_signal_asks_and_later_ones_insist() -> None:
+    heard: list[str] = []
+    with stop_signals(lambda: heard.append("ask"), lambda: heard.append("insist")):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)
+    assert heard == ["ask", "insist", "insist"]
+
+
+async def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    heard: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda: heard.append("ask"), lambda: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == []
+
+
+def test_a_worker_is_found_by_id_or_by_name() -> None:
+    live = [WorkerMember(worker=worker, pool="p", model="m") for worker in ("a-1f", "a-2f", "b-3f")]
+    assert find_worker("b", live).worker == "b-3f"
+    assert find_worker("a-1f", live).worker == "a-1f"
+    with pytest.raises(CommandError, match="a-1f, a-2f"):
+        find_worker("a", live)
+    with pytest.raises(CommandError, match="no live worker 'c'; live: a-1f, a-2f, b-3f"):
+        find_worker("c", live)

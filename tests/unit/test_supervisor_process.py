@@ -36,6 +36,13 @@ async def test_both_outputs_arrive_line_by_line_and_the_tail_is_kept() -> None:
     assert lines == ["one", "two", "three"] == list(child.tail)
 
 
+async def test_of_a_progress_bar_the_last_state_is_kept() -> None:
+    lines: list[str] = []
+    child = await _start("printf '0%%\\r50%%\\r100%%\\n'; printf '\\rdone\\n'", lines)
+    await child.wait()
+    assert lines == ["100%", "done"]
+
+
 async def test_a_line_beyond_all_limits_does_not_stop_the_pump() -> None:
     lines: list[str] = []
     child = await _start("head -c 3000000 /dev/zero | tr '\\0' x; echo; echo after", lines)

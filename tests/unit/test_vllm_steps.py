@@ -38,6 +38,8 @@ class Bench:
         return run, collector
 
     def convert(self, sequence: Sequence, item: Any, first: bool) -> Output:
+        if item == "garbage":
+            raise ValueError(item)
         return Output(sequence.id, [item], finish="length" if item == 99 else None, cached_tokens=0 if first else None)
 
     def fail(self, run: Run, error: Exception) -> Output | None:
@@ -79,6 +81,19 @@ async def test_an_exception_becomes_a_fault() -> None:
     bench.run("a", early=RuntimeError("broken"))
     await asyncio.sleep(0)
     assert bench.calls[0][0].fault == Fault("x", "broken", retriable=True)
+    assert bench.ended == ["a"]
+
+
+async def test_an_unreadable_output_fails_its_own_request_only() -> None:
+    bench = Bench()
+    (_, bad), (_, good) = bench.run("a"), bench.run("b")
+    bad.put("garbage")
+    good.put(1)
+    await asyncio.sleep(0)
+    broken, fine = bench.calls[0]
+    assert broken.fault is not None
+    assert not broken.fault.retriable
+    assert fine.ids == [1]
     assert bench.ended == ["a"]
 
 

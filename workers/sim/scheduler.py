@@ -100,8 +100,8 @@ class Scheduler:
         decoding = self._decoding
         budget = self.settings.step_tokens - len(decoding)
         prefilled = self._continue_prompts(budget)
-        if self.preemptions == preemptions or not (decoding or prefilled):
-            prefilled += self._begin_prompts(budget - prefilled)  # never right after a preemption: they would take turns
+        if self.preemptions == preemptions:  # else they would take turns
+            prefilled += self._begin_prompts(budget - prefilled)
         if not decoding and not prefilled:
             return None
         result = StepResult(prefill_tokens=prefilled, decoded=len(decoding))
@@ -134,11 +134,8 @@ class Scheduler:
     def _continue_prompts(self, budget: int) -> int:
         """Spend the budget on prompts that are part done; the number of tokens computed."""
         left = budget
-        for run in list(self._prefilling):
-            if left == 0:
-                break
-            if run.phase is Phase.PREFILL:  # not preempted by one before it
-                left -= self._advance(run, left)
+        for run in list(self._prefilling):  # one at most: the next is begun only with what the one before it left over
+            left -= self._advance(run, left)
         return budget - left
 
     def _begin_prompts(self, budget: int) -> int:

@@ -81,6 +81,9 @@ class VllmEngine:
             run.closed = True
             self._ended(sequence.id)
             raise self._translate(error) from error
+        if run.closed:  # aborted while it was being handed over
+            await started.llm.abort(sequence.id)
+            return
         batcher.attach(collector, run)
 
     async def abort(self, ids: Seq[str]) -> None:

@@ -10,7 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from workers.engine import Output, Sequence, Sink
+import structlog
+
+from workers.engine import Fault, Output, Sequence, Sink
+
+_log = structlog.get_logger()
 
 Convert = Callable[[Sequence, Any, bool], Output]
 
@@ -60,7 +64,7 @@ class StepBatcher:
         if isinstance(item, Exception):
             output = self._on_error(run, item)
         else:
-            output = self._convert(run.sequence, item, not run.started)
+            output = self._converted(run, item)
             run.started = True
         if output is None or output.finish is not None or output.fault is not None:
             run.closed = True
@@ -70,6 +74,15 @@ class StepBatcher:
         if not self._batch:
             self._loop.call_soon(self._flush)
         self._batch.append(output)
+
+    def _converted(self, run: Run, item: Any) -> Output:
+        try:
+            return self._convert(run.sequence, item, not run.started)
+        except Exception as error:
+            # we are inside vLLM's output loop: an exception would end the engine for all
+            _log.exception("engine.output_unreadable", sequence=run.sequence.id)
+            message = f"vLLM's output cannot be read: {error!r}"
+            return Output(run.sequence.id, [], fault=Fault("engine_error", message, retriable=False))
 
     def drop(self, ids: frozenset[str]) -> None:
         """Forget what is gathered for these sequences, so that nothing of them reaches the sink any more."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from broker import errors as broker
 from frontend.errors import FrontendError, Translated, translate
 from jetstream.errors import NotConnected
-from tests.unit.frontend.fakes import MODEL, Call, FakeIngress, chat, frontend, get, post, row
+from tests.unit.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, frontend, get, post, row
 
 BAD_PARAMETERS = [
     ({"temperature": 2.1}, "temperature"),
@@ -215,6 +216,15 @@ async def test_a_model_without_a_template_says_so() -> None:
     served.files = {"tokenizer.json": served.files["tokenizer.json"]}
     call = await post(frontend(ingress).app, chat())
     assert (call.status, call.error["code"]) == (400, "no_chat_template")
+
+
+@pytest.mark.parametrize(("kind", "path"), [("completion", "/v1/chat/completions"), ("chat", "/v1/completions")])
+async def test_a_model_is_only_asked_for_what_it_serves(kind: str, path: str) -> None:
+    ingress = FakeIngress()
+    ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, kinds=[kind]), FILES)
+    body = chat() if "chat" in path else {"model": MODEL, "prompt": "x"}
+    call = await post(frontend(ingress).app, body, path)
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "wrong_kind", "model")
 
 
 async def test_a_broken_tokenizer_is_a_500_that_names_the_model() -> None:

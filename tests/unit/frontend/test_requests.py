@@ -137,7 +137,7 @@ async def test_stops_are_a_list_and_vendor_options_pass() -> None:
     )
     generation = job.generation
     assert (generation.stop, generation.include_stop, generation.skip_special_tokens) == (["END"], True, False)
-    assert generation.extra == {"extra_args": {"a": 1}}
+    assert generation.extra == {"a": 1}
 
 
 async def test_headers_and_tiers_choose_tenant_class_and_deadline() -> None:

@@ -1,0 +1,151 @@
+"""Workers killed, added, drained and removed under real clients: nothing fails, and every text is exact."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from broker.codec import decode, encode
+from broker.messages import Inspect, Inspection
+from headrace.control import live_workers
+from jetstream.client import Connection, ConnectOptions
+from jetstream.subjects import Subjects
+from tests.running_up import RunningUp
+from workers.sim.tokens import expected_text
+
+pytestmark = pytest.mark.fault
+
+SLOW = ("--engine-arg", 'timing_overrides={"decode_base_s": 0.01}')
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningUp]]:
+    running: list[RunningUp] = []
+
+    def start(*flags: str) -> RunningUp:
+        running.append(RunningUp(tmp_path, *flags))
+        running[-1].until_ready()
+        return running[-1]
+
+    yield start
+    for up in running:
+        up.stop()
+
+
+def client(up: RunningUp) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def holders(up: RunningUp) -> dict[str, tuple[int, int]]:
+    """Worker id → (pid, runs it holds)."""
+
+    async def ask() -> dict[str, tuple[int, int]]:
+        names = Subjects()
+        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        async with await Connection.connect(options, subjects=names) as connection:
+            found = {}
+            for member in await live_workers(connection, names):
+                answer = await connection.request(names.control(member.worker), encode(Inspect()), timeout_s=5)
+                found[member.worker] = (member.pid, len(decode(Inspection, answer).runs))
+            return found
+
+    return asyncio.run(ask())
+
+
+def test_a_stream_survives_its_workers_death_with_the_exact_text(start: Callable[..., RunningUp]) -> None:
+    up = start("--workers", "2", *SLOW)
+    up.until("both workers joined", lambda: len(holders(up)) == 2)
+    prompt = [int(i) for i in range(200, 260)]
+    with client(up) as api:
+        stream = api.completions.create(
+            model="sim",
+            prompt=prompt,
+            max_tokens=300,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            stream_options={"include_usage": True},
+        )
+        text, usage, killed = "", None, None
+        for chunk in stream:
+            if chunk.usage is not None:
+                usage = chunk.usage
+            for choice in chunk.choices:
+                text += choice.text
+            if killed is None and len(text) > 200:
+                (killed,) = [pid for pid, runs in holders(up).values() if runs]
+                os.kill(killed, signal.SIGKILL)
+    assert killed is not None
+    assert text == expected_text(prompt, 300)
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (60, 300)
+    up.until("the killed worker is replaced", lambda: len(holders(up)) == 2 and killed not in dict(holders(up).values()))
+
+
+def test_no_request_fails_while_workers_are_added_drained_and_removed(start: Callable[..., RunningUp], tmp_path: Path) -> None:
+    up = start("--workers", "1", *SLOW)
+    stop = threading.Event()
+    failures: list[str] = []
+    answered = [0]
+
+    def ask(number: int) -> None:
+        with client(up) as api:
+            n = 0
+            while not stop.is_set():
+                prompt = [1000 + number, 2000 + n]
+                n += 1
+                try:
+                    stream = api.completions.create(
+                        model="sim", prompt=prompt, max_tokens=40, temperature=0, stream=True, extra_body={"ignore_eos": True}
+                    )
+                    text = "".join(choice.text for chunk in stream for choice in chunk.choices)
+                except openai.OpenAIError as error:
+                    failures.append(repr(error))
+                    return
+                if text != expected_text(prompt, 40):
+                    failures.append(f"{prompt}: {text!r}")
+                answered[0] += 1
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        url = up.state()["nats"]["url"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "headrace",
+            "worker",
+            "--engine",
+            "sim",
+            "--nats",
+            url,
+            "--name",
+            "second",
+            *SLOW,
+        ]
+        second = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        up.until(
+            "the second worker has work", lambda: any(w.startswith("second") and runs for w, (_, runs) in holders(up).items())
+        )
+        drain = [sys.executable, "-P", "-m", "headrace", "worker", "drain", "second", "--nats", url, "--grace", "0"]
+        subprocess.run(drain, check=True, capture_output=True, timeout=30, cwd=tmp_path)
+        assert second.wait(20) == 0
+        before = answered[0]
+        up.until("the first one goes on alone", lambda: answered[0] > before + 8)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert failures == []
+    assert [w for w, (_, runs) in holders(up).items() if w.startswith("second") or runs] == []
