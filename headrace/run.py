@@ -31,6 +31,7 @@ from jetstream.errors import (
     SubjectError,
     TopologyError,
 )
+from workers.guard import TreeGuard
 
 _log = structlog.get_logger()
 
@@ -85,7 +86,8 @@ def run_worker(settings: Settings) -> int:
 
         return run(composed, options, names)
 
-    return _run(settings, start)
+    with TreeGuard():
+        return _run(settings, start)
 
 
 def run_model_prepare(settings: Settings) -> int:

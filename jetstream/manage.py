@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from jetstream.api import STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
+from jetstream.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
 from jetstream.client import Connection
-from jetstream.errors import TopologyError
+from jetstream.errors import DiskFull, JetStreamError, TopologyError
 from jetstream.topology import StreamSpec, Topology
 
 
@@ -61,7 +61,10 @@ class StreamStatus:
 
 
 async def ensure_topology(connection: Connection, topology: Topology) -> None:
-    """Create what is missing, update what differs. Safe to run by many at once. Raises TopologyError naming the stream."""
+    """Create what is missing, update what differs. Safe to run by many at once.
+
+    Raises TopologyError naming the stream, DiskFull when the server cannot set its bytes aside.
+    """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_ensured(connection, spec)) for spec in topology.all_streams()]
     for task in tasks:
@@ -142,12 +145,14 @@ def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[
     return tuple(changes)
 
 
-async def _ensured(connection: Connection, spec: StreamSpec) -> TopologyError | None:
+async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
     config = spec.config()
     try:
         await connection.api.call(f"STREAM.CREATE.{spec.name}", config)
     except ApiError as error:
         if error.err_code != STREAM_IN_USE:
+            if error.err_code in OUT_OF_RESOURCES:
+                return DiskFull(f"the server has no room for stream {spec.name} of {spec.max_bytes} bytes: {error.description}")
             return TopologyError(f"stream {spec.name} cannot be created: {error}")
     else:
         return None

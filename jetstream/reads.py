@@ -48,7 +48,7 @@ class Reader:
         try:
             answer = await self._api.call(f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s)
         except ApiError as error:
-            if error.err_code == MESSAGE_NOT_FOUND:
+            if error.err_code in MESSAGE_NOT_FOUND:
                 return None
             raise _about_stream(error, stream) from None
         raw = msgspec.convert(answer, _GetAnswer).message
@@ -63,11 +63,7 @@ class Reader:
         try:
             await self._api.call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
         except ApiError as error:
-            if (
-                error.err_code == MESSAGE_NOT_FOUND
-                or "no message found" in error.description
-                or "deleted message" in error.description
-            ):
+            if error.err_code in MESSAGE_NOT_FOUND:
                 return False
             raise _about_stream(error, stream) from None
         return True

@@ -143,19 +143,23 @@ class ObjectStoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What one deployment needs on the server. Caps count waiting and delivered, unacked messages; bytes are on disk."""
+    """What one deployment needs on the server. Caps count waiting and delivered, unacked messages.
+
+    The server sets the bytes aside when a stream is made: all of them together must fit into its `max_file_store`.
+    """
 
     subjects: Subjects = field(default_factory=Subjects)
     replicas: int = 1
     tenant_cap: int = 10_000  # requests of one tenant waiting in one pool and class
     request_cap: int = 200_000
-    request_bytes: int = 2048 * MIB
+    request_bytes: int = 1024 * MIB
     worker_cap: int = 4096  # placed on one worker: a safety net, routers keep each worker's room themselves
-    work_bytes: int = 4096 * MIB
+    work_bytes: int = 1024 * MIB
     batch_cap: int = 1_000_000
-    batch_bytes: int = 8192 * MIB
+    batch_bytes: int = 2048 * MIB
     prefill_cap: int = 4096
-    kv_bytes: int = 1024 * MIB
+    prefill_bytes: int = 256 * MIB
+    kv_bytes: int = 512 * MIB
     request_max_age_s: float = HOUR_S
     work_max_age_s: float = DAY_S
     batch_max_age_s: float = 7 * DAY_S
@@ -199,7 +203,7 @@ class Topology:
                 (f"{p}.prefill.*", f"{p}.prefill.*.*"),
                 "prefill jobs of decode workers",
                 max_msgs_per_subject=self.prefill_cap,
-                max_bytes=self.request_bytes,
+                max_bytes=self.prefill_bytes,
                 max_age_s=120.0,
             ),
             StreamSpec(

@@ -17,7 +17,7 @@ import pytest_asyncio
 from jetstream.client import Connection, ConnectOptions
 from jetstream.errors import JetStreamError
 from jetstream.manage import ensure_topology, remove_topology
-from jetstream.server import EmbeddedServer
+from jetstream.server import EmbeddedServer, ServerSettings
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
 
@@ -29,7 +29,9 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A server that must not be stopped."""
-    with EmbeddedServer(tmp_path_factory.mktemp("nats")) as server:
+    # Streams set their bytes aside, and tests make many.
+    settings = ServerSettings(max_file_store="100TB")
+    with EmbeddedServer(tmp_path_factory.mktemp("nats"), settings) as server:
         yield server
 
 

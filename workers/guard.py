@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 _SCRIPT = 'read -r word; [ "$word" = leave ] || kill -9 "-$1"'
 _PR_SET_PDEATHSIG = 1
@@ -23,7 +24,10 @@ _KILL_WAIT_S = 2.0
 
 
 class TreeGuard:
-    """Kills this process's group as soon as this process is gone. Start it before the engine, keep it to the end."""
+    """Kills this process's group as soon as this process is gone. Start it before the engine, keep it to the end.
+
+    As a context manager it is released at the end, unless something still runs below this process.
+    """
 
     def __init__(self) -> None:
         self._shell: subprocess.Popen[bytes] | None = None
@@ -56,6 +60,15 @@ class TreeGuard:
             os.write(self._pipe, b"leave\n")
         self._close()
         shell.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shell = self._shell.pid if self._shell else -1
+        if all(pid == shell or _is_tracker(pid) for pid, _ in _descendants(os.getpid())):
+            self.release()
 
     def _close(self) -> None:
         if self._pipe >= 0:

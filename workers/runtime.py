@@ -208,6 +208,7 @@ class Runtime:
                 stop=generation.stop,
                 include_stop=generation.include_stop,
                 skip_special_tokens=generation.skip_special_tokens,
+                min_tokens=generation.sampling.min_tokens,
             )
             for token in log_.ids:  # what the client has been given is replayed in silence
                 pipeline.push(token)
@@ -334,10 +335,13 @@ class Runtime:
         run = choice.run
         completion_tokens = len(run.choices[choice.choice].ids) + len(ids)
         logprobs = output.logprobs[: len(ids)] if output is not None and output.logprobs is not None else None
+        tail = choice.pipeline.finish()
+        if choice.pipeline.stopped is not None:  # the held-back end may turn out to be a stop string only now
+            reason, stop = "stop", choice.pipeline.stopped
         fin = Finish(
             reason=reason,
             stop=stop,
-            tail=choice.pipeline.finish(),
+            tail=tail,
             prompt_tokens=len(choice.prompt),
             completion_tokens=completion_tokens,
             cached_tokens=min(choice.cached_tokens, len(choice.prompt)),

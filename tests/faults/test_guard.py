@@ -35,9 +35,19 @@ child = subprocess.Popen([sys.executable, "-c", "import time, signal; signal.sig
 print(child.pid, flush=True)
 time.sleep(300)
 '''], stdout=subprocess.PIPE, text=True)
-print(engine.stdout.readline().strip(), flush=True)
+child = int(engine.stdout.readline())
+print(child, flush=True)
 print(engine.pid, flush=True)
 print("end", flush=True)
+if "context" in sys.argv:
+    guard.release()
+    sys.stdin.readline()
+    with TreeGuard():
+        if "stopped" in sys.argv:
+            os.kill(child, 9)
+            engine.kill()
+            engine.wait()
+    sys.exit(0)
 if "release" in sys.argv:
     guard.release()
     sys.exit(0)
@@ -55,8 +65,11 @@ def start() -> Iterator[Start]:
     everything: list[int] = []
     workers: list[subprocess.Popen[str]] = []
 
-    def starter(*flags: str) -> tuple[subprocess.Popen[str], list[int]]:
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, *flags], stdout=subprocess.PIPE, text=True)
+    def starter(*flags: str, leads: bool = True) -> tuple[subprocess.Popen[str], list[int]]:
+        command = [sys.executable, "-c", WORKER, *flags]
+        worker = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0 if leads else None
+        )
         workers.append(worker)
         assert worker.stdout is not None
         pids = [int(line) for line in iter(worker.stdout.readline, "end\n")]
@@ -70,8 +83,9 @@ def start() -> Iterator[Start]:
     for worker in workers:
         worker.kill()
         worker.wait()
-        if worker.stdout is not None:
-            worker.stdout.close()
+        for stream in (worker.stdin, worker.stdout):
+            if stream is not None:
+                stream.close()
 
 
 def running(pid: int) -> bool:
@@ -96,6 +110,13 @@ def test_a_killed_worker_takes_its_engine_with_it(start: Start, number: signal.S
     worker, pids = start()
     assert all(running(pid) for pid in pids)
     worker.send_signal(number)
+    worker.wait()
+    assert gone(pids)
+
+
+def test_a_worker_that_led_no_group_takes_its_engine_with_it_too(start: Start) -> None:
+    worker, pids = start(leads=False)
+    worker.kill()
     worker.wait()
     assert gone(pids)
 
@@ -125,6 +146,24 @@ def test_a_released_guard_kills_nothing(start: Start) -> None:
     worker, pids = start("release")
     assert worker.wait() == 0
     assert not gone(pids, within_s=0.3)
+
+
+def test_left_in_good_order_the_group_is_spared(start: Start) -> None:
+    worker, pids = start("context", "stopped")
+    beside = subprocess.Popen(["sleep", "300"], process_group=worker.pid)  # like the second program of a pipeline
+    worker.communicate("go\n")
+    assert worker.returncode == 0
+    assert gone(pids)
+    assert not gone([beside.pid], within_s=0.2)
+    beside.kill()
+    beside.wait()
+
+
+def test_left_with_something_running_nothing_is_spared(start: Start) -> None:
+    worker, pids = start("context")
+    worker.communicate("go\n")
+    assert worker.returncode == 0
+    assert gone(pids)
 
 
 def test_a_process_tree_finds_and_ends_orphans(start: Start) -> None:

@@ -191,6 +191,22 @@ def test_the_window_gives_no_half_characters(smollm2):
     assert pipeline.finish() == "\ufffd"
 
 
+def test_the_window_neither_waits_nor_grows_without_end(smollm2):
+    tokenizer, table = smollm2
+    asked: list[int] = []
+
+    def decode(ids: list[int], skip: bool) -> str:
+        asked.append(len(ids))
+        return tokenizer.decode(ids, skip_special_tokens=skip)
+
+    slow = TokenTable(pieces=(), texts=(), special=table.special, decode=decode)
+    pipeline = TextPipeline(slow, prompt_ids=[40] * 1000)
+    lone = byte_tokens(table)[0xC3]
+    assert [bool(pipeline.push(lone)) for _ in range(8)] == [False, False, False, True] * 2
+    assert "".join(pipeline.push(40) for _ in range(1000)) == tokenizer.decode([40] * 1000)
+    assert max(asked) <= 16
+
+
 # -- stop strings --------------------------------------------------------------------------------------------
 
 

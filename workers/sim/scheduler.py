@@ -95,13 +95,11 @@ class Scheduler:
 
     def step(self) -> StepResult | None:
         """Run one step; None when there is nothing that could be done."""
-        preemptions = self.preemptions
         self._grow_decoding()
         decoding = self._decoding
         budget = self.settings.step_tokens - len(decoding)
         prefilled = self._continue_prompts(budget)
-        if self.preemptions == preemptions:  # else they would take turns
-            prefilled += self._begin_prompts(budget - prefilled)
+        prefilled += self._begin_prompts(budget - prefilled)
         if not decoding and not prefilled:
             return None
         result = StepResult(prefill_tokens=prefilled, decoded=len(decoding))

@@ -86,7 +86,6 @@ class StopMatcher:
         self._node = node
         keep = at - self._depth[node]
         if self._best is not None:
-            keep = min(keep, self._best[0])
             self._best = (self._best[0] - keep, self._best[1])
         released, self._buffer = self._buffer[:keep], self._buffer[keep:]
         return released
