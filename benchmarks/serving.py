@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.serving                    # 1, 16 and 64 streams of 16, 64 streams of 128
     .venv/bin/python -m benchmarks.serving --runs 5 --workers 2 --json out.json
 
-The engine is the simulator with the `instant` timing, so what is left is Headrace: HTTP, validation, template, tokeniser, queue,
-placement, frames, SSE.  Everything shares the machine's cores, the client too.  The added time to first token is measured
-against the same engine called in-process in the same run (`--direct`).
+The engine is the simulator with the `instant` timing, so what is left is Headrace: HTTP, validation, template, tokeniser,
+queue, placement, frames, SSE.  Everything shares the machine's cores, the client too.  The added time to first token is
+measured against the same engine called in-process in the same run.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ START_TIMEOUT_S = 60.0
 
 
 def start(data_dir: Path, port: int, workers: int, slots: int) -> subprocess.Popen[bytes]:
+    """A running `headrace up` with all its workers ready."""
     headrace = str(Path(sys.executable).with_name("headrace"))
     command = [headrace, "up", "--engine", "sim", "--workers", str(workers), "--port", str(port)]
     command += ["--data-dir", str(data_dir), "--log-level", "warning", "--engine-arg", f"slots={slots}"]
@@ -60,10 +61,12 @@ def start(data_dir: Path, port: int, workers: int, slots: int) -> subprocess.Pop
 
 
 def snapshot(parts: dict[str, int]) -> dict[str, Usage]:
+    """What every process has used so far."""
     return {name: usage(pid) for name, pid in parts.items()} | {"client": usage(os.getpid())}
 
 
 def row(workload: Workload, outcome: Outcome, before: dict[str, Usage], after: dict[str, Usage]) -> dict[str, object]:
+    """One line of the table, as figures. `cpu` is in cores."""
     return {
         "streams": workload.streams,
         "tokens": workload.tokens,
@@ -92,8 +95,9 @@ def median_rows(runs: list[list[dict[str, object]]]) -> list[dict[str, object]]:
 
 
 def table(rows: list[dict[str, object]]) -> str:
+    """The figures as Markdown."""
     lines = [
-        "| streams × tokens | req/s (min–max) | chunks/s | TTFT p50 / p99 ms | CPU cores: frontend, workers, nats, client | RSS MiB |",
+        "| streams × tokens | req/s (min–max) | chunks/s | TTFT p50 / p99 ms | CPU frontend, workers, nats, client | RSS MiB |",
         "|---|---|---|---|---|---|",
     ]
     for r in rows:
@@ -110,6 +114,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 async def measure(args: argparse.Namespace, parts: dict[str, int]) -> list[list[dict[str, object]]]:
+    """Every workload, `runs` times in turn."""
     workloads = [
         Workload(w.streams, max(w.streams, int(w.requests * args.scale)), w.tokens, w.prompt_words, w.model) for w in WORKLOADS
     ]
@@ -133,6 +138,7 @@ async def measure(args: argparse.Namespace, parts: dict[str, int]) -> list[list[
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--workers", type=int, default=1)
@@ -152,7 +158,10 @@ def main() -> None:
     direct = uvloop.run(direct_first_token_s(200))
     rows = median_rows(runs)
     light = rows[0]["ttft_p50_ms"]
-    conditions = f"{os.cpu_count()} cores shared by everything, {platform.python_version()}, {args.workers} worker(s), median of {args.runs}"
+    conditions = (
+        f"{os.cpu_count()} cores shared by everything, Python {platform.python_version()}, {args.workers} worker(s), "
+        f"median of {args.runs} run(s)"
+    )
     print(f"\n{conditions}\n\n{table(rows)}\n")
     print(
         f"Engine called in-process: TTFT p50 {statistics.median(direct) * 1e3:.2f} ms; "

@@ -1,7 +1,7 @@
 """A worker placing work on itself, while no router lease is live in its pool.
 
-Never beyond the worker's free slots, and through WORK exactly as a router would: publish, event, then ack.  On the `prioritized`
-consumers of REQ a worker asks at priority 9: a router that comes back is served first.
+Never beyond the worker's free slots, and through WORK exactly as a router would: publish, event, then ack.  On the
+`prioritized` consumers of REQ a worker asks at priority 9: a router that comes back is served first.
 
 Several messages may be on their way at once.  One at a time, as the protocol was first written, costs two round trips to the
 server per request in sequence, which measured 390 requests/s with both cores three quarters idle; nothing in the

@@ -1,0 +1,309 @@
+"""The runtime between session and engine, with a scripted engine and a recording session (both fakes, no server)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
+
+import pytest
+
+from broker.codec import encode, pack_u32
+from broker.messages import Envelope, Finish, Generation, JobFault, Sampling, TokenLogprob
+from broker.protocol.runs import Run, RunState
+from tests.unit.test_runs import FakeDelivery
+from workers.engine import Capabilities, EngineInfo, Fault, Load, Output, Sequence
+from workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid
+from workers.runtime import Runtime
+from workers.sim.tokens import BUNDLED_TOKENIZER
+from workers.text.pipeline import TokenTable
+
+TABLE = TokenTable.load(str(BUNDLED_TOKENIZER))
+INFO = EngineInfo(
+    engine="fake",
+    version="0",
+    tokenizer_dir="",
+    context_length=100,
+    block_size=32,
+    blocks=9,
+    slots=9,
+    vocab_size=49152,
+    eos_token_ids=(2,),
+)
+
+
+def ids_of(text: str) -> list[int]:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(BUNDLED_TOKENIZER / "tokenizer.json")).encode(text).ids
+
+
+class FakeEngine:
+    """Takes sequences and says nothing by itself."""
+
+    def __init__(self) -> None:
+        self.taken: list[Sequence] = []
+        self.aborted: list[str] = []
+        self.refuse: EngineError | None = None
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.capabilities = Capabilities()
+
+    async def submit(self, sequence: Sequence) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.taken.append(sequence)
+
+    async def abort(self, ids: Seq[str]) -> None:
+        self.aborted += ids
+
+    async def died(self) -> str:
+        return await self.death
+
+    def load(self) -> Load:
+        return Load()
+
+
+class FakeSession:
+    def __init__(self) -> None:
+        self.text: dict[int, str] = {}
+        self.ids: dict[int, list[int]] = {}
+        self.fins: dict[int, Finish] = {}
+        self.logprobs: list[TokenLogprob] = []
+        self.failed: list[JobFault] = []
+        self.moved: list[JobFault] = []
+        self.flushes = 0
+
+    def append(self, run: Run, choice: int, ids: list[int], texts: list[str], *, logprobs=None, fin=None) -> None:
+        run.append(choice, ids, texts, logprobs, fin)
+        assert len(ids) == len(texts)
+        self.text[choice] = self.text.get(choice, "") + "".join(texts) + (fin.tail if fin else "")
+        self.ids.setdefault(choice, []).extend(ids)
+        self.logprobs += logprobs or []
+        if fin:
+            self.fins[choice] = fin
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def fail(self, run: Run, fault: JobFault) -> None:
+        self.failed.append(fault)
+
+    def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
+        self.moved.append(fault)
+
+
+class Bench:
+    def __init__(self, runtime: Runtime, engine: FakeEngine, session: FakeSession) -> None:
+        self.runtime, self.engine, self.session = runtime, engine, session
+
+    async def start(self, generation: Generation, *, choices: int = 1, emitted: list[list[int]] | None = None) -> Run:
+        envelope = Envelope(id="q", pool="p", model="m", judge="i", deadline=9e9, created=0.0, tokens=3, choices=choices)
+        run = Run(envelope=envelope, attempt=2 if emitted else 1, history=[], run=5, delivery=FakeDelivery(1))
+        run.begin(emitted or [], [])
+        run.state = RunState.RUNNING
+        self.runtime.start(run, encode(generation))
+        await self.settle()
+        return run
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def step(self, *outputs: Output) -> None:
+        self.runtime.on_step(list(outputs))
+
+
+@contextlib.asynccontextmanager
+async def running(*, stall_s: float = 60.0) -> AsyncIterator[Bench]:
+    engine, session = FakeEngine(), FakeSession()
+    runtime = Runtime(engine, stall_s=stall_s)  # type: ignore[arg-type]
+    runtime.attach(session, INFO, TABLE)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(runtime.run())
+        yield Bench(runtime, engine, session)
+        task.cancel()
+
+
+def generation(**options: object) -> Generation:
+    sampling = Sampling(max_tokens=options.pop("max_tokens", 20), **options.pop("sampling", {}))  # type: ignore[arg-type]
+    return Generation(token_ids=pack_u32([10, 11, 12]), sampling=sampling, **options)  # type: ignore[arg-type]
+
+
+async def test_each_choice_is_a_sequence_and_a_step_is_flushed_once() -> None:
+    async with running() as bench:
+        await bench.start(generation(sampling={"seed": 7}), choices=2)
+        first, second = bench.engine.taken
+        assert (first.token_ids, first.prompt_tokens, first.sampling.max_tokens) == ([10, 11, 12], 3, 20)
+        assert [s.sampling.seed for s in bench.engine.taken] == [7, 8], "choices of a seeded request differ"
+        a, b = ids_of(" hello world")
+        before = bench.session.flushes
+        bench.step(Output(first.id, [a], cached_tokens=2), Output(second.id, [a, b]))
+        assert bench.session.flushes == before + 1
+        bench.step(Output(first.id, [b], finish="length"))
+        assert bench.session.text == {0: " hello world", 1: " hello world"}
+        fin = bench.session.fins[0]
+        assert (fin.reason, fin.prompt_tokens, fin.completion_tokens, fin.cached_tokens) == ("length", 3, 2, 2)
+
+
+async def test_a_stop_string_cuts_the_text_and_aborts_the_engine() -> None:
+    async with running() as bench:
+        await bench.start(generation(stop=[" world"]))
+        (sequence,) = bench.engine.taken
+        bench.step(*(Output(sequence.id, [i]) for i in ids_of(" hello world again")))
+        await bench.settle()
+        assert bench.session.text[0] == " hello"
+        assert (bench.session.fins[0].reason, bench.session.fins[0].stop) == ("stop", " world")
+        assert bench.engine.aborted == [sequence.id]
+
+
+async def test_a_stop_token_is_counted_but_not_shown() -> None:
+    async with running() as bench:
+        await bench.start(generation())
+        (sequence,) = bench.engine.taken
+        a, b = ids_of(" hello world")
+        bench.step(Output(sequence.id, [a, b], finish="stop", stop=b))
+        assert bench.session.text[0] == " hello"
+        assert (bench.session.fins[0].stop, bench.session.fins[0].completion_tokens) == (b, 2)
+
+
+async def test_a_resume_continues_the_text_exactly_with_what_is_left() -> None:
+    tokens = ids_of(" one two three🙂 four")
+    async with running() as bench:
+        run = await bench.start(generation(max_tokens=30, sampling={"min_tokens": 9}), emitted=[tokens[:4]])
+        (sequence,) = bench.engine.taken
+        assert sequence.token_ids == [10, 11, 12, *tokens[:4]]
+        assert (sequence.sampling.max_tokens, sequence.sampling.min_tokens, sequence.prompt_tokens) == (26, 5, 3)
+        for token in tokens[4:]:
+            bench.step(Output(sequence.id, [token]))
+        bench.step(Output(sequence.id, [], finish="length"))
+        shown = TABLE_TEXT(tokens[:4])
+        assert shown + bench.session.text[0] == " one two three🙂 four"
+        assert bench.session.fins[0].completion_tokens == len(tokens)
+        assert run.choices[0].ids == tokens
+
+
+def TABLE_TEXT(ids: list[int]) -> str:  # noqa: N802
+    from workers.text.pipeline import TextPipeline
+
+    pipeline = TextPipeline(TABLE, prompt_ids=[10], stop=[], include_stop=False, skip_special_tokens=True)
+    return "".join(pipeline.push(i) for i in ids)
+
+
+async def test_a_resume_with_no_token_left_ends_without_the_engine() -> None:
+    async with running() as bench:
+        await bench.start(generation(max_tokens=4), emitted=[ids_of(" one two three four")])
+        assert bench.engine.taken == []
+        assert bench.session.fins[0].reason == "length"
+
+
+@pytest.mark.parametrize(
+    "options", [{"guided": {"regex": "a+"}}, {"sampling": {"presence_penalty": 1.0}}, {"sampling": {"frequency_penalty": 0.5}}]
+)
+async def test_what_cannot_be_continued_ends_with_a_typed_fault_but_restarts_if_nothing_was_given_out(options: dict) -> None:
+    async with running() as bench:
+        await bench.start(generation(**dict(options)), emitted=[[20, 21]])
+        assert [f.code for f in bench.session.failed] == ["resume_impossible"]
+        assert bench.engine.taken == []
+        await bench.start(generation(**dict(options)), emitted=[[]])
+        assert len(bench.engine.taken) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "failed", "moved"),
+    [
+        (RequestInvalid("bad", param="seed"), ["invalid_request"], []),
+        (EngineOverloaded("full"), [], ["engine_overloaded"]),
+        (EngineError("odd"), ["engine_error"], []),
+    ],
+)
+async def test_refusals_of_the_engine_become_typed_faults(refusal: EngineError, failed: list[str], moved: list[str]) -> None:
+    async with running() as bench:
+        bench.engine.refuse = refusal
+        await bench.start(generation())
+        assert [f.code for f in bench.session.failed] == failed
+        assert [f.code for f in bench.session.moved] == moved
+
+
+async def test_faults_in_the_middle_are_moved_or_failed() -> None:
+    async with running() as bench:
+        for retriable in (True, False):
+            await bench.start(generation())
+            bench.step(Output(bench.engine.taken[-1].id, [], fault=Fault("x", "broke", retriable)))
+        await bench.start(generation())
+        bench.step(Output(bench.engine.taken[-1].id, [], finish="abort"))
+        assert [f.message for f in bench.session.failed] == ["broke"]
+        assert len(bench.session.moved) == 2
+
+
+async def test_a_dead_engine_is_declared_once() -> None:
+    async with running() as bench:
+        bench.engine.refuse = EngineDead("gone")
+        await bench.start(generation())
+        bench.engine.death.set_result("later")
+        await bench.settle()
+        assert bench.runtime.dead.result() == "gone"
+
+
+async def test_an_engine_that_says_nothing_while_it_has_work_is_declared_dead() -> None:
+    async with running(stall_s=0.05) as bench:
+        await asyncio.sleep(0.1)
+        assert not bench.runtime.dead.done(), "an idle engine has nothing to say"
+        await bench.start(generation())
+        async with asyncio.timeout(5):
+            assert "no step for" in await bench.runtime.dead
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"\xc1", "malformed payload"),
+        (encode(Generation(token_ids=b"123")), "malformed payload"),
+        (encode(Generation(token_ids=b"")), "empty"),
+        (encode(Generation(token_ids=pack_u32([1] * 100))), "context length is 100"),
+    ],
+)
+async def test_bad_payloads_fail_with_the_reason(payload: bytes, reason: str) -> None:
+    async with running() as bench:
+        envelope = Envelope(id="q", pool="p", model="m", judge="i", deadline=9e9, created=0.0, tokens=3)
+        run = Run(envelope=envelope, attempt=1, history=[], run=5, delivery=FakeDelivery(1))
+        run.begin([], [])
+        bench.runtime.start(run, payload)
+        assert reason in bench.session.failed[0].message
+        assert bench.session.failed[0].code == "invalid_request"
+
+
+async def test_stopping_a_run_aborts_its_sequences_and_late_outputs_are_ignored() -> None:
+    async with running() as bench:
+        run = await bench.start(generation(), choices=2)
+        bench.runtime.stop(run)
+        await bench.settle()
+        assert sorted(bench.engine.aborted) == sorted(s.id for s in bench.engine.taken)
+        bench.step(Output(bench.engine.taken[0].id, [20]))
+        assert bench.session.ids == {}
+
+
+async def test_a_parked_run_leaves_the_engine_and_continues_from_its_log() -> None:
+    tokens = ids_of(" one two three")
+    async with running() as bench:
+        run = await bench.start(generation())
+        bench.step(Output(bench.engine.taken[0].id, [tokens[0]]))
+        bench.runtime.park(run)
+        await bench.settle()
+        assert bench.engine.aborted == [bench.engine.taken[0].id]
+        bench.runtime.unpark(run)
+        await bench.settle()
+        again = bench.engine.taken[1]
+        assert again.token_ids[3:] == [tokens[0]]
+        assert again.sampling.max_tokens == 19
+        bench.step(Output(again.id, tokens[1:], finish="length"))
+        assert bench.session.text[0] == " one two three"
+
+
+async def test_logprobs_stop_where_the_text_stops() -> None:
+    async with running() as bench:
+        await bench.start(generation(stop=[" world"], logprobs=0))
+        ids = ids_of(" hello world again")
+        probs = [TokenLogprob(i, b"", -0.5) for i in ids]
+        bench.step(Output(bench.engine.taken[0].id, ids, logprobs=probs))
+        assert [p.id for p in bench.session.logprobs] == ids[:2]
