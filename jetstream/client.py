@@ -194,17 +194,17 @@ class Connection:
         if first:
             return
         metrics.RECONNECTS.inc()
-        log.info("connection.restored", server=self.options.address)
         for callback in self._reconnect_callbacks:
             self._start(self._guarded(callback))
+        _report("connection.restored", server=self.options.address)
 
     def _on_down(self) -> None:
         metrics.CONNECTED.dec()
-        if not self._closing:
-            log.warning("connection.lost", server=self.options.address)
         self._mux.down()
         for hook in list(self._down_hooks):
             hook()
+        if not self._closing:
+            _report("connection.lost", server=self.options.address)
 
     def _on_error(self, text: str) -> None:
         """One line for each new error and a reminder now and then: a server that is away fails four tries a second."""
@@ -212,11 +212,11 @@ class Connection:
         if self._closing or (text == self._last_error[0] and now - self._last_error[1] < REMIND_S):
             return
         self._last_error = (text, now)
-        log.warning("connection.error", server=self.options.address, error=text)
+        _report("connection.error", server=self.options.address, error=text)
 
     def _on_permission_error(self, text: str) -> None:
-        log.error("permission.denied", server=self.options.address, error=text)
         self._mux.denied(text)
+        _report("permission.denied", server=self.options.address, error=text)
 
     async def _guarded(self, callback: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -378,6 +378,12 @@ class _HookedPull(StreamPull):
     async def run(self) -> None:
         with self._connection.hooks(up=self.connection_up, down=self.connection_down):
             await super().run()
+
+
+def _report(event: str, **fields: str) -> None:
+    """Log from inside the client's own tasks, which an error (a closed log, say) would end and the connection with them."""
+    with contextlib.suppress(Exception):
+        log.warning(event, **fields)
 
 
 async def _abandon(core: CoreClient) -> None:

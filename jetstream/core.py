@@ -17,6 +17,7 @@ The overridden names are private to nats-py, which is why its version is pinned 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -137,7 +138,8 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
             tap.handler(subject, reply, data, headers)
         except Exception as error:  # a bug in one callback must not end the read loop of all
             metrics.CALLBACK_ERRORS.inc()
-            log.exception("callback.failed", subject=subject.decode("utf-8", "replace"), error=str(error))
+            with contextlib.suppress(Exception):  # nor must a closed log
+                log.exception("callback.failed", subject=subject.decode("utf-8", "replace"), error=str(error))
 
     # surviving --------------------------------------------------------------------------------------------------------------
     async def _process_err(self, err_msg: str) -> None:
@@ -148,7 +150,7 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
             await super()._process_err(err_msg)
         else:
             self._err = nats.errors.Error(f"nats: {text}")
-            log.warning("connection.refused", error=text)
+            await self._error_cb(self._err)
             await self._process_op_err(self._err)
 
     async def _process_op_err(self, e: Exception) -> None:

@@ -221,9 +221,10 @@ class Mux:
         """Wait for the connection, or for room in its buffer, no longer than the call's timer."""
         try:
             async with asyncio.timeout_at(call.deadline):
-                await self._up.wait()
-                if self._core.pending_data_size > 0:
+                if self._up.is_set():
                     await asyncio.sleep(RETRY_FIRST_S)
+                else:
+                    await self._up.wait()
         except TimeoutError:
             raise PublishUnknown(f"not connected: {call.subject} was not confirmed in time") from None
 

@@ -17,14 +17,14 @@ START_S = 30.0
 
 
 class RunningUp:
-    """A `headrace up --engine sim` in a folder of its own."""
+    """A `headrace up` in a folder of its own."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, engine: str = "sim") -> None:
         self.run_file = folder / ".headrace" / "run" / "up.json"
         self.log_file = folder / "log"
         with self.log_file.open("wb") as log, (folder / "out").open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "headrace", "up", "--engine", "sim", "--port", "0", *flags],
+                [sys.executable, "-P", "-m", "headrace", "up", "--engine", engine, "--port", "0", *flags],
                 cwd=folder,
                 stdout=out,
                 stderr=log,

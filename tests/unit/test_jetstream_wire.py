@@ -11,7 +11,7 @@ names = st.text(alphabet=st.characters(whitelist_categories=("Lu", "Ll", "Nd"), 
 
 @given(st.dictionaries(names, text, max_size=5))
 def test_headers_survive_encoding_and_decoding(headers: dict[str, str]) -> None:
-    assert wire.decode_headers(wire.encode_headers(headers)) == {k: v.strip() for k, v in headers.items()}
+    assert wire.decode_headers(wire.encode_headers(headers)) == {k: v.strip(" ") for k, v in headers.items()}
 
 
 @pytest.mark.parametrize("bad", [{"A": "x\r\nEvil: 1"}, {"A\n": "x"}, {"": "x"}, {"a b": "x"}, {"a:b": "x"}])

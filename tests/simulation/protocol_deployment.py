@@ -1,0 +1,344 @@
+"""Ingresses with clients, workers with scripted engines and routers, all simulated, and what must hold of them.
+
+The sessions are the real ones of `broker/`.  This module looks at them from outside of time: it sees every process, dead ones
+too, and compares what they believe with what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from broker.codec import decode
+from broker.errors import AdmissionError, JobError
+from broker.ingress import Ingress
+from broker.ingress_inbox import drained_key
+from broker.messages import Generation, WorkerMember
+from broker.protocol.crashes import CRASH_LIMIT
+from broker.protocol.runs import Run, RunState
+from broker.settings import IngressSettings, SessionSettings, Timing
+from broker.worker import WorkerSession
+from jetstream.errors import JetStreamError
+from jetstream.subjects import Subjects
+from jetstream.topology import Topology
+from tests.simulation.protocol_engine import SimEngine
+from tests.simulation.protocol_requests import POOL, Request, RunNote, Wish
+from tests.simulation.protocol_router import SimRouter
+from tests.simulation.world import Machine, Violation, World
+
+SUBJECTS = Subjects("hr")
+TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0)
+SLOW_CLIENT_S = 6.0
+SPILL_BYTES = 2000
+GIVE_UP_S = 30.0  # a client that finds no room for so long goes away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A deployment. `wishes` makes the requests of one ingress process from its random source."""
+
+    wishes: Callable[[Machine], list[Wish]]
+    workers: int = 2
+    ingresses: int = 1
+    routers: int = 0
+    slots: int = 3
+    shed: float = 0.0
+    poison_limit: int = CRASH_LIMIT  # crashes by one poison request
+    innocents_live: bool = False  # no innocent may end as poison
+    max_rows: int = 4096
+    parked_tokens: int = 4096
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    machine: Machine
+    session: WorkerSession
+    engine: SimEngine
+
+
+@dataclass(eq=False)
+class Deployment:
+    """Implements `search.Checks`."""
+
+    world: World
+    shape: Shape
+    requests: dict[str, Request] = field(default_factory=dict)
+    runs: dict[int, RunNote] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    ingresses: dict[str, Ingress] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)  # processes that went by themselves
+    waiting: dict[str, int] = field(default_factory=dict)  # clients that have not submitted yet, by ingress
+    blown: dict[str, int] = field(default_factory=dict)  # crashes by a poison request
+    retried: dict[str, int] = field(default_factory=dict)
+
+    def build(self) -> Deployment:
+        world, shape = self.world, self.shape
+        world.server.install(Topology(subjects=SUBJECTS))
+        world.describe = describe
+        for i in range(shape.routers):
+            world.process(f"R{i}", self.route, restart=True)
+        for i in range(shape.workers):
+            world.process(f"W{i}", self.work, restart=True, restart_on_exit=True)
+        for i in range(shape.ingresses):
+            world.process(f"J{i}", self.serve, restart=True, restart_on_exit=True)
+        world.fault_kinds |= {
+            "drain": self._on_worker(lambda worker: worker.session.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
+            "engine": self._on_worker(lambda worker: worker.machine.loop.create_task(worker.engine.die())),
+            "flaky": self._on_worker(lambda worker: setattr(worker.engine, "flaky", 3)),
+            "cancel": self._cancel_one,
+            "close": self._close_ingress,
+        }
+        return self
+
+    # -- processes ----------------------------------------------------------------------------------------------
+
+    async def route(self, machine: Machine) -> None:
+        await SimRouter(machine, SUBJECTS, POOL, timing=TIMING, shed=self.shape.shed).run()
+
+    async def work(self, machine: Machine) -> None:
+        engine = SimEngine(machine, self._begin)
+        engine.on_poison = self._blow
+        session = WorkerSession(
+            machine.messaging,
+            SUBJECTS,
+            WorkerMember(worker=machine.id, pool=POOL, model="m", slots=self.shape.slots),
+            engine,
+            settings=SessionSettings(timing=TIMING, slots=self.shape.slots, parked_tokens=self.shape.parked_tokens),
+            wall=machine.wall,
+            random_bits=machine.rng.getrandbits,
+        )
+        engine.session = session
+        self.workers[machine.id] = Worker(machine, session, engine)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                stepping = tasks.create_task(engine.run())
+                try:
+                    await session.run()
+                except JetStreamError as error:  # it could not even register: started again
+                    machine.note("not started", repr(error))
+                stepping.cancel()
+        finally:
+            if machine.alive:
+                self.left.add(machine.id)
+        if len(session.runs):
+            raise Violation(f"abandoned by {machine.id}: {[run.ref for run in session.runs]}")
+
+    async def serve(self, machine: Machine) -> None:
+        ingress = Ingress(
+            machine.messaging,
+            SUBJECTS,
+            ingress_id=machine.id,
+            settings=IngressSettings(
+                timing=TIMING, max_rows=self.shape.max_rows, slow_client_s=SLOW_CLIENT_S, spill_bytes=SPILL_BYTES
+            ),
+            wall=machine.wall,
+        )
+        self.ingresses[machine.id] = ingress
+        wishes = self.shape.wishes(machine)
+        self.waiting[machine.id] = len(wishes)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(ingress.run())
+                async with asyncio.TaskGroup() as clients:
+                    for wish in wishes:
+                        clients.create_task(self._client(machine, ingress, wish))
+                await asyncio.Event().wait() if machine.name not in self._closing else None
+                running.cancel()
+        finally:
+            if machine.alive:
+                self.left.add(machine.id)
+
+    _closing: set[str] = field(default_factory=set)
+
+    # -- clients ------------------------------------------------------------------------------------------------
+
+    async def _client(self, machine: Machine, ingress: Ingress, wish: Wish) -> None:
+        await asyncio.sleep(wish.at_s)
+        until = self.world.now + GIVE_UP_S
+        request = None
+        while request is None and self.world.now < until:
+            request = await self._submit(machine, ingress, wish)
+            if request is None:
+                await asyncio.sleep(0.3)
+        self.waiting[machine.id] -= 1
+        if request is None or request.stream is None:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            if wish.cancel_s is not None:
+                tasks.create_task(self._cancel_later(request, wish.cancel_s))
+            request.outcome = await self._read(request)
+            machine.note("END", request.id, request.outcome)
+            self._check_outcome(request)
+
+    async def _submit(self, machine: Machine, ingress: Ingress, wish: Wish) -> Request | None:
+        request = Request(f"q{len(self.requests)}", wish, machine, self.runs)
+        self.requests[request.id] = request
+        request.accepted_s = self.world.now
+        try:
+            request.stream = await ingress.submit(request.job())
+        except AdmissionError as error:
+            machine.note("refused", request.id, repr(error))
+            request.outcome = "refused"
+            return None
+        return request
+
+    async def _cancel_later(self, request: Request, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        self._cancel(request)
+
+    def _cancel(self, request: Request) -> None:
+        if request.open and request.stream is not None:
+            request.cancelled = True
+            request.stream.cancel()
+
+    async def _read(self, request: Request) -> str:
+        stream = request.stream
+        assert stream is not None
+        try:
+            while not stream.finished:
+                for row in await stream.rows():
+                    request.take(row)
+                if request.wish.pause_s:
+                    await asyncio.sleep(request.wish.pause_s)
+        except JobError as error:
+            return error.code
+        request.check_answer()
+        return "answered"
+
+    def _check_outcome(self, request: Request) -> None:
+        code, wish = request.outcome, request.wish
+        if code == "poison":
+            real = self.real_crashes(request.id) | self.away(request.id)
+            if len(real) < CRASH_LIMIT or (self.shape.innocents_live and not wish.poison):
+                raise Violation(f"innocent dead-lettered: {request.id} after {sorted(real)}")
+            return
+        allowed = {
+            "answered": not wish.poison and not wish.invalid,
+            "cancelled": request.cancelled or request.judge.name in self._closing,
+            "deadline_exceeded": self.world.now >= request.accepted_s + wish.deadline_s,
+            "refused": self.shape.shed > 0,
+            "invalid_request": wish.invalid,
+            "slow_client": wish.pause_s >= SLOW_CLIENT_S,
+            "engine_error": self.retried.get(request.id, 0) >= 8,
+        }
+        if not allowed.get(code, False):
+            raise Violation(f"wrong end: {request.id} {code}")
+
+    # -- faults of our own --------------------------------------------------------------------------------------
+
+    def _on_worker(self, action: Callable[[Worker], object]) -> Callable[[Machine, float | None], None]:
+        def strike(machine: Machine, _length_s: float | None) -> None:
+            if machine.id in self.workers:
+                worker = self.workers[machine.id]
+                if not worker.session.draining:
+                    machine.loop.call_soon(action, worker)
+
+        return strike
+
+    def _cancel_one(self, machine: Machine, _length_s: float | None) -> None:
+        mine = [request for request in self.requests.values() if request.judge is machine and request.open]
+        if mine:
+            machine.loop.call_soon(self._cancel, self.world.rng.choice(mine))
+
+    def _close_ingress(self, machine: Machine, _length_s: float | None) -> None:
+        if machine.id in self.ingresses and machine.name not in self._closing:
+            self._closing.add(machine.name)
+            machine.loop.create_task(self.ingresses[machine.id].drain(1.0))
+
+    # -- what happened ------------------------------------------------------------------------------------------
+
+    def _begin(self, engine: SimEngine, run: Run, payload: bytes) -> tuple[RunNote, Wish]:
+        request = self.requests[run.id]
+        if decode(Generation, payload).token_ids != request.wish.payload:
+            raise Violation(f"wrong payload of {run.id}")
+        if run in engine.running:
+            raise Violation(f"started twice: {run.ref} on {engine.machine.id}")
+        if beside := [w.run for w in engine.running.values() if run.alone or w.run.alone]:
+            raise Violation(f"not alone: {run.ref} on {engine.machine.id} beside {[other.ref for other in beside]}")
+        crashed = self.real_crashes(run.id) | self.away(run.id)
+        if run.delivery.num_delivered + run.attempt > 2 and run.crashes > len(crashed):
+            raise Violation(f"overcounted crashes of {run.id}: {run.crashes}, really {sorted(crashed)}")
+        prefix = tuple(tuple(log.ids) for log in run.choices)
+        note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.run, engine.machine, prefix)
+        engine.machine.note("RUNS", run.id, run.attempt, "from", [len(p) for p in prefix], "crashes", run.crashes)
+        return note, request.wish
+
+    def _blow(self, request_id: str) -> None:
+        self.blown[request_id] = self.blown.get(request_id, 0) + 1
+        if self.blown[request_id] > self.shape.poison_limit:
+            raise Violation(f"poison goes on: {request_id} crashed {self.blown[request_id]} workers")
+
+    def _holders(self, request_id: str) -> list[Worker]:
+        return [w for w in self.workers.values() if any(r.state is not RunState.WAITING for r in w.session.runs.of(request_id))]
+
+    def real_crashes(self, request_id: str) -> set[str]:
+        """Workers that died, or whose engine died, while they had claimed or started this request, and had not announced a drain."""
+        drained = self.world.server.buckets[SUBJECTS.bucket("state")]
+        crashed = {
+            w.machine.id
+            for w in self._holders(request_id)
+            if not w.machine.alive and w.machine.id not in self.left and drained.get(drained_key(w.machine.id)) is None
+        }
+        for worker in self.workers.values():
+            crashed |= {name for ids, name in worker.engine.deaths if request_id in ids}
+        return crashed
+
+    def away(self, request_id: str) -> set[str]:
+        """Holders that live but cannot be told from crashed ones at this moment: their leases are gone."""
+        members = self.world.server.buckets[SUBJECTS.bucket("members")]
+        return {
+            w.machine.id
+            for w in self.workers.values()
+            if w.machine.alive
+            and members.get(SUBJECTS.worker_key(POOL, w.machine.id)) is None
+            and any(n.machine is w.machine and n.request_id == request_id for n in self.runs.values())
+        }
+
+    # -- search.Checks ------------------------------------------------------------------------------------------
+
+    def leftovers(self) -> list[str]:
+        found = []
+        for kind in ("REQ", "MOVED", "WORK"):
+            for message in self.world.server.streams[SUBJECTS.stream(kind)].messages.values():
+                found.append(f"{kind} {message.subject} {describe(message.subject, message.data, message.headers)}")
+        for worker in self.workers.values():
+            if worker.machine.alive:
+                found += [f"run {run.ref} {run.state.value} on {worker.machine.id}" for run in worker.session.runs]
+                found += [f"engine of {worker.machine.id} runs {run.ref}" for run in worker.engine.running]
+        for name, ingress in self.ingresses.items():
+            machine = next(m for m in self.world.machines if m.id == name)
+            if machine.alive and machine.id not in self.left:
+                found += [f"open at {name}: {ingress.open_requests}"] * (ingress.open_requests > 0)
+                found += [f"waiting at {name}: {self.waiting[name]}"] * (self.waiting[name] > 0)
+        found += [f"open {r.id}" for r in self.requests.values() if r.open and r.judge.alive]
+        if not self.ingresses:
+            found.append("nothing has started")
+        return found
+
+    def verify(self) -> None:
+        letters = self.world.server.streams[SUBJECTS.stream("DLQ")].messages.values()
+        dead = {message_id(m.data) for m in letters}
+        for request in self.requests.values():
+            if request.outcome == "poison" and request.judge.alive and request.id not in dead:
+                raise Violation(f"no dead letter of {request.id}")
+
+
+def message_id(data: bytes) -> str:
+    from broker.messages import DeadLetter
+
+    return decode(DeadLetter, data).envelope.id
+
+
+def describe(subject: str, data: bytes, headers: Mapping[str, str] | None) -> str:
+    """A message in a story."""
+    import msgspec
+
+    with contextlib.suppress(msgspec.DecodeError):
+        body = msgspec.msgpack.decode(data)
+        if isinstance(body, dict):
+            for noise in ("payload", "created", "deadline", "pool", "model", "tokens", "v"):
+                body.pop(noise, None)
+        return f"{body} {dict(headers) if headers else ''}"
+    return f"{len(data)} bytes"
