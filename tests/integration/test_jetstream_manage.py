@@ -132,7 +132,13 @@ async def test_advisories_of_our_queues_become_dead_letters(connection: Connecti
     assert json.loads(found[0].data)["reason"] == "hopeless"
 
 
-# -- the command line ------------------------------------------------------------------------------------------------------------
+# -- the command line ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_logging_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loggers keep the stream that they are given first, and here that would be one of this test."""
+    monkeypatch.setattr("headrace.logs.configure", lambda **_options: "console")
 
 
 async def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

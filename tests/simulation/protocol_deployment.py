@@ -11,11 +11,13 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from broker.codec import decode
 from broker.errors import AdmissionError, JobError
 from broker.ingress import Ingress
 from broker.ingress_inbox import drained_key
-from broker.messages import Generation, WorkerMember
+from broker.messages import DeadLetter, Generation, WorkerMember
 from broker.protocol.crashes import CRASH_LIMIT
 from broker.protocol.runs import Run, RunState
 from broker.settings import IngressSettings, SessionSettings, Timing
@@ -71,7 +73,8 @@ class Deployment:
     left: set[str] = field(default_factory=set)  # processes that went by themselves
     waiting: dict[str, int] = field(default_factory=dict)  # clients that have not submitted yet, by ingress
     blown: dict[str, int] = field(default_factory=dict)  # crashes by a poison request
-    retried: dict[str, int] = field(default_factory=dict)
+    closing: dict[str, asyncio.Event] = field(default_factory=dict)  # set once an ingress has drained
+    drained: set[str] = field(default_factory=set)  # ingresses told to drain
 
     def build(self) -> Deployment:
         world, shape = self.world, self.shape
@@ -140,17 +143,15 @@ class Deployment:
         self.waiting[machine.id] = len(wishes)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(ingress.run())
-                async with asyncio.TaskGroup() as clients:
-                    for wish in wishes:
-                        clients.create_task(self._client(machine, ingress, wish))
-                await asyncio.Event().wait() if machine.name not in self._closing else None
-                running.cancel()
+                running = [tasks.create_task(ingress.run())]
+                running += [tasks.create_task(self._client(machine, ingress, wish)) for wish in wishes]
+                closed = self.closing.setdefault(machine.id, asyncio.Event())
+                await closed.wait()
+                for task in running:
+                    task.cancel()
         finally:
             if machine.alive:
                 self.left.add(machine.id)
-
-    _closing: set[str] = field(default_factory=set)
 
     # -- clients ------------------------------------------------------------------------------------------------
 
@@ -216,12 +217,11 @@ class Deployment:
             return
         allowed = {
             "answered": not wish.poison and not wish.invalid,
-            "cancelled": request.cancelled or request.judge.name in self._closing,
+            "cancelled": request.cancelled or request.judge.id in self.drained,
             "deadline_exceeded": self.world.now >= request.accepted_s + wish.deadline_s,
             "refused": self.shape.shed > 0,
             "invalid_request": wish.invalid,
             "slow_client": wish.pause_s >= SLOW_CLIENT_S,
-            "engine_error": self.retried.get(request.id, 0) >= 8,
         }
         if not allowed.get(code, False):
             raise Violation(f"wrong end: {request.id} {code}")
@@ -243,9 +243,14 @@ class Deployment:
             machine.loop.call_soon(self._cancel, self.world.rng.choice(mine))
 
     def _close_ingress(self, machine: Machine, _length_s: float | None) -> None:
-        if machine.id in self.ingresses and machine.name not in self._closing:
-            self._closing.add(machine.name)
-            machine.loop.create_task(self.ingresses[machine.id].drain(1.0))
+        if machine.id in self.closing and machine.id not in self.drained:
+            self.drained.add(machine.id)
+            machine.loop.create_task(self._close(machine))
+
+    async def _close(self, machine: Machine) -> None:
+        await self.ingresses[machine.id].drain(1.0)
+        await asyncio.sleep(0.5)  # clients read what is left
+        self.closing[machine.id].set()
 
     # -- what happened ------------------------------------------------------------------------------------------
 
@@ -319,22 +324,14 @@ class Deployment:
 
     def verify(self) -> None:
         letters = self.world.server.streams[SUBJECTS.stream("DLQ")].messages.values()
-        dead = {message_id(m.data) for m in letters}
+        dead = {decode(DeadLetter, m.data).envelope.id for m in letters}
         for request in self.requests.values():
             if request.outcome == "poison" and request.judge.alive and request.id not in dead:
                 raise Violation(f"no dead letter of {request.id}")
 
 
-def message_id(data: bytes) -> str:
-    from broker.messages import DeadLetter
-
-    return decode(DeadLetter, data).envelope.id
-
-
 def describe(subject: str, data: bytes, headers: Mapping[str, str] | None) -> str:
     """A message in a story."""
-    import msgspec
-
     with contextlib.suppress(msgspec.DecodeError):
         body = msgspec.msgpack.decode(data)
         if isinstance(body, dict):

@@ -1,0 +1,153 @@
+"""The deployments under which the job protocol is tried, and the faults that strike them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.simulation.network import CALM, SimConfig
+from tests.simulation.protocol_deployment import SLOW_CLIENT_S, SPILL_BYTES, Deployment, Shape
+from tests.simulation.protocol_requests import Wish
+from tests.simulation.search import Scenario
+from tests.simulation.world import Machine, World
+
+LENGTHS = (1, 4, 12, 40)
+FAULTS = ("crash", "crash", "powercut", "freeze", "cut", "gap", "drain", "outage", "cancel")
+LONG = 60
+
+
+def plain(n: int, *, poison: Sequence[str] = (), spread_s: float = 6.0) -> Callable[[Machine], list[Wish]]:
+    """`n` requests of one choice; the first ones poisonous. A restarted ingress gets one."""
+
+    def wishes(machine: Machine) -> list[Wish]:
+        rng = machine.rng
+        made = [
+            Wish(at_s=rng.random() * spread_s, lengths=(LONG,) if i < len(poison) else (rng.choice(LENGTHS),), poison=p)
+            for i, p in enumerate([*poison, *[""] * (n - len(poison))])
+        ]
+        return made if machine.incarnation == 0 else made[-1:]
+
+    return wishes
+
+
+def colourful(machine: Machine) -> list[Wish]:
+    """One of each: several choices, short deadlines, large payloads, slow readers, clients that leave, invalid requests."""
+    rng = machine.rng
+
+    def at() -> float:
+        return rng.random() * 6.0
+
+    made = [
+        Wish(at_s=at(), lengths=(4, 12, 1)),
+        Wish(at_s=at(), lengths=(12, 12), payload=b"\1\0\0\0" * SPILL_BYTES),
+        Wish(at_s=at(), lengths=(40,), deadline_s=rng.choice((1.0, 3.0, 6.0))),
+        Wish(at_s=at(), lengths=(40, 4), pause_s=rng.choice((0.5, 2.0))),
+        Wish(at_s=at(), lengths=(40,), cancel_s=rng.random() * 4.0),
+        Wish(at_s=at(), lengths=(12,), invalid=True),
+        Wish(at_s=at(), lengths=(40,), pause_s=rng.choice((0.1, SLOW_CLIENT_S + 1.0))),
+    ]
+    return made if machine.incarnation == 0 else made[: rng.randint(0, 2)]
+
+
+def scenario(
+    name: str,
+    shape: Shape,
+    *,
+    faults: int,
+    kinds: Sequence[str] = FAULTS,
+    config: SimConfig | None = None,
+    victims: Sequence[str] | None = None,
+) -> Scenario:
+    """All processes are victims, unless named."""
+    counts = (("R", shape.routers), ("W", shape.workers), ("J", shape.ingresses))
+    names = victims or [f"{letter}{i}" for letter, n in counts for i in range(n)]
+
+    def build(world: World) -> Deployment:
+        return Deployment(world, shape).build()
+
+    return Scenario(name=name, build=build, config=config or SimConfig(), faults=faults, kinds=kinds, victims=names, until_s=90.0)
+
+
+NODEDUPE = SimConfig(dedupe=False)
+CONFIGS = {
+    s.name: s
+    for s in (
+        scenario("base", Shape(wishes=plain(2), workers=2, routers=1), faults=4),
+        scenario(
+            "nodedupe",
+            Shape(wishes=plain(3), workers=3, routers=2, shed=0.02),
+            faults=5,
+            config=SimConfig(dedupe=False, full=0.05),
+        ),
+        scenario("norouter", Shape(wishes=plain(3), workers=3), faults=4, config=NODEDUPE),
+        scenario("norouter-dedupe", Shape(wishes=plain(3), workers=3), faults=4),
+        scenario("shed", Shape(wishes=plain(3), workers=2, routers=2, shed=0.3), faults=4),
+        scenario(
+            "poison",
+            Shape(wishes=plain(3, poison=["worker"]), workers=3, routers=1, innocents_live=True),
+            faults=0,
+            config=SimConfig(noise=0.0),
+        ),
+        scenario(
+            "twopoison",
+            Shape(wishes=plain(4, poison=["worker", "worker"]), workers=2, innocents_live=True),
+            faults=0,
+            config=SimConfig(noise=0.0),
+        ),
+        scenario(
+            "enginepoison",
+            Shape(wishes=plain(4, poison=["engine", "worker"]), workers=3, innocents_live=True),
+            faults=0,
+            config=SimConfig(noise=0.0, dedupe=False),
+        ),
+        scenario(
+            "noisypoison",
+            Shape(wishes=plain(3, poison=["worker"]), workers=3, poison_limit=5, innocents_live=True),
+            faults=0,
+            config=NODEDUPE,
+        ),
+        scenario(
+            "engine", Shape(wishes=plain(3, poison=["engine"]), workers=3, routers=1, poison_limit=6), faults=1, config=NODEDUPE
+        ),
+        scenario(
+            "poisonfaults",
+            Shape(wishes=plain(3, poison=["worker"]), workers=3, routers=1, poison_limit=6),
+            faults=4,
+            config=NODEDUPE,
+        ),
+        scenario("lapsecrash", Shape(wishes=plain(3), workers=2), faults=5, kinds=["freeze", "cut", "crash"]),
+        scenario("gapcrash", Shape(wishes=plain(3), workers=2), faults=6, kinds=["gap", "gap", "crash"]),
+        scenario(
+            "lapseonly",
+            Shape(wishes=plain(3), workers=2, routers=1, parked_tokens=4),
+            faults=5,
+            kinds=["cut", "freeze"],
+            config=SimConfig(noise=0.2),
+        ),
+        scenario(
+            "peaceful",
+            Shape(wishes=plain(4), workers=3, innocents_live=True),
+            faults=6,
+            kinds=["drain", "outage", "gap", "flaky"],
+            config=NODEDUPE,
+        ),
+        scenario("engines", Shape(wishes=plain(4), workers=3), faults=4, kinds=["engine", "flaky", "drain", "gap"]),
+        scenario("colourful", Shape(wishes=colourful, workers=2, ingresses=2, max_rows=6, parked_tokens=6), faults=4),
+        scenario(
+            "ingresses",
+            Shape(wishes=plain(2), workers=2, ingresses=3),
+            faults=6,
+            kinds=["crash", "freeze", "cut", "close", "gap"],
+            config=NODEDUPE,
+            victims=["J0", "J1", "J2", "W0"],
+        ),
+        scenario(
+            "stress",
+            Shape(wishes=plain(4), workers=3, routers=2, shed=0.03, ingresses=2),
+            faults=9,
+            kinds=(*FAULTS, "engine", "flaky", "close"),
+            config=SimConfig(dedupe=False, noise=0.1, full=0.1),
+        ),
+    )
+}
+
+SMALL = scenario("small", Shape(wishes=plain(1, spread_s=0.2), workers=2), faults=0, config=CALM)
