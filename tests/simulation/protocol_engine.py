@@ -38,6 +38,7 @@ class SimEngine:
         self.deaths: list[tuple[set[str], str]] = []
         self.on_poison: Callable[[str], None] = lambda request_id: None
         self.flaky = 0  # how many steps will fail
+        self.dead = False
         self._begin = begin
 
     # -- the session's side -------------------------------------------------------------------------------------
@@ -95,8 +96,9 @@ class SimEngine:
     async def die(self) -> None:
         """The engine process is gone; the worker process is not."""
         assert self.session is not None
+        self.deaths.append(({run.id for run in self.running}, self.machine.id))
         self.running.clear()
-        self.deaths.append(({run.id for run in self.session.runs if run.state is not RunState.WAITING}, self.machine.id))
+        self.dead = True
         await self.session.engine_died("it was told to")
 
     def _explodes(self, work: Work) -> bool:
