@@ -48,6 +48,7 @@ class Leaving:
         self._member = member
         self._retry_s = retry_s
         self.announced = False
+        self.engine_dead = False
         self.done = asyncio.Event()
 
     async def drain(self, grace_s: float) -> None:
@@ -68,7 +69,8 @@ class Leaving:
         self.done.set()
 
     async def engine_died(self, why: str) -> None:
-        """The runs are moved and count as crashed with this worker, although it is the one that moves them."""
+        """The runs are moved; those that were in the engine count as crashed, although their worker moves them itself."""
+        self.engine_dead = True
         log.error("engine.died", worker=self._session.worker, why=why, runs=len(self._session.runs))
         await self._announce()
         await self._hand_over(suspect=f"{self._session.worker}{ENGINE_DEATH}", reason="engine_died")
@@ -100,6 +102,5 @@ class Leaving:
     async def _hand_over(self, *, suspect: str | None, reason: str) -> None:
         session = self._session
         for run in session.runs:
-            started = run.state is not RunState.WAITING
-            await session.move(run, suspect=suspect if started else None, reason=reason)
+            await session.move(run, suspect=suspect if run.in_engine else None, reason=reason)
         await self._mover.move_all(session.worker, died=False, reason=reason)

@@ -33,6 +33,7 @@ class Members:
         self._ttl_s = lease_ttl_s
         self._values: dict[str, bytes] = {}
         self._workers: dict[str, dict[str, WorkerMember]] = {}
+        self._routers: dict[str, set[str]] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._watch = self._bucket.watch(self._on_change)
 
@@ -52,6 +53,10 @@ class Members:
             self._values.pop(change.key, None)
         else:
             self._values[change.key] = change.value
+        if kind == "router":
+            pool, _, router = rest.partition(".")
+            routers = self._routers.setdefault(pool, set())
+            (routers.discard if change.value is None else routers.add)(router)
         if kind == "worker":
             self._on_worker(rest, change.value)
         elif before == (change.value is not None):
@@ -81,8 +86,7 @@ class Members:
         return self._subjects.worker_key(pool, worker) in self._values
 
     def has_router(self, pool: str) -> bool:
-        start = f"router.{pool}."
-        return any(key.startswith(start) for key in self._values)
+        return bool(self._routers.get(pool))
 
     def ingress_live(self, ingress: str) -> bool:
         return f"ingress.{ingress}" in self._values

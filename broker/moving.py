@@ -106,7 +106,10 @@ class Mover:
                 return
 
     async def move_all(self, worker: str, *, died: bool, reason: str, keep: Collection[int] = ()) -> int:
-        """Move everything stored for `worker`, except the sequences in `keep`; returns how many messages that were."""
+        """Move everything stored for `worker`, except the sequences in `keep`; returns how many messages that were.
+
+        If it `died`, only what is there now: what is placed on it meanwhile shows that it is back.
+        """
         moved = 0
         while messages := [m for m in await self._stored_for(worker) if m.seq not in keep]:
             for message in messages:
@@ -119,6 +122,8 @@ class Mover:
                     reason=reason,
                 )
             moved += len(messages)
+            if died:
+                break
         return moved
 
     async def _stored_for(self, worker: str) -> list[StoredMessage]:

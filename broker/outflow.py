@@ -106,4 +106,4 @@ class Outflow:
 
 def _ended(run: Run) -> None:
     run.state = RunState.ENDED
-    run.ended_s = run.resent_s = asyncio.get_running_loop().time()
+    run.resent_s = asyncio.get_running_loop().time()

@@ -17,11 +17,12 @@ from collections.abc import Callable
 import structlog
 
 from broker import metrics
-from broker.codec import decode, encode, job_headers, parse_job_headers
+from broker.codec import decode, job_headers, parse_job_headers
 from broker.errors import WireError
-from broker.messages import Envelope, HistoryEntry, JobEvent, JobEvents
+from broker.messages import Envelope, HistoryEntry
 from broker.moving import message_ttl_s
 from broker.protocol.runs import Tombstones
+from broker.reporting import EventSender
 from broker.settings import Timing
 from jetstream.errors import JetStreamError, QueueFull
 from jetstream.ports import Delivery, Messaging, PullLoop
@@ -49,6 +50,7 @@ class SelfPlacer:
         burst: int,
         free_slots: Callable[[], int],
         may_place: Callable[[], bool],
+        events: EventSender,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`free_slots`: slots that no run holds. `may_place`: lease held, not draining, no router."""
@@ -61,11 +63,13 @@ class SelfPlacer:
         self._burst = burst
         self._free_slots = free_slots
         self._may_place = may_place
+        self._events = events
         self._wall = wall
         self._loops: dict[RequestClass, PullLoop] = {}
         self._placed: dict[tuple[str, int], float] = {}  # on the way from REQ to this worker's own consumer
         self._holding: set[Delivery] = set()
         self._tasks: asyncio.TaskGroup | None = None
+        self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -123,7 +127,7 @@ class SelfPlacer:
         elif self._tasks is None or self.room < 1 or not self._may_place():
             delivery.nak()  # several classes answered at once and the slot is taken: somebody else may have one
         else:
-            self._placed[envelope.id, attempt] = asyncio.get_running_loop().time()
+            self._placed[envelope.id, attempt] = self._loop.time()
             self._tasks.create_task(self._place(delivery, envelope, attempt, history))
         self.balance()
 
@@ -153,8 +157,7 @@ class SelfPlacer:
                 self._placed.pop((envelope.id, attempt), None)
             else:
                 metrics.PLACED.inc()
-                event = JobEvent("placed", envelope.id, attempt, self._worker, envelope.tokens)
-                self._messaging.send(self._subjects.events(self._pool), encode(JobEvents(events=[event])))
+                self._events.add("placed", envelope.id, attempt, envelope.tokens)
             delivery.ack()
         finally:
             self._holding.discard(delivery)

@@ -10,11 +10,12 @@ from broker.messages import EventKind, JobEvent, JobEvents, LoadReport
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
 
+EVENTS_GATHER_S = 0.005
 LOAD_STEPS = 10  # a change is reported within this part of the period
 
 
 class EventSender:
-    """Job events of one loop tick, in one message."""
+    """Job events, gathered for a few milliseconds into one message: readers build load views from them, not answers."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, pool: str, worker: str) -> None:
         self._messaging = messaging
@@ -24,7 +25,7 @@ class EventSender:
 
     def add(self, kind: EventKind, request_id: str, attempt: int, tokens: int) -> None:
         if not self._events:
-            asyncio.get_running_loop().call_soon(self._send)
+            asyncio.get_running_loop().call_later(EVENTS_GATHER_S, self._send)
         self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens))
 
     def _send(self) -> None:

@@ -39,33 +39,35 @@ class Settling:
     async def claim(self, run: Run) -> ClaimReply:
         """A judge that is gone counts as one that does not know the request."""
         claim = Claim(id=run.id, attempt=run.attempt, run=run.run, worker=self._worker, history=run.history)
-        reply = await self._ask(run, claim, ClaimReply)
+        reply = await self._ask([run], claim, ClaimReply)
         verdict = reply or ClaimReply(verdict="unknown")
         metrics.CLAIMS.labels(verdict.verdict).inc()
         return verdict
 
     async def refuse(self, run: Run, fault: JobFault) -> None:
         """End a request that has no run. Returns when the judge has said anything, or is gone."""
-        reply = await self._ask(run, Refuse(id=run.id, attempt=run.attempt, fault=fault), RefuseReply)
+        reply = await self._ask([run], Refuse(id=run.id, attempt=run.attempt, fault=fault), RefuseReply)
         log.info("job.refused", request_id=run.id, code=fault.code, verdict=reply.verdict if reply else "judge gone")
 
     async def check(self, runs: list[Run]) -> dict[Run, str]:
-        """After a lapse: the verdict for each run of one judge. Runs that ended meanwhile are left out."""
-        while runs:
-            check = Check(worker=self._worker, runs=[run.ref for run in runs])
-            reply = await self._ask(runs[0], check, CheckReply)
+        """After a lapse: the verdict for each run of one judge."""
+        check = Check(worker=self._worker, runs=[run.ref for run in runs])
+        while True:
+            reply = await self._ask(runs, check, CheckReply)
             if reply is None:
                 return dict.fromkeys(runs, "unknown")
             if len(reply.verdicts) == len(runs):
-                return {run: verdict for run, verdict in zip(runs, reply.verdicts, strict=True) if not run.gone}
-            runs = [run for run in runs if not run.gone]
-        return {}
+                return dict(zip(runs, reply.verdicts, strict=True))
+            metrics.MALFORMED.labels("reply").inc()
+            log.error("check.malformed", judge=runs[0].judge, asked=len(runs), answered=len(reply.verdicts))
+            await asyncio.sleep(self._timing.retry_s)
 
-    async def _ask(self, run: Run, question: Record, kind: type[Reply]) -> Reply | None:
-        """None when the judge is gone (or the run was dropped meanwhile)."""
-        subject = self._subjects.control(run.judge)
+    async def _ask(self, runs: list[Run], question: Record, kind: type[Reply]) -> Reply | None:
+        """None when the judge of these runs is gone (or all of them were dropped meanwhile)."""
+        judge = runs[0].judge
+        subject = self._subjects.control(judge)
         data = encode(question)
-        while not run.gone:
+        while not all(run.gone for run in runs):
             if not self._lease.held:
                 await asyncio.sleep(self._timing.retry_s)
                 continue
@@ -74,11 +76,11 @@ class Settling:
                 return decode(kind, answer)
             except (NoResponder, RequestTimeout, NotConnected) as error:
                 # Silence is a suspicion, never a verdict: only a lease that is gone lets anybody drop the work.
-                log.debug("judge.silent", request_id=run.id, judge=run.judge, error=str(error))
+                log.debug("judge.silent", judge=judge, error=str(error))
             except WireError as error:
                 metrics.MALFORMED.labels("reply").inc()
-                log.error("reply.malformed", request_id=run.id, judge=run.judge, error=str(error))
-            if await self._members.ingress_gone(run.judge):
+                log.error("reply.malformed", judge=judge, error=str(error))
+            if await self._members.ingress_gone(judge):
                 return None
             await asyncio.sleep(self._timing.retry_s)
         return None

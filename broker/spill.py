@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 
 import structlog
 
@@ -15,26 +16,30 @@ from jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
-FETCH_TRIES = 3
 RETRY_S = 0.2
 
 
-async def fetch_payload(messaging: Messaging, subjects: Subjects, envelope: Envelope) -> bytes:
-    """The payload, from the envelope or from the object store. Raises BrokerError when it is lost or damaged."""
+async def fetch_payload(
+    messaging: Messaging, subjects: Subjects, envelope: Envelope, *, wanted: Callable[[], bool]
+) -> bytes:
+    """The payload, from the envelope or from the object store; tried as long as it is `wanted`.
+
+    Raises BrokerError when it is lost, damaged or no longer wanted.
+    """
     spill = envelope.spill
     if spill is None:
         return envelope.payload
     store = messaging.objects(subjects.bucket("spill"))
-    for attempt in range(FETCH_TRIES):
+    while wanted():
         try:
             data = await store.get(spill.object)
         except ObjectError as error:
             raise BrokerError(f"the payload of request {envelope.id} is gone: {error}") from error
         except JetStreamError as error:
-            log.warning("spill.retry", request_id=envelope.id, attempt=attempt, error=str(error))
+            log.warning("spill.retry", request_id=envelope.id, error=str(error))
             await asyncio.sleep(RETRY_S)
             continue
         if len(data) != spill.size or hashlib.sha256(data).hexdigest() != spill.digest:
             raise BrokerError(f"the payload of request {envelope.id} is damaged: {len(data)} bytes, expected {spill.size}")
         return data
-    raise BrokerError(f"the payload of request {envelope.id} cannot be read from the object store")
+    raise BrokerError(f"the payload of request {envelope.id} is no longer wanted")

@@ -99,6 +99,7 @@ class WorkerSession:
         self.resend = self._out.resend
         self._mover = Mover(messaging, subjects, pool=self.pool, timing=self._timing, wall=wall)
         self._janitor = Janitor(messaging, subjects, self._members, self._mover, pool=self.pool, timing=self._timing)
+        self._events = EventSender(messaging, subjects, pool=self.pool, worker=self.worker)
         self._placer = SelfPlacer(
             messaging,
             subjects,
@@ -109,13 +110,13 @@ class WorkerSession:
             burst=self.settings.self_place_burst,
             free_slots=self._free_slots,
             may_place=self._may_place,
+            events=self._events,
             wall=wall,
         )
         spec = work_consumer(subjects, self.pool, self.worker)
         # A janitor that took this worker for dead has removed its consumer: it is made again when the worker is back.
         self._work = messaging.pull(spec.stream, spec.name, self._on_work, on_missing=self._ensure_consumers)
         self._inbox = WorkerInbox(self, self._tombstones)
-        self._events = EventSender(messaging, subjects, pool=self.pool, worker=self.worker)
         self._load = LoadReporter(
             messaging,
             subjects,
@@ -133,6 +134,7 @@ class WorkerSession:
             go_on=self._out.go_on,
         )
         self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, member, retry_s=self._timing.retry_s)
+        self._judges_looked_s = 0.0
         self._tasks: asyncio.TaskGroup | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -222,7 +224,9 @@ class WorkerSession:
     # -- credit ----------------------------------------------------------------------------------------------
 
     def _free_slots(self) -> int:
-        return self.settings.slots - sum(run.envelope.choices for run in self.runs)
+        if self.runs.any_alone:
+            return 0
+        return self.settings.slots - self.runs.sequences
 
     def _may_place(self) -> bool:
         return self.settings.self_place and self._lease.held and not self.draining and not self._members.has_router(self.pool)
@@ -295,11 +299,8 @@ class WorkerSession:
             await self._settling.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
             self.drop(run, how="deadline")
             return
-        while not run.gone and not self.runs.may_start(run):
-            await asyncio.sleep(ALONE_POLL_S)
-        if run.gone:
+        if not await self._has_turn(run):
             return
-        run.state = RunState.CLAIMING
         emitted: list[list[int]] = []
         finished: list[int] = []
         if run.attempt > 1 or run.delivery.num_delivered > 1:
@@ -311,15 +312,31 @@ class WorkerSession:
                 return
             run.crashes = reply.crashes
             emitted, finished = reply.emitted, reply.finished
+            if not self.runs.may_start(run):  # the judge knows of more crashes than this copy's history
+                run.state = RunState.WAITING
+                if not await self._has_turn(run):
+                    return
         run.begin(emitted, finished)
         try:
-            payload = await fetch_payload(self._messaging, self._subjects, run.envelope)
+            payload = await fetch_payload(
+                self._messaging, self._subjects, run.envelope, wanted=lambda: run.state is RunState.CLAIMING
+            )
         except BrokerError as error:
-            run.state = RunState.RUNNING
-            self.fail(run, JobFault("engine_error", str(error)))
+            if run.state is RunState.CLAIMING:
+                run.state = RunState.RUNNING
+                self.fail(run, JobFault("engine_error", str(error)))
             return
-        if run.state is RunState.CLAIMING:
+        if run.state is RunState.CLAIMING and not self._leaving.engine_dead:
             self._start(run, payload)
+
+    async def _has_turn(self, run: Run) -> bool:
+        """Wait until a waiting run may go on to its claim. False when it is gone, or is moved instead."""
+        while run.state is RunState.WAITING:
+            if not self.draining and self.runs.may_start(run):
+                run.state = RunState.CLAIMING
+                return True
+            await asyncio.sleep(ALONE_POLL_S)
+        return False
 
     def _start(self, run: Run, payload: bytes) -> None:
         run.state = RunState.RUNNING
@@ -389,21 +406,26 @@ class WorkerSession:
             wall = self._wall()
             if self._tasks is not None:
                 self._lapses.recheck(self._tasks)
+            self._look_for_judges(now)
             for run in self.runs:
                 if run.state is RunState.ENDED:
-                    self._press_for_answer(run, now)
+                    self._out.press(run, now, every_s=self._timing.resend_s)
                 elif run.state is RunState.RUNNING and run.envelope.deadline <= wall:
                     self.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))
 
-    def _press_for_answer(self, run: Run, now_s: float) -> None:
-        if not self._out.press(run, now_s, every_s=self._timing.resend_s):
+    def _look_for_judges(self, now_s: float) -> None:
+        """Nobody waits for the tokens of a judge that is gone."""
+        if now_s < self._judges_looked_s + self._timing.silence_s or self._tasks is None:
             return
-        if now_s - run.ended_s > self._timing.silence_s and self._tasks is not None:
-            self._tasks.create_task(self._drop_if_judge_gone(run))
+        self._judges_looked_s = now_s
+        for judge in {run.judge: None for run in self.runs if not self._members.ingress_live(run.judge)}:
+            self._tasks.create_task(self._drop_if_gone(judge))
 
-    async def _drop_if_judge_gone(self, run: Run) -> None:
-        if await self._members.ingress_gone(run.judge):
-            self.drop(run, how="judge_gone")
+    async def _drop_if_gone(self, judge: str) -> None:
+        if await self._members.ingress_gone(judge):
+            for run in self.runs:
+                if run.judge == judge:
+                    self.drop(run, how="judge_gone")
 
     def _on_lapse(self) -> None:
         metrics.LEASE_LAPSES.labels("worker").inc()

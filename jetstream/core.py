@@ -59,6 +59,8 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
         self._pending: list[bytes] = []
         self.up = False  # connected, and the server knows all our subscriptions
         self._write_scheduled = False
+        # Kept, because looking the running loop up costs a system call each time on Python 3.11.
+        self._event_loop = asyncio.get_running_loop()
 
     # sending --------------------------------------------------------------------------------------------------------------
     def send_now(self, cmd: bytes) -> bool:
@@ -74,7 +76,7 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
         self._pending_data_size += len(cmd)
         if not self._write_scheduled:
             self._write_scheduled = True
-            asyncio.get_running_loop().call_soon(self._write_pending)
+            self._event_loop.call_soon(self._write_pending)
         return True
 
     def _write_pending(self) -> None:

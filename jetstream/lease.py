@@ -110,6 +110,7 @@ class LeaseKeeper:
         self._value = value
         self._ours = {value}  # values we may have written and not heard of
         self._clock = LeaseClock(ttl_s)
+        self._loop = asyncio.get_running_loop()
         self._on_lapse = on_lapse
         self._on_gained = on_gained
         self._revision = 0
@@ -120,7 +121,7 @@ class LeaseKeeper:
 
     @property
     def held(self) -> bool:
-        return self._clock.held(asyncio.get_running_loop().time())
+        return self._clock.held(self._loop.time())
 
     @property
     def held_until_s(self) -> float:

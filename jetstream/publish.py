@@ -83,6 +83,7 @@ class Mux:
 
     def __init__(self, core: CoreClient, inbox: str) -> None:
         self._core = core
+        self._loop = asyncio.get_running_loop()
         self._prefix = f"{inbox}."
         self._skip = len(self._prefix)
         self._calls: dict[bytes, _Call] = {}
@@ -141,7 +142,7 @@ class Mux:
         """Raises NoResponder, RequestTimeout, NotConnected, AccessDenied."""
         if not self._core.up:
             raise NotConnected(f"not connected, {subject} was not asked")
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         number, call = self._open(subject, data, wire.encode_headers(headers) if headers else None, repeatable=None)
         call.future = loop.create_future()
         call.timer = loop.call_later(timeout_s, call.expire)
@@ -160,7 +161,7 @@ class Mux:
         number, call = self._open(
             subject, data, wire.encode_headers(headers) if headers else None, repeatable=wire.MSG_ID in headers
         )
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         call.deadline = loop.time() + timeout_s
         call.timer = loop.call_at(call.deadline, self._expire_publish, call)
         try:
@@ -178,7 +179,7 @@ class Mux:
         call.fail(PublishUnknown(f"no word from the server about {call.subject} in time: it may or may not be stored"))
 
     async def _publish(self, call: _Call) -> PubAck:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         pause_s = RETRY_FIRST_S
         refused = 0
         unknown = False

@@ -86,6 +86,7 @@ class StreamPull:
         self._scheduled = False
         self._running = False
         self._stopped = False
+        self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
 
@@ -109,7 +110,7 @@ class StreamPull:
         """Ask at the end of this loop tick, so that credits returned one by one make one request."""
         if self._running and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._refill)
+            self._loop.call_soon(self._refill)
 
     def _refill(self) -> None:
         self._scheduled = False
@@ -119,7 +120,7 @@ class StreamPull:
         # The server keeps few requests open per consumer. While plenty is outstanding, wait until a request is worth it.
         if missing < 1 or missing < self._outstanding // 2:
             return
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if now < self._blocked_until:
             return
         if self._tap is None:
@@ -139,7 +140,7 @@ class StreamPull:
             if status:
                 self._on_status(status, headers)
                 return
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = self._loop.time()
         self._backoff_s = 0.0
         if self._outstanding > 0:
             self._outstanding -= 1
@@ -151,7 +152,7 @@ class StreamPull:
         self._on_delivery(delivery)
 
     def _on_status(self, status: int, headers: bytes) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = self._loop.time()
         if status == 100:
             return
         fields = wire.decode_headers(headers)

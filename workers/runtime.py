@@ -87,6 +87,7 @@ class Runtime:
         # Submissions and aborts in one queue, so that an abort never overtakes its submission. Bounded by the slots.
         self._commands: asyncio.Queue[tuple[ChoiceRun | None, list[str]]] = asyncio.Queue()
         self._last_step_s = 0.0
+        self._loop = asyncio.get_running_loop()
         self._tapped: Callable[[list[Output]], None] | None = None
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -222,7 +223,7 @@ class Runtime:
         elif emitted >= choice.limit:
             self._finish(choice, [], [], "length", None)
         else:
-            choice.started_s = asyncio.get_running_loop().time()
+            choice.started_s = self._loop.time()
             if not self._active:
                 self._last_step_s = choice.started_s
             self._active[choice.id] = choice
@@ -266,7 +267,7 @@ class Runtime:
 
     def on_step(self, outputs: list[Output]) -> None:
         """The engine's sink."""
-        now = self._last_step_s = asyncio.get_running_loop().time()
+        now = self._last_step_s = self._loop.time()
         if self._tapped is not None:
             self._tapped(outputs)
             return

@@ -1,8 +1,9 @@
 """Counting crashes, so that poison is found and innocents are spared.
 
 Movers only write down suspicions: (attempt, worker) in `Hr-History`.  The judge counts, and only what it can stand for:
-distinct workers that really had that attempt, and that neither came back under the same identity nor announced a drain.  So a
-partition, drain, router death or broker outage therefore never counts.
+distinct workers that really had that attempt, and that neither came back under the same identity nor announced a drain.  A
+partition, drain, router death or broker outage therefore never counts.  The death of an engine is no suspicion but testimony:
+its worker lives on and writes it down itself, for what was in the engine at that moment.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ def base_worker(entry: str) -> str:
     return entry.split("#", 1)[0]
 
 
-def count_crashes(history: Iterable[HistoryEntry], held: set[tuple[int, str]], accounted: Callable[[str], bool]) -> int:
-    """Distinct workers that crashed while they had one of these attempts."""
+def crashed_workers(
+    history: Iterable[HistoryEntry], held: set[tuple[int, str]], accounted: Callable[[str], bool]
+) -> set[str]:
+    """The workers that crashed, or whose engine died, while they had one of these attempts."""
     crashed = set()
     for entry in history:
         worker = base_worker(entry.worker)
-        if (entry.attempt, worker) in held and (worker != entry.worker or not accounted(worker)):
+        if worker != entry.worker or ((entry.attempt, worker) in held and not accounted(worker)):
             crashed.add(worker)
-    return len(crashed)
+    return crashed
 
 
 def suspected(history: Iterable[HistoryEntry]) -> int:

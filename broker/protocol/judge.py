@@ -29,7 +29,7 @@ from broker.messages import (
     RunRef,
     SinceItem,
 )
-from broker.protocol.crashes import CRASH_LIMIT, count_crashes
+from broker.protocol.crashes import CRASH_LIMIT, crashed_workers
 
 GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that can still be around
 
@@ -53,7 +53,11 @@ class Reader(Protocol):
 
 
 class JobRecord:
-    """One open request. `held` are the (attempt, worker) pairs of which it is known that the worker really had the attempt."""
+    """One open request.
+
+    `held` are the (attempt, worker) pairs of which it is known that the worker really had the attempt; `spared` are those of
+    which it is known that the worker was alive when the attempt was no longer its own: they never count as crashes.
+    """
 
     __slots__ = (
         "attempt",
@@ -70,6 +74,7 @@ class JobRecord:
         "pool",
         "reader",
         "run",
+        "spared",
         "worker",
     )
 
@@ -86,9 +91,18 @@ class JobRecord:
         self.open_choices = choices
         self.history: set[HistoryEntry] = set()
         self.held: set[tuple[int, str]] = set()
+        self.spared: set[tuple[int, str]] = set()
         self.generation = 0
         self.heard_s = now_s
         self.paused = False
+
+    def hold(self, attempt: int, worker: str) -> None:
+        if (attempt, worker) not in self.spared:
+            self.held.add((attempt, worker))
+
+    def spare(self, attempt: int, worker: str) -> None:
+        self.held.discard((attempt, worker))
+        self.spared.add((attempt, worker))
 
     def offsets(self) -> SinceItem:
         """How far each choice has got, as a question to a worker."""
@@ -135,7 +149,7 @@ class Judge:
             if record.run != row.run or record.attempt != row.attempt:
                 if record.run is not None or not row.attempt == 1 == record.attempt:
                     # It lives, so it did not crash with that attempt, whatever a mover suspected.
-                    record.held.discard((row.attempt, worker))
+                    record.spare(row.attempt, worker)
                     self._stray(worker, row, known=True)
                     continue
                 self._adopt(record, 1, row.run, worker)
@@ -182,7 +196,7 @@ class Judge:
 
     def _adopt(self, record: JobRecord, attempt: int, run: int, worker: str) -> None:
         record.attempt, record.run, record.worker = attempt, run, worker
-        record.held.add((attempt, worker))
+        record.hold(attempt, worker)
 
     def resume_reading(self, request_id: str) -> None:
         """The reader has room again: ask for what was not taken."""
@@ -200,7 +214,7 @@ class Judge:
         """Decide a claim; on `go` the fence is set here.
 
         `accounted(worker)`: this process did not crash (it is live under the same identity, or announced that it drains).
-        `alive(worker)`: its lease is live.
+        `alive(worker)`: its lease is live, as far as known.
         """
         record = self._open.get(claim.id)
         if record is None:
@@ -208,7 +222,8 @@ class Judge:
         record.history.update(claim.history)
         if claim.attempt < record.attempt or (claim.attempt == record.attempt and record.run not in (None, claim.run)):
             return ClaimReply(verdict="stale")
-        crashes = count_crashes(record.history, record.held, accounted)
+        crashed = crashed_workers(record.history, record.held, accounted)
+        crashes = len(crashed)
         if crashes >= CRASH_LIMIT:
             self._port.poisoned(record, crashes)
             self.close(
@@ -219,8 +234,8 @@ class Judge:
         superseded = record.run is not None and record.run != claim.run
         if superseded and record.worker is not None and record.run is not None:
             self._port.abort(record.worker, RunRef(record.id, record.attempt, record.run))
-            if alive(record.worker):
-                record.held.discard((record.attempt, record.worker))
+            if record.worker not in crashed and alive(record.worker):
+                record.spare(record.attempt, record.worker)
         self._adopt(record, claim.attempt, claim.run, claim.worker)
         record.heard_s = now_s
         return ClaimReply(
@@ -244,6 +259,7 @@ class Judge:
                 record.heard_s = now_s
                 reply.verdicts.append("current")
             else:
+                record.spare(ref.attempt, check.worker)
                 reply.verdicts.append("stale")
         return reply
 
@@ -261,7 +277,7 @@ class Judge:
         if event.kind == "started":
             record = self._open.get(event.id)
             if record is not None:
-                record.held.add((event.attempt, event.worker))
+                record.hold(event.attempt, event.worker)
 
     # -- time ------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,6 @@ class Run:
         "choices",
         "crashes",
         "delivery",
-        "ended_s",
         "envelope",
         "history",
         "id",
@@ -85,7 +84,6 @@ class Run:
         self.seq = delivery.stream_seq
         self.state = RunState.WAITING
         self.choices: list[ChoiceLog] = []
-        self.ended_s = 0.0
         self.resent_s = 0.0
 
     @property
@@ -96,6 +94,11 @@ class Run:
     @property
     def gone(self) -> bool:
         return self.state is RunState.GONE
+
+    @property
+    def in_engine(self) -> bool:
+        """The engine was given it and has not finished it."""
+        return self.state in (RunState.RUNNING, RunState.LAPSED) and not self.complete
 
     @property
     def resumed(self) -> bool:
@@ -169,6 +172,7 @@ class RunTable:
     def __init__(self) -> None:
         self._by_seq: dict[int, Run] = {}
         self._by_id: dict[str, list[Run]] = {}
+        self.sequences = 0  # choices of all runs: what they take of the engine's slots
 
     def __len__(self) -> int:
         return len(self._by_seq)
@@ -188,6 +192,7 @@ class RunTable:
         if run.seq in self._by_seq:
             raise ValueError(f"stream sequence {run.seq} has a run already")
         self._by_seq[run.seq] = run
+        self.sequences += run.envelope.choices
         self._by_id.setdefault(run.id, []).append(run)
 
     def of(self, request_id: str) -> list[Run]:
@@ -205,6 +210,7 @@ class RunTable:
             return False
         run.state = RunState.GONE
         del self._by_seq[run.seq]
+        self.sequences -= run.envelope.choices
         same = self._by_id[run.id]
         same.remove(run)
         if not same:
@@ -212,11 +218,21 @@ class RunTable:
         return True
 
     def may_start(self, run: Run) -> bool:
-        """False while a job in its last life runs here, or while this one is in its last life and others run."""
+        """False while a job in its last life is here, or while this one is in its last life and others run.
+
+        A job in its last life that waits for the others to end holds new ones back: on a busy worker it would wait for ever.
+        """
         for other in self._by_seq.values():
-            if other is not run and other.state in _STARTED and (other.alone or run.alone):
+            if other is run:
+                continue
+            started = other.state in _STARTED
+            if (run.alone and started) or (other.alone and (started or (not run.alone and other.state is RunState.WAITING))):
                 return False
         return True
+
+    @property
+    def any_alone(self) -> bool:
+        return any(run.alone for run in self._by_seq.values())
 
 
 class Tombstones:
