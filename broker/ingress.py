@@ -74,6 +74,7 @@ class Ingress:
         self._subjects = subjects
         self._wall = wall
         self._started = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._draining = False
         self._lapsed = False
         self._open = OpenJobs()
@@ -160,7 +161,7 @@ class Ingress:
 
     async def _submit(self, job: Job) -> JobStream:
         self._admit(job)
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         wall = self._wall()
         payload = job.payload()
         spill = None
@@ -203,7 +204,7 @@ class Ingress:
 
     async def _publish_first(self, job: Job, body: bytes) -> None:
         subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)
-        started = asyncio.get_running_loop().time()
+        started = self._loop.time()
         for attempt in range(SUBMIT_TRIES):
             try:
                 await self._messaging.publish(
@@ -225,7 +226,7 @@ class Ingress:
             except JetStreamError as error:
                 raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
             else:
-                metrics.SUBMIT_S.observe(asyncio.get_running_loop().time() - started)
+                metrics.SUBMIT_S.observe(self._loop.time() - started)
                 return
 
     # -- ends that start here --------------------------------------------------------------------------------

@@ -82,10 +82,10 @@ class IngressInbox:
         elif not claim.history and not record.history:
             self._decide(claim, reply, set())
         elif self.tasks is not None:
-            suspects = {base_worker(h.worker) for h in (*claim.history, *record.history)}
+            suspects = sorted({base_worker(h.worker) for h in (*claim.history, *record.history)})
             self.tasks.create_task(self._decide_suspected(claim, reply, record.pool, suspects))
 
-    async def _decide_suspected(self, claim: Claim, reply: str, pool: str, suspects: set[str]) -> None:
+    async def _decide_suspected(self, claim: Claim, reply: str, pool: str, suspects: list[str]) -> None:
         try:
             accounted = {worker for worker in suspects if await self._accounted(pool, worker)}
         except JetStreamError as error:  # no answer: the worker asks again

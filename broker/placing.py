@@ -67,7 +67,7 @@ class SelfPlacer:
         self._wall = wall
         self._loops: dict[RequestClass, PullLoop] = {}
         self._placed: dict[tuple[str, int], float] = {}  # on the way from REQ to this worker's own consumer
-        self._holding: set[Delivery] = set()
+        self._holding: dict[Delivery, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -132,7 +132,7 @@ class SelfPlacer:
         self.balance()
 
     async def _place(self, delivery: Delivery, envelope: Envelope, attempt: int, history: list[HistoryEntry]) -> None:
-        self._holding.add(delivery)
+        self._holding[delivery] = None
         try:
             while True:
                 try:
@@ -160,7 +160,7 @@ class SelfPlacer:
                 self._events.add("placed", envelope.id, attempt, envelope.tokens)
             delivery.ack()
         finally:
-            self._holding.discard(delivery)
+            self._holding.pop(delivery, None)
             self.balance()
 
     async def _hold(self) -> None:

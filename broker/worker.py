@@ -310,9 +310,9 @@ class WorkerSession:
             if reply.verdict != "go":
                 self.drop(run, how=reply.verdict)
                 return
-            run.crashes = reply.crashes
+            self.runs.set_crashes(run, reply.crashes)
             emitted, finished = reply.emitted, reply.finished
-            if not self.runs.may_start(run):  # the judge knows of more crashes than this copy's history
+            if run.alone and not self.runs.may_start(run):  # the judge knows of more crashes than this copy's history
                 run.state = RunState.WAITING
                 if not await self._has_turn(run):
                     return

@@ -78,7 +78,9 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise ModelUnusable(f"the model's chat template does not compile: {error}") from None
-        self._names = dict(names)
+        # The environment's globals under the template's own names: handed over as one shared mapping, because a context of
+        # its own, made from both at every call, costs more than the rendering of a short chat.
+        self._names = {**self._template.globals, **names}
 
     def render(
         self,
@@ -100,9 +102,17 @@ class ChatTemplate:
                 raise BadRequest(f"{param} cannot be set this way", param=param)
             names = {**names, **extra}
         try:
-            text = self._template.render(
-                names, messages=messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt
+            context = self._template.new_context(
+                {
+                    **names,
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": documents,
+                    "add_generation_prompt": add_generation_prompt,
+                },
+                shared=True,
             )
+            text = "".join(self._template.root_render_func(context))
         except jinja2.TemplateError as error:
             raise BadRequest(
                 f"the chat template refused the messages: {error}", param="messages", code="template_error"

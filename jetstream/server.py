@@ -58,6 +58,7 @@ class ServerSettings:
     max_file_store: str = "100GB"
     max_payload: str = "1MB"
     extra: str = ""  # more lines for the configuration file
+    processors: int = 0  # cores it may use at once; 0 = half of the machine's, at least one
 
 
 def find_binary() -> Path:
@@ -213,6 +214,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
+                env={"GOMAXPROCS": str(self.settings.processors or max(1, (os.cpu_count() or 1) // 2)), **os.environ},
                 start_new_session=True,  # a Ctrl-C in the terminal is for us; we stop the server when its clients are gone
             )
         return time.monotonic() + timeout_s

@@ -172,6 +172,7 @@ class RunTable:
     def __init__(self) -> None:
         self._by_seq: dict[int, Run] = {}
         self._by_id: dict[str, list[Run]] = {}
+        self._alone: set[Run] = set()
         self.sequences = 0  # choices of all runs: what they take of the engine's slots
 
     def __len__(self) -> int:
@@ -193,6 +194,7 @@ class RunTable:
             raise ValueError(f"stream sequence {run.seq} has a run already")
         self._by_seq[run.seq] = run
         self.sequences += run.envelope.choices
+        self.set_crashes(run, run.crashes)
         self._by_id.setdefault(run.id, []).append(run)
 
     def of(self, request_id: str) -> list[Run]:
@@ -211,6 +213,7 @@ class RunTable:
         run.state = RunState.GONE
         del self._by_seq[run.seq]
         self.sequences -= run.envelope.choices
+        self._alone.discard(run)
         same = self._by_id[run.id]
         same.remove(run)
         if not same:
@@ -222,6 +225,8 @@ class RunTable:
 
         A job in its last life that waits for the others to end holds new ones back: on a busy worker it would wait for ever.
         """
+        if not self._alone and not run.alone:
+            return True  # nearly always
         for other in self._by_seq.values():
             if other is run:
                 continue
@@ -232,7 +237,12 @@ class RunTable:
 
     @property
     def any_alone(self) -> bool:
-        return any(run.alone for run in self._by_seq.values())
+        return bool(self._alone)
+
+    def set_crashes(self, run: Run, crashes: int) -> None:
+        """What is known of this job's crashes decides whether it runs alone."""
+        run.crashes = crashes
+        (self._alone.add if run.alone else self._alone.discard)(run)
 
 
 class Tombstones:

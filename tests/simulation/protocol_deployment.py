@@ -278,7 +278,12 @@ class Deployment:
             raise Violation(f"poison goes on: {request_id} crashed {self.blown[request_id]} workers")
 
     def _holders(self, request_id: str) -> list[Worker]:
-        return [w for w in self.workers.values() if any(r.state is not RunState.WAITING for r in w.session.runs.of(request_id))]
+        """Workers that have, or had when they died, this request beyond waiting for it to be claimed."""
+        return [
+            worker
+            for worker in self.workers.values()
+            if any(run.state is not RunState.WAITING or run.alone for run in worker.session.runs.of(request_id))
+        ]
 
     def real_crashes(self, request_id: str) -> set[str]:
         """Workers that died, or whose engine died, while they had claimed or started this request, and had not announced a drain."""
@@ -295,12 +300,12 @@ class Deployment:
     def away(self, request_id: str) -> set[str]:
         """Holders that live but cannot be told from crashed ones at this moment: their leases are gone."""
         members = self.world.server.buckets[SUBJECTS.bucket("members")]
+        holders = {n.machine.id: n.machine for n in self.runs.values() if n.request_id == request_id}
+        holders |= {w.machine.id: w.machine for w in self._holders(request_id)}
         return {
-            w.machine.id
-            for w in self.workers.values()
-            if w.machine.alive
-            and members.get(SUBJECTS.worker_key(POOL, w.machine.id)) is None
-            and any(n.machine is w.machine and n.request_id == request_id for n in self.runs.values())
+            name
+            for name, machine in holders.items()
+            if machine.alive and members.get(SUBJECTS.worker_key(POOL, name)) is None
         }
 
     # -- search.Checks ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A router as the protocol sees it: it pulls requests, sheds some, places the rest on any live worker, and moves what has no owner."""
+"""A router as the protocol sees it: it pulls requests, sheds some, places the rest and moves what has no owner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SimRouter:
         self.timing = timing
         self.shed = shed
         self.cancelled: set[str] = set()
-        self.held: set[Delivery] = set()
+        self.held: dict[Delivery, None] = {}
         self.members = Members(self.messaging, subjects, lease_ttl_s=timing.lease_ttl_s)
         value = encode(RouterMember(router=machine.id, pool=pool))
         key = subjects.router_key(pool, machine.id)
@@ -69,7 +69,7 @@ class SimRouter:
                 delivery.progress()
 
     async def _handle(self, delivery: Delivery) -> None:
-        self.held.add(delivery)
+        self.held[delivery] = None
         envelope = decode(Envelope, delivery.data)
         attempt, history = parse_job_headers(delivery.headers)
         if envelope.id in self.cancelled:
@@ -78,7 +78,7 @@ class SimRouter:
             await self._refuse(delivery, envelope, attempt)
         else:
             await self._place(delivery, envelope, attempt, job_headers(attempt, history))
-        self.held.discard(delivery)
+        self.held.pop(delivery, None)
 
     async def _place(self, delivery: Delivery, envelope: Envelope, attempt: int, headers: dict[str, str]) -> None:
         target = ""

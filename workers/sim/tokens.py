@@ -28,7 +28,7 @@ from workers.text.tokens import TokenTable
 
 BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
 
-_CHUNK = 128  # tokens drawn at once
+_CHUNK = 32  # tokens drawn at once
 _unpack_chunk = struct.Struct(f"<{_CHUNK}H").unpack
 _MOST_WORDS = 4096
 _WORD = re.compile(rb" [a-z]{2,}")
