@@ -4,6 +4,8 @@ All are msgpack.  Records are maps with the field names below, except `Row` and 
 keep the token path cheap.  Readers ignore fields (and trailing array items) that they do not know; `v` is the major version
 and a reader refuses one that is higher than its own.  `docs/wire.md` is this module in prose.
 
+`gc=False` keeps the collector away from what comes by the hundred thousand and holds no cycles.
+
 Times are Unix seconds (float), durations are seconds, token ids are u32, block chain values are u64.
 """
 
@@ -102,7 +104,7 @@ class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
 # -- token frames --------------------------------------------------------------------------------------------
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """[id, token bytes, logprob, top], `top` being [[id, bytes, logprob], …], best first."""
 
     id: int
@@ -121,7 +123,7 @@ class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
     param: str | None = None
 
 
-class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """The end of one choice. `tail` is text held back until it was clear that no stop string would come of it."""
 
     reason: FinishReason
@@ -133,7 +135,7 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     fault: JobFault | None = None
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one engine step gave one choice: [id, attempt, run, choice, offset, ids, texts, logprobs, fin].
 
     `offset` counts the tokens of this choice before `ids`; `texts` has one string per id, empty while text is held back.
@@ -303,7 +305,7 @@ class Cancel(Record, frozen=True, omit_defaults=True, kw_only=True):
 EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
 
 
-class JobEvent(msgspec.Struct, frozen=True, array_like=True):
+class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """[kind, id, attempt, worker, tokens, uncached, blocks]"""
 
     kind: EventKind

@@ -15,20 +15,31 @@ LOAD_STEPS = 10  # a change is reported within this part of the period
 
 
 class EventSender:
-    """Job events, gathered for a few milliseconds into one message: readers build load views from them, not answers."""
+    """Job events, gathered for a few milliseconds into one message: readers build load views from them, not answers.
+
+    `started` is different: by it a judge knows that a worker really had a first attempt, and counts its crash.  It goes out
+    before the engine's next step.
+    """
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, pool: str, worker: str) -> None:
         self._messaging = messaging
         self._subject = subjects.events(pool)
         self._worker = worker
         self._events: list[JobEvent] = []
+        self._urgent = False
 
     def add(self, kind: EventKind, request_id: str, attempt: int, tokens: int) -> None:
         if not self._events:
             asyncio.get_running_loop().call_later(EVENTS_GATHER_S, self._send)
         self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens))
+        if kind == "started" and not self._urgent:
+            self._urgent = True
+            asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
+        self._urgent = False
+        if not self._events:
+            return
         events, self._events = self._events, []
         self._messaging.send(self._subject, encode(JobEvents(events=events)))
 

@@ -422,10 +422,10 @@ class WorkerSession:
             self._tasks.create_task(self._drop_if_gone(judge))
 
     async def _drop_if_gone(self, judge: str) -> None:
+        runs = [run for run in self.runs if run.judge == judge]  # not those that arrive while the answer is on its way
         if await self._members.ingress_gone(judge):
-            for run in self.runs:
-                if run.judge == judge:
-                    self.drop(run, how="judge_gone")
+            for run in runs:
+                self.drop(run, how="judge_gone")
 
     def _on_lapse(self) -> None:
         metrics.LEASE_LAPSES.labels("worker").inc()

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from broker.messages import Sampling, TokenLogprob
 
 
@@ -135,9 +137,8 @@ class Fault:
     retriable: bool
 
 
-@dataclass(slots=True)
-class Output:
-    """What one engine step gave one sequence. Not frozen: one is built per token and construction cost counts.
+class Output(msgspec.Struct, gc=False):
+    """What one engine step gave one sequence. One is built per token: a plain struct, outside the collector's sight.
 
     `finish` is set on the last output: "stop" (EOS or a stop token, which is then the last id), "length" or "abort".
     `cached_tokens` is set on the first output.
