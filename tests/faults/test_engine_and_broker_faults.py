@@ -1,0 +1,125 @@
+"""Engines that die or fall silent, requests that kill their workers, and a broker that is killed, under a real client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.faults.test_workers_come_and_go import SLOW, client, holders
+from tests.running_up import RunningUp
+from workers.sim.tokens import expected_text
+
+pytestmark = pytest.mark.fault
+
+PROMPT = list(range(300, 340))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningUp]]:
+    running: list[RunningUp] = []
+
+    def start(*flags: str) -> RunningUp:
+        running.append(RunningUp(tmp_path, *flags))
+        running[-1].until_ready()
+        return running[-1]
+
+    yield start
+    for up in running:
+        up.stop()
+
+
+def stream_text(api: openai.OpenAI, tokens: int, then: Callable[[str], None] = lambda _text: None, **extra: Any) -> str:
+    text = ""
+    body = {"ignore_eos": True, **extra}
+    for chunk in api.completions.create(
+        model="sim", prompt=PROMPT, max_tokens=tokens, temperature=0, stream=True, extra_body=body
+    ):
+        text += "".join(choice.text for choice in chunk.choices)
+        then(text)
+    return text
+
+
+def another_worker(up: RunningUp, folder: Path, name: str, *flags: str) -> subprocess.Popen[bytes]:
+    """A worker of its own beside `up`'s, so that its end can be watched."""
+    command = [sys.executable, "-P", "-m", "headrace", "worker", "--engine", "sim", "--name", name]
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen([*command, "--nats", up.state()["nats"]["url"], *flags], cwd=folder, stderr=log)
+
+
+@pytest.mark.parametrize(
+    ("fault", "flags"),
+    [('{"die_at_step": 60}', ()), ('{"stuck_at_token": 50, "fresh_only": true}', ("--stall", "1"))],
+    ids=["dead", "silent"],
+)
+def test_an_engine_that_dies_or_falls_silent_ends_its_worker_and_the_stream_goes_on(
+    tmp_path: Path, fault: str, flags: tuple[str, ...]
+) -> None:
+    up = RunningUp(tmp_path, "--workers", "0")
+    try:
+        up.until("the frontend runs", lambda: bool(up.state()["frontend"]["pid"]))
+        ill = another_worker(up, tmp_path, "ill", *SLOW, "--engine-arg", f"faults={fault}", *flags)
+        up.until_ready()
+        heir: list[subprocess.Popen[bytes]] = []
+
+        def join(text: str) -> None:
+            if text and not heir:
+                heir.append(another_worker(up, tmp_path, "heir", *SLOW))
+
+        with client(up) as api:
+            assert stream_text(api, 120, join) == expected_text(PROMPT, 120)
+        assert ill.wait(30) == 70
+        assert "engine.died" in (tmp_path / "ill.log").read_text()
+        heir[0].terminate()
+        assert heir[0].wait(30) == 0
+    finally:
+        up.stop()
+
+
+def test_a_request_that_kills_three_workers_ends_as_poison_and_the_innocent_beside_it_survives(
+    start: Callable[..., RunningUp],
+) -> None:
+    up = start("--workers", "2", "--engine-arg", "allow_request_faults=true", *SLOW)
+    up.until("both workers joined", lambda: len(holders(up)) == 2)
+    innocent: list[str] = []
+
+    def ask() -> None:
+        with client(up) as api:
+            innocent.append(stream_text(api, 400))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with client(up) as api, pytest.raises(openai.APIError) as ended:
+        stream_text(api, 40, vllm_xargs={"sim": {"crash_at_token": 10}})
+    assert "crashed" in str(ended.value)
+    thread.join(90)
+    assert innocent == [expected_text(PROMPT, 400)]
+
+
+def test_streams_go_on_and_nothing_accepted_is_lost_when_the_broker_is_killed(start: Callable[..., RunningUp]) -> None:
+    up = start(*SLOW)
+    worker = up.state()["workers"][0]["pid"]
+    killed = threading.Event()
+
+    def kill(text: str) -> None:
+        if len(text) > 150 and not killed.is_set():
+            killed.set()
+            os.kill(up.state()["nats"]["pid"], signal.SIGKILL)
+
+    with client(up) as api:
+        assert stream_text(api, 300, kill) == expected_text(PROMPT, 300)
+    assert killed.is_set()
+    assert up.state()["workers"][0]["pid"] == worker, "the engine was not restarted"
+    deadline = time.monotonic() + 20
+    while not up.answers():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
