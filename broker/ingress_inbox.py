@@ -82,16 +82,17 @@ class IngressInbox:
         elif not claim.history and not record.history:
             self._decide(claim, reply, set())
         elif self.tasks is not None:
-            suspects = sorted({base_worker(h.worker) for h in (*claim.history, *record.history)})
+            history = (*claim.history, *record.history)
+            suspects = sorted({entry.worker for entry in history if base_worker(entry.worker) == entry.worker})
             self.tasks.create_task(self._decide_suspected(claim, reply, record.pool, suspects))
 
     async def _decide_suspected(self, claim: Claim, reply: str, pool: str, suspects: list[str]) -> None:
         try:
-            accounted = {worker for worker in suspects if await self._accounted(pool, worker)}
+            answers = await asyncio.gather(*(self._accounted(pool, worker) for worker in suspects))
         except JetStreamError as error:  # no answer: the worker asks again
             log.warning("claim.undecided", request_id=claim.id, error=str(error))
             return
-        self._decide(claim, reply, accounted)
+        self._decide(claim, reply, {worker for worker, answer in zip(suspects, answers, strict=True) if answer})
 
     async def _accounted(self, pool: str, worker: str) -> bool:
         """Fresh reads: is this process live under the same identity, or did it announce a drain?"""

@@ -20,7 +20,7 @@ WIRE_VERSION = 1
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker]; absent = []
 
-Verdict = Literal["go", "stale", "unknown"]
+Verdict = Literal["go", "wait", "stale", "unknown"]
 FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
 
 
@@ -178,17 +178,21 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="claim"):
-    """A worker asks to run an attempt that is not plainly the first; answered with ClaimReply."""
+    """A worker asks to run an attempt that is not plainly the first; answered with ClaimReply.
+
+    `alone`: nothing else runs on this worker, and nothing will beside it.
+    """
 
     id: str
     attempt: int
     run: int
     worker: str
     history: list[HistoryEntry] = []
+    alone: bool = False
 
 
 class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """`go` carries what has been emitted, so that the run continues exactly there."""
+    """`go` carries what has been emitted, so that the run continues exactly there. `wait`: ask again once it is alone."""
 
     verdict: Verdict
     emitted: list[list[int]] = []  # per choice

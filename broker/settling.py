@@ -38,7 +38,7 @@ class Settling:
 
     async def claim(self, run: Run) -> ClaimReply:
         """A judge that is gone counts as one that does not know the request."""
-        claim = Claim(id=run.id, attempt=run.attempt, run=run.run, worker=self._worker, history=run.history)
+        claim = Claim(id=run.id, attempt=run.attempt, run=run.run, worker=self._worker, history=run.history, alone=run.alone)
         reply = await self._ask([run], claim, ClaimReply)
         verdict = reply or ClaimReply(verdict="unknown")
         metrics.CLAIMS.labels(verdict.verdict).inc()

@@ -299,24 +299,8 @@ class WorkerSession:
             await self._settling.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
             self.drop(run, how="deadline")
             return
-        if not await self._has_turn(run):
+        if not await self._take_over(run):
             return
-        emitted: list[list[int]] = []
-        finished: list[int] = []
-        if run.attempt > 1 or run.delivery.num_delivered > 1:
-            reply = await self._settling.claim(run)
-            if run.state is not RunState.CLAIMING:
-                return
-            if reply.verdict != "go":
-                self.drop(run, how=reply.verdict)
-                return
-            self.runs.set_crashes(run, reply.crashes)
-            emitted, finished = reply.emitted, reply.finished
-            if run.alone and not self.runs.may_start(run):  # the judge knows of more crashes than this copy's history
-                run.state = RunState.WAITING
-                if not await self._has_turn(run):
-                    return
-        run.begin(emitted, finished)
         try:
             payload = await fetch_payload(
                 self._messaging, self._subjects, run.envelope, wanted=lambda: run.state is RunState.CLAIMING
@@ -328,6 +312,25 @@ class WorkerSession:
             return
         if run.state is RunState.CLAIMING and not self._leaving.engine_dead:
             self._start(run, payload)
+
+    async def _take_over(self, run: Run) -> bool:
+        """Wait for its turn, claim where that is needed and open the logs. False: it is not to run here."""
+        while await self._has_turn(run):
+            if run.attempt == 1 and run.delivery.num_delivered == 1:
+                run.begin([], [])
+                return True
+            reply = await self._settling.claim(run)
+            if run.state is not RunState.CLAIMING:
+                return False
+            if reply.verdict not in ("go", "wait"):
+                self.drop(run, how=reply.verdict)
+                return False
+            self.runs.set_crashes(run, reply.crashes)
+            if reply.verdict == "go":
+                run.begin(reply.emitted, reply.finished)
+                return True
+            run.state = RunState.WAITING  # the judge knows of more crashes than this copy's history
+        return False
 
     async def _has_turn(self, run: Run) -> bool:
         """Wait until a waiting run may go on to its claim. False when it is gone, or is moved instead."""

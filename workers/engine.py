@@ -182,6 +182,7 @@ class KvEvent:
     token_ids: Seq[int] = ()
     adapter: str | None = None
     salt: str | None = None
+    media: Seq[Seq[tuple[int, int]]] = ()  # per block the (digest, offset) of each item that touches it; () = no items
     group: int | None = None
 
 

@@ -29,7 +29,7 @@ from broker.messages import (
     RunRef,
     SinceItem,
 )
-from broker.protocol.crashes import CRASH_LIMIT, crashed_workers
+from broker.protocol.crashes import ALONE_FROM, CRASH_LIMIT, crashed_workers
 
 GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that can still be around
 
@@ -231,6 +231,8 @@ class Judge:
                 JobFault("poison", f"the request was running on {crashes} workers when each of them crashed"),
             )
             return ClaimReply(verdict="unknown")
+        if crashes >= ALONE_FROM and not claim.alone:
+            return ClaimReply(verdict="wait", crashes=crashes)  # not its holder yet: another's crash there must not count
         superseded = record.run is not None and record.run != claim.run
         if superseded and record.worker is not None and record.run is not None:
             self._port.abort(record.worker, RunRef(record.id, record.attempt, record.run))

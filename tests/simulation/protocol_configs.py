@@ -97,7 +97,7 @@ CONFIGS = {
             "enginepoison",
             Shape(wishes=plain(4, poison=["engine", "worker"]), workers=3, innocents_live=True),
             faults=0,
-            config=SimConfig(noise=0.0, dedupe=False),
+            config=SimConfig(noise=0.0),
         ),
         scenario(
             "noisypoison",

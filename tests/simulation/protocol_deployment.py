@@ -34,6 +34,8 @@ SUBJECTS = Subjects("hr")
 TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0)
 SLOW_CLIENT_S = 6.0
 SPILL_BYTES = 2000
+AWAY_S = 3.0  # how long a judge's answer may be under way
+LOOK_S = 0.1
 GIVE_UP_S = 30.0  # a client that finds no room for so long goes away
 
 
@@ -73,6 +75,7 @@ class Deployment:
     left: set[str] = field(default_factory=set)  # processes that went by themselves
     waiting: dict[str, int] = field(default_factory=dict)  # clients that have not submitted yet, by ingress
     blown: dict[str, int] = field(default_factory=dict)  # crashes by a poison request
+    absent: dict[str, float] = field(default_factory=dict)  # when a living worker was last seen without a lease
     closing: dict[str, asyncio.Event] = field(default_factory=dict)  # set once an ingress has drained
     drained: set[str] = field(default_factory=set)  # ingresses told to drain
 
@@ -86,6 +89,7 @@ class Deployment:
             world.process(f"W{i}", self.work, restart=True, restart_on_exit=True)
         for i in range(shape.ingresses):
             world.process(f"J{i}", self.serve, restart=True, restart_on_exit=True)
+        world.at(0.0, self._look)
         world.fault_kinds |= {
             "drain": self._on_worker(lambda worker: worker.session.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
             "engine": self._on_worker(lambda worker: worker.machine.loop.create_task(worker.engine.die())),
@@ -274,7 +278,9 @@ class Deployment:
 
     def _blow(self, request_id: str) -> None:
         self.blown[request_id] = self.blown.get(request_id, 0) + 1
-        if self.blown[request_id] > self.shape.poison_limit:
+        record = self.ingresses[self.requests[request_id].judge.id]._judge.get(request_id)
+        hidden = record.generation if record is not None else 0  # a run that a new generation supersedes counts as alive
+        if self.blown[request_id] > self.shape.poison_limit + hidden:
             raise Violation(f"poison goes on: {request_id} crashed {self.blown[request_id]} workers")
 
     def _holders(self, request_id: str) -> list[Worker]:
@@ -282,7 +288,7 @@ class Deployment:
         return [
             worker
             for worker in self.workers.values()
-            if any(run.state is not RunState.WAITING or run.alone for run in worker.session.runs.of(request_id))
+            if any(run.state is not RunState.WAITING for run in worker.session.runs.of(request_id))
         ]
 
     def real_crashes(self, request_id: str) -> set[str]:
@@ -298,15 +304,21 @@ class Deployment:
         return crashed
 
     def away(self, request_id: str) -> set[str]:
-        """Holders that live but cannot be told from crashed ones at this moment: their leases are gone."""
-        members = self.world.server.buckets[SUBJECTS.bucket("members")]
+        """Holders that live but could not be told from crashed ones a moment ago: their leases were gone."""
         holders = {n.machine.id: n.machine for n in self.runs.values() if n.request_id == request_id}
         holders |= {w.machine.id: w.machine for w in self._holders(request_id)}
         return {
             name
             for name, machine in holders.items()
-            if machine.alive and members.get(SUBJECTS.worker_key(POOL, name)) is None
+            if machine.alive and self.world.now - self.absent.get(name, -AWAY_S) < AWAY_S
         }
+
+    def _look(self) -> None:
+        members = self.world.server.buckets[SUBJECTS.bucket("members")]
+        for name, worker in self.workers.items():
+            if worker.machine.alive and members.get(SUBJECTS.worker_key(POOL, name)) is None:
+                self.absent[name] = self.world.now
+        self.world.at(LOOK_S, self._look)
 
     # -- search.Checks ------------------------------------------------------------------------------------------
 

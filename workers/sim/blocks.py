@@ -4,7 +4,8 @@ A block is in exactly one of three places: in use (some sequence holds it), idle
 the least recently used one is evicted first), or blank.  Blank blocks are handed out lowest number first, so the blocks of a
 sequence lie side by side where they can: transfers between machines are far cheaper that way.
 
-Content is named by its chain value (`broker.blocks`), which stands for the block's tokens and all tokens before them.
+Content is named by its chain value (`broker.blocks`), which stands for the block's tokens and all tokens before them.  What a block
+really holds is its *cell*: normally the same value, but not always once other machines read and write blocks by number.
 """
 
 from __future__ import annotations
@@ -12,33 +13,34 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from hashlib import blake2b
 
+from broker.codec import encode
 from workers.engine import KvEvent
+from workers.sim.tiers import Content, LowerTiers, stored
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    value: int
-    parent: int | None
-    tokens: tuple[int, ...]
-    adapter: str | None
-    salt: str | None
+def fingerprint(*parts: object) -> int:
+    """64 bits, never 0, that stand for these values."""
+    return int.from_bytes(blake2b(encode(parts), digest_size=8).digest(), "little") | 1
 
 
 class BlockManager:
     """All blocks of one engine. Not thread-safe."""
 
-    def __init__(self, blocks: int, block_size: int) -> None:
+    def __init__(self, blocks: int, block_size: int, *, host_blocks: int = 0, disk_blocks: int = 0) -> None:
         self.blocks = blocks
         self.block_size = block_size
         self._refs = [0] * blocks
         self._blank = list(range(blocks))  # a heap; a sorted list is one
         self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
-        self._content: dict[int, _Content] = {}  # by block
+        self._content: dict[int, Content] = {}  # by block
         self._by_value: dict[int, int] = {}  # chain value → block
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
+        self._cells: dict[int, int] = {}  # by block, where `_content` does not tell it
+        self._tainted = False  # some block may hold something else than its value says
+        self.lower = LowerTiers(host_blocks, disk_blocks, self._emit) if host_blocks or disk_blocks else None
 
     @property
     def available(self) -> int:
@@ -75,14 +77,23 @@ class BlockManager:
         taken = [heapq.heappop(self._blank) if self._blank else self._evict() for _ in range(count)]
         for block in taken:
             self._refs[block] = 1
+        if self._cells:
+            for block in taken:
+                self._cells.pop(block, None)
         return taken
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        value = self._content.pop(block).value
-        del self._by_value[value]
-        self._removed.append(value)
+        content = self._content.pop(block)
+        del self._by_value[content.value]
+        self._removed.append(content.value)
+        if self.lower is not None:
+            self.lower.put(content)
         return block
+
+    def has(self, value: int) -> bool:
+        """Whether the device has this content."""
+        return value in self._by_value
 
     def commit(
         self,
@@ -93,20 +104,24 @@ class BlockManager:
         parent: int | None,
         adapter: str | None = None,
         salt: str | None = None,
+        media: Sequence[tuple[tuple[int, int], ...]] = (),
+        taint: int = 0,
     ) -> None:
         """These consecutive held blocks are full now: `values` names them, `tokens` are theirs, `parent` is the value
-        before them, None at the beginning of a chain.
+        before them, None at the beginning of a chain, `media` says per block which items touch it.
 
         A value that is cached already keeps its first block; the second copy is private to its sequence.
         """
         size = self.block_size
-        fresh: list[_Content] = []
+        self._tainted = self._tainted or taint != 0
+        fresh: list[Content] = []
         for n, (block, value) in enumerate(zip(blocks, values, strict=True)):
             if value in self._by_value:
                 self._announce(fresh)
                 fresh = []
             else:
-                content = _Content(value, parent, tuple(tokens[n * size : (n + 1) * size]), adapter, salt)
+                held = tuple(tokens[n * size : (n + 1) * size])
+                content = Content(value, parent, held, adapter, salt, media[n] if media else (), taint)
                 self._by_value[value] = block
                 self._content[block] = content
                 fresh.append(content)
@@ -127,14 +142,44 @@ class BlockManager:
                     heapq.heappush(self._blank, block)
 
     def clear(self) -> None:
-        """Forget all cached content; held blocks stay held."""
+        """Forget all cached content, in every tier; held blocks stay held."""
+        self._forget()
+        if self.lower is not None:
+            self.lower.clear()
+        self._emit(KvEvent(kind="cleared"))
+
+    def clear_device(self) -> None:
+        """Forget what the device has; the tiers below keep theirs. Nothing is written to them."""
+        self._removed += self._by_value
+        self._forget()
+        self._cells.clear()
+        self._flush_removed()
+
+    def _forget(self) -> None:
         for block in self._idle:
             heapq.heappush(self._blank, block)
         self._idle.clear()
         self._content.clear()
         self._by_value.clear()
-        self._flush_removed()
-        self._events.append(KvEvent(kind="cleared"))
+
+    # -- what blocks really hold -----------------------------------------------------------------------------
+
+    def cell(self, block: int) -> int:
+        """What this block holds now: a chain value, a fingerprint of part of a block, or something nobody knows."""
+        content = self._content.get(block)
+        if content is not None:
+            return fingerprint(content.value, content.taint) if content.taint else content.value
+        return self._cells.get(block) or fingerprint("unknown", block)
+
+    def set_cell(self, block: int, cell: int) -> None:
+        """Note, or overwrite, what this block holds; good until it is allocated anew."""
+        self._cells[block] = cell
+
+    def taint(self, blocks: Sequence[int]) -> int:
+        """0 when all of these hold what their values say."""
+        if not self._tainted:
+            return 0
+        return next((self._content[block].taint for block in blocks if block in self._content and self._content[block].taint), 0)
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -146,12 +191,16 @@ class BlockManager:
 
     def inventory(self) -> list[KvEvent]:
         """`stored` events for all that is cached: applied after a `cleared`, they give the whole truth."""
-        return [_stored([content]) for content in self._content.values()]
+        device = [stored([content]) for content in self._content.values()]
+        return device if self.lower is None else device + list(self.lower.inventory())
 
-    def _announce(self, contents: list[_Content]) -> None:
+    def _announce(self, contents: list[Content]) -> None:
         if contents:
-            self._flush_removed()
-            self._events.append(_stored(contents))
+            self._emit(stored(contents))
+
+    def _emit(self, event: KvEvent) -> None:
+        self._flush_removed()
+        self._events.append(event)
 
     def _flush_removed(self) -> None:
         if self._removed:
@@ -171,15 +220,5 @@ class BlockManager:
             raise AssertionError("an idle block has no content, or a blank one has")
         if self._by_value != {content.value: block for block, content in self._content.items()}:
             raise AssertionError("the two views of the content differ")
-
-
-def _stored(contents: Sequence[_Content]) -> KvEvent:
-    first = contents[0]
-    return KvEvent(
-        kind="stored",
-        hashes=[content.value for content in contents],
-        parent=first.parent,
-        token_ids=[token for content in contents for token in content.tokens],
-        adapter=first.adapter,
-        salt=first.salt,
-    )
+        if self.lower is not None:
+            self.lower.check()
