@@ -37,7 +37,7 @@ class Lapses:
         """The lease is lost."""
         for run in self._runs:
             if run.state in (RunState.RUNNING, RunState.ENDED):
-                run.state = RunState.LAPSED
+                run.lapse()
 
     def recheck(self, tasks: asyncio.TaskGroup) -> None:
         """Ask about every lapsed run that is not being asked about. Called at every tick."""

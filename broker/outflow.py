@@ -11,6 +11,16 @@ from broker.protocol.runs import Run, RunState
 from jetstream.lease import LeaseKeeper
 
 
+class _Batch:
+    """What one ingress gets of this step: rows, and the run each belongs to."""
+
+    __slots__ = ("rows", "runs")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.runs: list[Run] = []
+
+
 class Outflow:
     """The send path of one worker. The lease is checked against monotonic time at every send."""
 
@@ -19,7 +29,8 @@ class Outflow:
         self._lease = lease
         self._executor = executor
         self._parked_tokens = parked_tokens
-        self._pending: dict[str, list[tuple[Run, Row]]] = {}
+        self._pending: dict[str, _Batch] = {}
+        self._ending: list[Run] = []
 
     def append(
         self,
@@ -32,37 +43,45 @@ class Outflow:
         fin: Finish | None = None,
     ) -> None:
         """Take what an engine step gave one choice. `flush` sends it, together with the rest of the step."""
-        if run.state is not RunState.RUNNING and run.state is not RunState.LAPSED:
-            return
-        row = run.append(choice, ids, texts, logprobs, fin)
         if run.state is RunState.RUNNING:
-            pending = self._pending.get(run.judge)
-            if pending is None:
-                pending = self._pending[run.judge] = []
-            pending.append((run, row))
-        elif len(run.choices[choice].ids) - run.choices[choice].sent >= self._parked_tokens:
-            self._executor.park(run)
+            batch = self._pending.get(run.judge)
+            if batch is None:
+                batch = self._pending[run.judge] = _Batch()
+            batch.rows.append(run.append(choice, ids, texts, logprobs, fin))
+            batch.runs.append(run)
+            if fin is not None:
+                self._ending.append(run)
+        elif run.state is RunState.LAPSED:
+            run.append(choice, ids, texts, logprobs, fin)
+            log = run.choices[choice]
+            if len(log.ids) - log.sent >= self._parked_tokens:
+                self._executor.park(run)
 
     def flush(self) -> None:
         """Send one frame per ingress for everything appended since the last flush."""
         if not self._pending:
             return
+        if not self._lease.held:
+            self.lapsed()
+            return
         pending, self._pending = self._pending, {}
-        held = self._lease.held
-        for judge, rows in pending.items():
-            live = []
-            for run, row in rows:
-                if run.state is not RunState.RUNNING and run.state is not RunState.ENDED:
-                    continue
-                if not held:
-                    run.state = RunState.LAPSED
-                    continue
-                run.choices[row.choice].sent = row.offset + len(row.ids)
-                live.append(row)
-                if row.fin is not None and run.complete:
+        for judge, batch in pending.items():
+            self._frames.send(judge, batch.rows)
+        if self._ending:
+            for run in self._ending:
+                if run.state is RunState.RUNNING and run.complete:
                     _ended(run)
-            if live:
-                self._frames.send(judge, live)
+            self._ending.clear()
+
+    def lapsed(self) -> None:
+        """The lease is lost: what is pending is in the logs, and is sent from there if the run turns out to be current."""
+        for batch in self._pending.values():
+            for run, row in zip(batch.runs, batch.rows, strict=True):
+                run.lapse()
+                log = run.choices[row.choice]
+                log.sent = min(log.sent, row.offset)
+        self._pending.clear()
+        self._ending.clear()
 
     def fail(self, run: Run, fault: JobFault) -> None:
         """End a run with a fault that no other worker could avoid."""
@@ -88,16 +107,10 @@ class Outflow:
         self._frames.send(run.judge, run.rows_since([len(log.ids) for log in run.choices]))
         return True
 
-    def lapsed(self) -> None:
-        """The lease is lost: what is pending is in the logs, and is sent from there if the run turns out to be current."""
-        self._pending.clear()
-
     def go_on(self, run: Run) -> None:
         """A lapsed run is current: send what was held back and continue."""
         run.state = RunState.RUNNING
-        self.resend(run, run.unsent())
-        for log in run.choices:
-            log.sent = len(log.ids)
+        self.resend(run, [log.sent for log in run.choices])
         if run.complete:
             _ended(run)
         else:

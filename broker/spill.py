@@ -19,9 +19,7 @@ log = structlog.get_logger()
 RETRY_S = 0.2
 
 
-async def fetch_payload(
-    messaging: Messaging, subjects: Subjects, envelope: Envelope, *, wanted: Callable[[], bool]
-) -> bytes:
+async def fetch_payload(messaging: Messaging, subjects: Subjects, envelope: Envelope, *, wanted: Callable[[], bool]) -> bytes:
     """The payload, from the envelope or from the object store; tried as long as it is `wanted`.
 
     Raises BrokerError when it is lost, damaged or no longer wanted.

@@ -29,7 +29,20 @@ log = structlog.get_logger()
 class ChoiceRun:
     """One choice of one run, while the engine works on it."""
 
-    __slots__ = ("cached_tokens", "choice", "first_s", "generation", "id", "limit", "pipeline", "prompt", "run", "started_s")
+    __slots__ = (
+        "cached_tokens",
+        "choice",
+        "first_s",
+        "generation",
+        "id",
+        "limit",
+        "pipeline",
+        "plain",
+        "prompt",
+        "push",
+        "run",
+        "started_s",
+    )
 
     def __init__(
         self, run: Run, choice: int, generation: Generation, prompt: list[int], limit: int, pipeline: TextPipeline
@@ -41,6 +54,8 @@ class ChoiceRun:
         self.prompt = prompt
         self.limit = limit  # most tokens this choice may have in all
         self.pipeline = pipeline
+        self.push = pipeline.push
+        self.plain = False  # after the first output, if no stop string is looked for: a token is one text and nothing else
         self.cached_tokens = 0
         self.started_s = 0.0
         self.first_s = 0.0
@@ -274,9 +289,15 @@ class Runtime:
         session = self._session
         if session is None:
             return
+        active, append = self._active, session.append
         for output in outputs:
-            choice = self._active.get(output.id)
-            if choice is not None:
+            choice = active.get(output.id)
+            if choice is None:
+                continue
+            ids = output.ids
+            if choice.plain and len(ids) == 1 and output.finish is None and output.fault is None:  # nearly every output
+                append(choice.run, choice.choice, ids, [choice.push(ids[0])], logprobs=output.logprobs)
+            else:
                 self._on_output(session, choice, output, now)
         session.flush()
 
@@ -295,11 +316,9 @@ class Runtime:
         if not choice.first_s and ids:
             choice.first_s = now_s
             metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
-        push = choice.pipeline.push
+        choice.plain = not choice.generation.stop
+        push = choice.push
         finish = output.finish
-        if finish is None and len(ids) == 1 and not choice.generation.stop:  # nearly every output
-            session.append(choice.run, choice.choice, ids, [push(ids[0])], logprobs=output.logprobs)
-            return
         texts = []
         for index, token in enumerate(ids):
             if finish == "stop" and index == len(ids) - 1 and not choice.generation.include_stop:

@@ -25,9 +25,7 @@ def base_worker(entry: str) -> str:
     return entry.split("#", 1)[0]
 
 
-def crashed_workers(
-    history: Iterable[HistoryEntry], held: set[tuple[int, str]], accounted: Callable[[str], bool]
-) -> set[str]:
+def crashed_workers(history: Iterable[HistoryEntry], held: set[tuple[int, str]], accounted: Callable[[str], bool]) -> set[str]:
     """The workers that crashed, or whose engine died, while they had one of these attempts."""
     crashed = set()
     for entry in history:

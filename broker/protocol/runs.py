@@ -39,7 +39,7 @@ class ChoiceLog:
         self.ids = list(emitted)
         self.texts: list[str] = [""] * len(emitted)
         self.logprobs: list[TokenLogprob] | None = None
-        self.sent = len(emitted)
+        self.sent = 0  # while lapsed: tokens that were sent before
         self.settled = settled  # an earlier attempt finished this choice
         self.fin: Finish | None = None
 
@@ -162,8 +162,12 @@ class Run:
                 )
         return rows
 
-    def unsent(self) -> list[int]:
-        return [log.sent for log in self.choices]
+    def lapse(self) -> None:
+        """The lease is lost. What is logged from now on waits for the judge's word."""
+        if self.state is not RunState.LAPSED:
+            self.state = RunState.LAPSED
+            for log in self.choices:
+                log.sent = len(log.ids)
 
 
 class RunTable:

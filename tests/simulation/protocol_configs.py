@@ -64,7 +64,32 @@ def scenario(
     def build(world: World) -> Deployment:
         return Deployment(world, shape).build()
 
-    return Scenario(name=name, build=build, config=config or SimConfig(), faults=faults, kinds=kinds, victims=names, until_s=90.0)
+    return Scenario(
+        name=name, build=build, config=config or SimConfig(), faults=faults, kinds=kinds, victims=names, until_s=90.0
+    )
+
+
+def leaving(n: int) -> Callable[[Machine], list[Wish]]:
+    """Long requests, half of whose clients leave early."""
+
+    def wishes(machine: Machine) -> list[Wish]:
+        rng = machine.rng
+        return [
+            Wish(at_s=rng.random() * 3.0, lengths=(40,), cancel_s=2.0 + rng.random() * 10.0 if i % 2 else None)
+            for i in range(n)
+        ]
+
+    return wishes
+
+
+def spilled(n: int) -> Callable[[Machine], list[Wish]]:
+    """Requests whose payload lies in the object store."""
+
+    def wishes(machine: Machine) -> list[Wish]:
+        rng = machine.rng
+        return [Wish(at_s=rng.random() * 10.0, lengths=(12,), payload=b"\1\0\0\0" * SPILL_BYTES) for _ in range(n)]
+
+    return wishes
 
 
 NODEDUPE = SimConfig(dedupe=False)
@@ -101,7 +126,7 @@ CONFIGS = {
         ),
         scenario(
             "noisypoison",
-            Shape(wishes=plain(3, poison=["worker"]), workers=3, poison_limit=5, innocents_live=True),
+            Shape(wishes=plain(3, poison=["worker"]), workers=3, poison_limit=5),
             faults=0,
             config=NODEDUPE,
         ),
@@ -141,6 +166,64 @@ CONFIGS = {
             victims=["J0", "J1", "J2", "W0"],
         ),
         scenario(
+            "cancels",
+            Shape(wishes=leaving(10), workers=2, slots=8),
+            faults=6,
+            kinds=["cut", "freeze", "cancel"],
+            config=SimConfig(noise=0.25),
+        ),
+        scenario(
+            "redelivery",
+            Shape(wishes=plain(4), workers=2),
+            faults=8,
+            kinds=["redeliver", "redeliver", "crash"],
+            config=SimConfig(noise=0.0),
+            victims=["W0", "W1"],
+        ),
+        scenario(
+            "outages",
+            Shape(wishes=leaving(6), workers=3, unsuspected=True),
+            faults=3,
+            kinds=["outage"],
+            config=SimConfig(noise=0.0, silent=0.0, reconnect_s=1.0),
+        ),
+        scenario(
+            "spills",
+            Shape(wishes=spilled(8), workers=2, slots=8),
+            faults=8,
+            kinds=["outage", "cut", "drain"],
+            victims=["W0", "W1"],
+        ),
+        scenario(
+            "handovers",
+            Shape(wishes=leaving(6), workers=3),
+            faults=12,
+            kinds=["gap", "drain", "flaky"],
+            config=SimConfig(noise=0.0),
+            victims=["J0", "J0", "W0", "W1", "W2"],
+        ),
+        scenario(
+            "shedonly",
+            Shape(wishes=plain(5), workers=2, routers=2, shed=0.3, refused_unstarted=True),
+            faults=0,
+            config=SimConfig(dedupe=False, noise=0.05),
+        ),
+        scenario(
+            "judgecut",
+            Shape(wishes=leaving(6), workers=2, slots=6),
+            faults=4,
+            kinds=["cut"],
+            config=SimConfig(noise=0.1),
+            victims=["J0"],
+        ),
+        scenario(
+            "twins",
+            Shape(wishes=plain(4, poison=["worker"]), workers=3, poison_limit=6),
+            faults=3,
+            kinds=["outage", "cut", "gap"],
+            config=SimConfig(dedupe=False, noise=0.1),
+        ),
+        scenario(
             "stress",
             Shape(wishes=plain(4), workers=3, routers=2, shed=0.03, ingresses=2),
             faults=9,
@@ -150,4 +233,9 @@ CONFIGS = {
     )
 }
 
-SMALL = scenario("small", Shape(wishes=plain(1, spread_s=0.2), workers=2), faults=0, config=CALM)
+
+def few(machine: Machine) -> list[Wish]:
+    return [Wish(lengths=(6, 3)), Wish(at_s=0.1, lengths=(4,), payload=b"\1\0\0\0" * SPILL_BYTES)][: 2 - machine.incarnation]
+
+
+SMALL = scenario("small", Shape(wishes=few, workers=2), faults=0, config=CALM)

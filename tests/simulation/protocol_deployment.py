@@ -17,7 +17,7 @@ from broker.codec import decode
 from broker.errors import AdmissionError, JobError
 from broker.ingress import Ingress
 from broker.ingress_inbox import drained_key
-from broker.messages import DeadLetter, Generation, WorkerMember
+from broker.messages import HEADER_HISTORY, DeadLetter, Generation, WorkerMember
 from broker.protocol.crashes import CRASH_LIMIT
 from broker.protocol.runs import Run, RunState
 from broker.settings import IngressSettings, SessionSettings, Timing
@@ -51,6 +51,8 @@ class Shape:
     shed: float = 0.0
     poison_limit: int = CRASH_LIMIT  # crashes by one poison request
     innocents_live: bool = False  # no innocent may end as poison
+    unsuspected: bool = False  # nothing that happens may look like the death of a worker
+    refused_unstarted: bool = False  # no request is refused that has given tokens
     max_rows: int = 4096
     parked_tokens: int = 4096
 
@@ -94,6 +96,7 @@ class Deployment:
             "drain": self._on_worker(lambda worker: worker.session.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
             "engine": self._on_worker(lambda worker: worker.machine.loop.create_task(worker.engine.die())),
             "flaky": self._on_worker(lambda worker: setattr(worker.engine, "flaky", 3)),
+            "redeliver": self._redeliver,
             "cancel": self._cancel_one,
             "close": self._close_ingress,
         }
@@ -223,7 +226,7 @@ class Deployment:
             "answered": not wish.poison and not wish.invalid,
             "cancelled": request.cancelled or request.judge.id in self.drained,
             "deadline_exceeded": self.world.now >= request.accepted_s + wish.deadline_s,
-            "refused": self.shape.shed > 0,
+            "refused": self.shape.shed > 0 and not (self.shape.refused_unstarted and any(request.tokens)),
             "invalid_request": wish.invalid,
             "slow_client": wish.pause_s >= SLOW_CLIENT_S,
         }
@@ -240,6 +243,13 @@ class Deployment:
                     machine.loop.call_soon(action, worker)
 
         return strike
+
+    def _redeliver(self, machine: Machine, _length_s: float | None) -> None:
+        """The server believes that what this worker holds was held for too long."""
+        consumer = self.world.server.consumer(SUBJECTS.stream("WORK"), SUBJECTS.work_consumer(machine.id))
+        if consumer is not None:
+            for seq in list(consumer.pending):
+                consumer.nak(seq, 0.0)
 
     def _cancel_one(self, machine: Machine, _length_s: float | None) -> None:
         mine = [request for request in self.requests.values() if request.judge is machine and request.open]
@@ -292,7 +302,7 @@ class Deployment:
         ]
 
     def real_crashes(self, request_id: str) -> set[str]:
-        """Workers that died, or whose engine died, while they had claimed or started this request, and had not announced a drain."""
+        """Workers that died undrained, or whose engine died, while they had claimed or started this request."""
         drained = self.world.server.buckets[SUBJECTS.bucket("state")]
         crashed = {
             w.machine.id
@@ -303,6 +313,10 @@ class Deployment:
             crashed |= {name for ids, name in worker.engine.deaths if request_id in ids}
         return crashed
 
+    def _leaseless(self, worker: str) -> bool:
+        members = self.world.server.buckets[SUBJECTS.bucket("members")]
+        return members.get(SUBJECTS.worker_key(POOL, worker)) is None
+
     def away(self, request_id: str) -> set[str]:
         """Holders that live but could not be told from crashed ones a moment ago: their leases were gone."""
         holders = {n.machine.id: n.machine for n in self.runs.values() if n.request_id == request_id}
@@ -310,14 +324,17 @@ class Deployment:
         return {
             name
             for name, machine in holders.items()
-            if machine.alive and self.world.now - self.absent.get(name, -AWAY_S) < AWAY_S
+            if machine.alive and (self._leaseless(name) or self.world.now - self.absent.get(name, -AWAY_S) < AWAY_S)
         }
 
     def _look(self) -> None:
-        members = self.world.server.buckets[SUBJECTS.bucket("members")]
         for name, worker in self.workers.items():
-            if worker.machine.alive and members.get(SUBJECTS.worker_key(POOL, name)) is None:
+            if worker.machine.alive and self._leaseless(name):
                 self.absent[name] = self.world.now
+        if self.shape.unsuspected:
+            for message in self.world.server.streams[SUBJECTS.stream("MOVED")].messages.values():
+                if message.headers and HEADER_HISTORY in message.headers:
+                    self.world.violation(f"suspected: {describe(message.subject, message.data, message.headers)}")
         self.world.at(LOOK_S, self._look)
 
     # -- search.Checks ------------------------------------------------------------------------------------------
@@ -325,8 +342,8 @@ class Deployment:
     def leftovers(self) -> list[str]:
         found = []
         for kind in ("REQ", "MOVED", "WORK"):
-            for message in self.world.server.streams[SUBJECTS.stream(kind)].messages.values():
-                found.append(f"{kind} {message.subject} {describe(message.subject, message.data, message.headers)}")
+            stored = self.world.server.streams[SUBJECTS.stream(kind)].messages.values()
+            found += [f"{kind} {m.subject} {describe(m.subject, m.data, m.headers)}" for m in stored]
         for worker in self.workers.values():
             if worker.machine.alive:
                 found += [f"run {run.ref} {run.state.value} on {worker.machine.id}" for run in worker.session.runs]

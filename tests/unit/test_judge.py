@@ -92,9 +92,10 @@ def claim(
     *,
     accounted: bool = False,
     alive: bool = False,
+    alone: bool = True,
 ):
     return judge.on_claim(
-        Claim(id="q", attempt=attempt, run=run, worker=worker, history=history or []),
+        Claim(id="q", attempt=attempt, run=run, worker=worker, history=history or [], alone=alone),
         1.0,
         accounted=lambda _: accounted,
         alive=lambda _: alive,
@@ -249,6 +250,42 @@ def test_workers_that_came_back_or_drained_do_not_count_but_a_dead_engine_does(j
     assert claim(judge, attempt=3, run=1, history=history, accounted=True).crashes == 0
     engine = [HistoryEntry(1, "w1#engine")]
     assert claim(judge, attempt=4, run=2, history=engine, accounted=True).crashes == 1
+
+
+def test_the_death_of_an_engine_counts_also_when_its_last_frames_come_late(judge: Judge) -> None:
+    opened(judge)
+    frame(judge, row([1]))
+    engine = [HistoryEntry(1, "w1#engine")]
+    assert claim(judge, attempt=2, run=8, history=engine, alive=True, accounted=True).crashes == 1
+    frame(judge, row([2], offset=1))  # overtaken by the claim
+    assert claim(judge, attempt=3, run=9, history=engine, accounted=True).crashes == 1
+
+
+def test_a_crashed_worker_is_not_spared_because_a_slow_view_still_shows_its_lease(judge: Judge) -> None:
+    opened(judge)
+    frame(judge, row([1]))
+    suspicion = [HistoryEntry(1, "w1")]
+    assert claim(judge, attempt=2, run=8, history=suspicion, alive=True).crashes == 1
+    assert claim(judge, attempt=3, run=9, history=suspicion).crashes == 1
+
+
+def test_a_worker_that_comes_back_and_is_told_that_its_run_is_stale_never_counts_for_it(judge: Judge) -> None:
+    opened(judge)
+    frame(judge, row([1]))
+    suspicion = [HistoryEntry(1, "w1")]
+    assert claim(judge, attempt=2, run=8, worker="w2", history=suspicion).crashes == 1
+    assert judge.on_check(Check(worker="w1", runs=[RunRef("q", 1, 7)]), 1.0).verdicts == ["stale"]
+    judge.on_event(JobEvent("started", "q", 1, "w1"))  # doubled, late
+    assert claim(judge, attempt=3, run=9, history=suspicion).crashes == 0
+
+
+def test_a_job_in_its_last_life_is_given_only_to_a_worker_that_runs_it_alone(judge: Judge) -> None:
+    opened(judge)
+    history = [crash(judge, n, f"w{n}") for n in (1, 2)]
+    beside = claim(judge, attempt=3, run=8, worker="w3", history=history, alone=False)
+    assert (beside.verdict, beside.crashes) == ("wait", 2)
+    third = [*history, HistoryEntry(3, "w3")]
+    assert claim(judge, attempt=4, run=9, history=third).crashes == 2, "it crashed of something else while this one waited"
 
 
 def test_the_same_worker_twice_is_one_crash(judge: Judge) -> None:

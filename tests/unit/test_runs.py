@@ -87,6 +87,17 @@ def test_a_job_in_its_last_life_starts_only_alone_and_nothing_starts_beside_it()
     assert not table.may_start(late)
 
 
+def test_only_what_the_engine_has_not_finished_is_in_the_engine() -> None:
+    run = make()
+    run.begin([], [])
+    run.state = RunState.CLAIMING
+    assert not run.in_engine
+    run.state = RunState.RUNNING
+    assert run.in_engine
+    run.append(0, [1], ["a"], None, Finish(reason="stop"))
+    assert not run.in_engine
+
+
 def test_rows_since_repeat_exactly_what_is_missing_with_the_end() -> None:
     run = make(choices=2)
     run.begin([], [])

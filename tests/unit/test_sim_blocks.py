@@ -131,6 +131,20 @@ def test_blocks_of_a_sequence_lie_side_by_side():
     assert manager.allocate(3) == [4, 6, 7]
 
 
+def test_what_a_block_holds_is_known_until_it_is_handed_out_again():
+    manager = BlockManager(2, SIZE)
+    (block,) = manager.allocate(1) or []
+    unknown = manager.cell(block)
+    manager.set_cell(block, 77)
+    manager.release([block])
+    assert manager.cell(block) == 77
+    assert manager.allocate(1) == [block]
+    assert manager.cell(block) == unknown
+    manager.commit([block], [5], [1, 1], parent=None)
+    assert manager.cell(block) == 5
+    assert manager.taint([block]) == 0
+
+
 def test_releasing_what_nobody_holds_is_an_error():
     with pytest.raises(AssertionError, match="block 3"):
         BlockManager(4, SIZE).release([3])

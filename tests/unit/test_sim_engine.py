@@ -204,7 +204,7 @@ async def test_a_request_brings_faults_only_where_that_is_allowed():
 
 @pytest.mark.parametrize(
     "option",
-    [{"guided": {"regex": "a"}}, {"prompt_logprobs": 1}, {"media": [{"kind": "image"}]}],
+    [{"guided": {"regex": "a"}}, {"prompt_logprobs": 1}],
     ids=lambda option: next(iter(option)),
 )
 async def test_what_it_cannot_do_is_refused_by_name(option):
@@ -217,7 +217,7 @@ async def test_bad_settings_fail_the_start():
     engine = SimEngine()
     for config in (
         EngineConfig(model="sim", served_name="m", args={"blocks": -1}),
-        EngineConfig(model="sim", served_name="m", role=Role.PREFILL),
+        EngineConfig(model="sim", served_name="m", role=Role.ENCODE),
         EngineConfig(model="sim", served_name="m", args={"tokenizer_dir": "nowhere"}),
     ):
         with pytest.raises(EngineStartFailed):

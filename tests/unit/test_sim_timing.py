@@ -63,9 +63,27 @@ def test_arguments_may_be_text():
         ({"slots": 100, "step_tokens": 50}, ["slots", "100", "step_tokens", "50"]),
         ({"blocks": 10, "context_length": 1000}, ["context_length", "1000", "blocks", "10"]),
         ({"mean_output_tokens": 0.5}, ["mean_output_tokens", "0.5"]),
+        ({"timing_overrides": {"kv_bytes_per_token": -1.0}}, ["kv_bytes_per_token", "-1"]),
+        ({"timing_overrides": {"disk_bytes_per_s": 0.0}}, ["disk_bytes_per_s", "0"]),
+        ({"host_blocks": -1}, ["host_blocks", "-1"]),
+        ({"disagg": "magic"}, ["disagg", "magic"]),
+        ({"transfer_mode": "throw"}, ["transfer_mode", "throw"]),
+        ({"lease_s": 0}, ["lease_s", "0"]),
+        ({"faults": {"kv_drop_every": 0}}, ["kv_drop_every"]),
     ],
 )
 def test_a_bad_argument_is_named_with_its_value(args, words):
     with pytest.raises(EngineStartFailed) as failed:
         parse_settings(args)
     assert all(word in str(failed.value) for word in words), str(failed.value)
+
+
+def test_moving_blocks_takes_their_bytes_over_the_rate_and_a_little_per_descriptor():
+    small = PRESETS["cpu-small"]
+    block = 32 * 23_040
+    assert small.transfer_s(tokens=10 * 32, descriptors=3) == pytest.approx(10 * block / 5e9 + 3 * 8e-6)
+    assert small.load_s("host", 32) == pytest.approx(block / 5e9)
+    assert small.load_s("disk", 32) == pytest.approx(block / 1e9)
+    fast = TimingModel(kv_bytes_per_token=10.0, host_bytes_per_s=5.0, transfer_bytes_per_s=2.0, speedup=2.0)
+    assert (fast.load_s("host", 3), fast.transfer_s(tokens=3, descriptors=9)) == (3.0, 7.5)
+    assert PRESETS["instant"].transfer_s(tokens=10**6, descriptors=10**6) == 0

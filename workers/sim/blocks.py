@@ -4,8 +4,8 @@ A block is in exactly one of three places: in use (some sequence holds it), idle
 the least recently used one is evicted first), or blank.  Blank blocks are handed out lowest number first, so the blocks of a
 sequence lie side by side where they can: transfers between machines are far cheaper that way.
 
-Content is named by its chain value (`broker.blocks`), which stands for the block's tokens and all tokens before them.  What a block
-really holds is its *cell*: normally the same value, but not always once other machines read and write blocks by number.
+Content is named by its chain value (`broker.blocks`), which stands for the block's tokens and all tokens before them.  What a
+block really holds is its *cell*: normally the same value, but not always once other machines read and write blocks by number.
 """
 
 from __future__ import annotations
@@ -179,7 +179,9 @@ class BlockManager:
         """0 when all of these hold what their values say."""
         if not self._tainted:
             return 0
-        return next((self._content[block].taint for block in blocks if block in self._content and self._content[block].taint), 0)
+        return next(
+            (self._content[block].taint for block in blocks if block in self._content and self._content[block].taint), 0
+        )
 
     # -- events ----------------------------------------------------------------------------------------------
 

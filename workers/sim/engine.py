@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -17,13 +19,28 @@ from typing import Any
 import msgspec
 import structlog
 
-from workers.engine import Capabilities, EngineConfig, EngineInfo, KvEvent, Load, Role, Sequence, Sink
+from workers.engine import (
+    Capabilities,
+    DisaggStyle,
+    EngineConfig,
+    EngineInfo,
+    KvEvent,
+    Load,
+    Role,
+    Sequence,
+    Sink,
+)
 from workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from workers.sim.events import EventBuffer
+from workers.sim.fabric import PROCESS_FABRIC, Fabric
 from workers.sim.faults import SequenceFaults, raise_rejection
-from workers.sim.scheduler import Scheduler
-from workers.sim.settings import parse_settings
+from workers.sim.media import MEDIA_KINDS
+from workers.sim.membership import FabricMember
+from workers.sim.scheduler import Scheduler, block_manager
+from workers.sim.settings import SimSettings, parse_settings
+from workers.sim.sleep import LEVELS, Sleeper, sleep_args
 from workers.sim.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
+from workers.sim.wire import Wire
 
 VERSION = "1"  # of the model: what it answers and how long it takes
 
@@ -36,25 +53,40 @@ def _kill_self() -> None:
 
 
 class SimEngine:
-    """Implements `workers.engine.Engine`. `kill` is what an injected crash calls."""
+    """Implements `workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` joins engines that hand over."""
 
-    def __init__(self, *, kill: Callable[[], None] = _kill_self) -> None:
+    def __init__(self, *, kill: Callable[[], None] = _kill_self, fabric: Fabric = PROCESS_FABRIC) -> None:
         self._kill = kill
+        self._fabric = fabric
+        self._member: FabricMember | None = None
+        self._sleeper: Sleeper | None = None
+        self._disagg = DisaggStyle.PARAMS
         self._scheduler: Scheduler | None = None
         self._task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
         self._dead = asyncio.Event()
         self._reason = ""
         self._aborted: set[str] = set()  # during the step that runs now
+        self._stepping = False  # its outputs are not out yet
         self._events = EventBuffer()
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(kv_events=True, logprobs=True, lora="static", cache_salt=True, priority=True)
+        return Capabilities(
+            roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
+            disagg=self._disagg,
+            kv_events=True,
+            logprobs=True,
+            lora="static",
+            media=frozenset(MEDIA_KINDS),
+            cache_salt=True,
+            priority=True,
+            sleep_levels=LEVELS,
+        )
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
         settings = parse_settings(config.args)
-        if config.role is not Role.AGGREGATED:
+        if config.role not in self.capabilities.roles:
             raise EngineStartFailed(f"the simulator has no role {config.role.value!r}")
         folder = settings.tokenizer_dir or str(BUNDLED_TOKENIZER)
         vocabulary = bundled_vocabulary() if settings.tokenizer_dir is None else Vocabulary.load(folder)
@@ -62,7 +94,16 @@ class SimEngine:
             raise EngineStartFailed(
                 f"mean_output_tokens needs an end token, and {folder} names none (eos_token in tokenizer_config.json)"
             )
-        self._scheduler = Scheduler(settings, vocabulary)
+        self._disagg = DisaggStyle(settings.disagg)
+        self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
+        self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
+        self._sleeper = Sleeper(
+            self._scheduler,
+            idle=lambda: not self._stepping and scheduler.idle,
+            abort=self._abort,
+            emit=sink,
+            wake=self._work.set,
+        )
         self._task = asyncio.create_task(self._drive(self._scheduler, sink), name="sim-engine")
         self._task.add_done_callback(self._driver_ended)
         return EngineInfo(
@@ -76,8 +117,28 @@ class SimEngine:
             vocab_size=vocabulary.size,
             eos_token_ids=() if vocabulary.eos is None else (vocabulary.eos,),
             kinds=("chat", "completion") if has_chat_template(folder) else ("completion",),
-            extra={"timing": settings.timing},
+            extra={"timing": settings.timing} | ({"engine_id": self._member.engine} if self._member is not None else {}),
         )
+
+    def _make_scheduler(self, config: EngineConfig, settings: SimSettings, vocabulary: Vocabulary) -> Scheduler:
+        clock = asyncio.get_running_loop().time
+        manager = block_manager(settings)
+        if config.role is Role.AGGREGATED:
+            return Scheduler(settings, vocabulary, manager=manager, clock=clock)
+        wire = Wire(
+            engine=settings.engine_id or uuid.uuid4().hex,
+            model=config.model,
+            role=config.role,
+            settings=settings,
+            timing=settings.timing_model(),
+            manager=manager,
+            fabric=self._fabric,
+            clock=clock,
+            wall_offset_s=time.time() - clock(),
+        )
+        scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire)
+        self._member = FabricMember(wire, scheduler, wake=self._work.set)
+        return scheduler
 
     # -- sequences -------------------------------------------------------------------------------------------
 
@@ -86,8 +147,6 @@ class SimEngine:
         for name, given in (
             ("guided", sequence.guided),
             ("prompt_logprobs", sequence.prompt_logprobs),
-            ("media", sequence.media),
-            ("handover", sequence.handover),
         ):
             if given:
                 raise UnsupportedByEngine(f"the simulator cannot do {name}")
@@ -108,6 +167,9 @@ class SimEngine:
             raise RequestInvalid(f"sim: {error}", param="sim") from None
 
     async def abort(self, ids: Seq[str]) -> None:
+        self._abort(ids)
+
+    def _abort(self, ids: Seq[str]) -> None:
         if self._scheduler is not None:
             self._scheduler.abort(ids)
             self._aborted.update(ids)  # what the running step made of them is not yet out of the door
@@ -121,10 +183,11 @@ class SimEngine:
         while True:
             self._aborted.clear()
             result = scheduler.step()
+            self._stepping = result is not None
             if result is None:
                 self._publish(scheduler, scheduler.manager.take_events())
                 self._work.clear()
-                await self._work.wait()
+                await self._until_work(scheduler.next_at(), clock())
                 due = clock()
                 continue
             if result.crash:
@@ -141,8 +204,17 @@ class SimEngine:
                 outputs = [output for output in outputs if output.id not in self._aborted]
             if outputs:
                 sink(outputs)
+            self._stepping = False
             if result.events:
                 self._publish(scheduler, result.events)
+
+    async def _until_work(self, at: float | None, now: float) -> None:
+        """Wait for something new from outside, or for the time at which something is due."""
+        try:
+            async with asyncio.timeout(None if at is None else max(0.0, at - now)):
+                await self._work.wait()
+        except TimeoutError:
+            pass
 
     def _publish(self, scheduler: Scheduler, events: list[KvEvent]) -> None:
         if events:
@@ -161,6 +233,8 @@ class SimEngine:
         if not self._dead.is_set():
             self._reason = reason
             self._dead.set()
+            if self._member is not None:
+                self._member.leave()
 
     def _alive(self) -> Scheduler:
         if self._dead.is_set():
@@ -187,14 +261,29 @@ class SimEngine:
         raise UnsupportedByEngine("the simulator makes no embeddings")
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`reset_prefix_cache` forgets all cached blocks; `stats` tells counters."""
+        """`reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`; see docs/simulator.md.
+
+        Raises UnsupportedByEngine for others, RequestInvalid for wrong arguments.
+        """
         scheduler = self._alive()
-        if op == "reset_prefix_cache":
-            scheduler.manager.clear()
-            self._work.set()
-            return {"ok": True}
-        if op == "stats":
-            return {"preemptions": scheduler.preemptions, "cached_blocks": scheduler.manager.cached}
+        match op:
+            case "reset_prefix_cache":
+                scheduler.manager.clear()
+                self._work.set()
+                return {"ok": True}
+            case "stats":
+                return scheduler.stats()
+            case "replay_kv_events":
+                return self._events.replay_from(args.get("from", 0))
+            case "release_handover":
+                if self._member is None:
+                    raise UnsupportedByEngine("a simulator in the role aggregated takes no hand-overs")
+                return {"released": self._member.release(args)}
+            case "sleep" if self._sleeper is not None:
+                return await self._sleeper.sleep(sleep_args(args))
+            case "wake" if self._sleeper is not None:
+                self._sleeper.wake()
+                return {"level": 0}
         raise UnsupportedByEngine(f"the simulator has no operation {op!r}")
 
     async def stop(self, grace_s: float) -> None:

@@ -1,8 +1,8 @@
 """The fabric: how the engines of one cluster reach each other's KV blocks.
 
 Three primitives, those of RDMA libraries: read another engine's blocks, write them, send a notice.  Reading and writing are
-one-sided: whoever knows a block's number gets what lies there, and the owner is not asked.  That is why a hand-over has leases, and
-why a late reader gets wrong content without an error.
+one-sided: whoever knows a block's number gets what lies there, and the owner is not asked.  That is why a hand-over has leases,
+and why a late reader gets wrong content without an error.
 
 `LocalFabric` joins engines of one process.  Notices arrive before `notify` returns, and a member may notify back from within.
 """
@@ -18,8 +18,8 @@ import msgspec
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A short message between two engines about the hand-over `key`.
 
-    From decode to prefill: "renew" the lease, "fetched" and "rejected" (both: let go of the blocks), "register" (write the blocks from
-    number `first` on into my `blocks`).  From prefill to decode: "written", and "refused" (nothing will come).
+    From decode to prefill: "renew" the lease, "fetched" and "rejected" (both: let go of the blocks), "register" (write the
+    blocks from number `first` on into my `blocks`).  From prefill to decode: "written", and "refused" (nothing will come).
     """
 
     kind: Literal["renew", "fetched", "rejected", "register", "written", "refused"]

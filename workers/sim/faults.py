@@ -13,6 +13,7 @@ import msgspec
 from workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine
 
 TokenNumber = Annotated[int, msgspec.Meta(ge=0)]
+Every = Annotated[int, msgspec.Meta(ge=1)] | None
 
 
 class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -24,6 +25,8 @@ class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     fault_at_token: TokenNumber | None = None  # an output with `fault` instead of this token
     fault_code: str = "injected"
     fault_retriable: bool = True
+    peer_dead: bool = False  # a decode sequence does not reach the engine that has its blocks
+    transfer_breaks: bool = False  # … or loses it at the end of the transfer
     fresh_only: bool = False
 
     def next_at(self, start: int) -> int | None:
@@ -38,6 +41,9 @@ class Faults(SequenceFaults, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Faults of the engine: those of every sequence, and its own."""
 
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on the duration of every step
+    slow_transfer: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on the duration of every transfer between engines
+    kv_drop_every: Every = None  # of the batches of KV events, every n-th is lost
+    kv_reorder_every: Every = None  # … comes after the one that follows it
     die_at_step: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the engine is dead from this step on, the process lives
 
 

@@ -60,12 +60,12 @@ def replay(
     arrivals: Iterable[tuple[float, Sequence]], settings: SimSettings, *, vocabulary: Vocabulary | None = None
 ) -> Replay:
     """Run these (arrival time, sequence) through one engine. Sequences that the engine refuses get `error`."""
-    scheduler = Scheduler(settings, vocabulary or bundled_vocabulary())
+    now = 0.0
+    scheduler = Scheduler(settings, vocabulary or bundled_vocabulary(), clock=lambda: now)
     pending = [(at, n, sequence) for n, (at, sequence) in enumerate(arrivals)]
     heapq.heapify(pending)
     timelines: dict[str, Timeline] = {}
     done = Replay([], 0.0, 0, 0)
-    now = 0.0
     while True:
         while pending and pending[0][0] <= now:
             at, _, sequence = heapq.heappop(pending)
@@ -74,9 +74,12 @@ def replay(
             _submit(scheduler, sequence, line, timelines)
         result = scheduler.step()
         if result is None:
-            if not pending:
+            later = [at for at, _, _ in pending[:1]]
+            if (due := scheduler.next_at()) is not None:
+                later.append(due)
+            if not later:
                 break
-            now = pending[0][0]
+            now = max(now, min(later))
             continue
         if result.crash or result.died is not None:
             done.died = result.died or "injected fault: crash"

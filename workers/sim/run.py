@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
+from typing import Any, Literal
 
 from broker.blocks import block_chain, chain_seed, extend_chain
 from workers.engine import Output, Sequence
+from workers.sim.blocks import fingerprint
 from workers.sim.faults import SequenceFaults
+from workers.sim.media import media_keys, parse_media
 from workers.sim.settings import SimSettings
 from workers.sim.tokens import Answer, Vocabulary
+from workers.sim.wire import Side
 
 
 class Phase(Enum):
     """Where a sequence is."""
 
     WAITING = auto()
+    LOADING = auto()  # blocks come from another tier or engine
     PREFILL = auto()
     DECODE = auto()
     STUCK = auto()
+    PARKED = auto()  # has computed its prompt and waits to hand it over
     GONE = auto()
 
 
@@ -37,25 +44,34 @@ class Run:
         "_eos",
         "_eos_at",
         "_logprobs",
+        "_mean_tokens",
         "_min_index",
+        "_sampling",
+        "_start",
         "_stop_ids",
+        "_vocabulary",
         "adapter",
         "blocks",
         "cached_tokens",
         "capacity",
         "committed",
         "computed",
+        "extra",
         "fault_at",
         "faults",
         "id",
         "ids",
         "index",
+        "media",
         "phase",
+        "prompt_tokens",
         "rank",
         "reported",
         "salt",
+        "side",
         "special_at",
         "stream",
+        "taint",
     )
 
     def __init__(
@@ -77,23 +93,25 @@ class Run:
         self.committed = 0  # tokens in blocks that others can use
         self.computed = 0
         self.cached_tokens: int | None = None  # at the first admission
-        self.reported = False  # `cached_tokens` is in an output
+        self.extra: Mapping[str, Any] | None = None  # … and what goes with it
+        self.reported = False  # both are in an output
         self.index = start
+        self.prompt_tokens = sequence.prompt_tokens
+        self.media = parse_media(sequence.media, sequence.prompt_tokens) if sequence.media else ()
+        self.side: Side | None = None
+        self.taint = 0
+        self._start = start
         self._block_size = settings.block_size
         self._chain: list[int] | None = None
-        self._answer = Answer(
-            vocabulary,
-            sequence.token_ids[: sequence.prompt_tokens],
-            sampling=sampling,
-            adapter=sequence.adapter,
-            mean_tokens=settings.mean_output_tokens,
-        )
-        self.stream = self._answer.ids
+        self._vocabulary = vocabulary
+        self._sampling = sampling
+        self._mean_tokens = settings.mean_output_tokens
+        self._draw()
         room = settings.context_length - length
         self._end = start + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
         self._min_index = start + sampling.min_tokens
         self._eos = vocabulary.eos
-        self._eos_at = None if self._answer.eos_at is None else max(self._answer.eos_at, self._min_index)
+        self._eos_at = self._end_of_answer()
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._logprobs = sequence.logprobs
         self.special_at = 0
@@ -102,16 +120,72 @@ class Run:
     def __lt__(self, other: Run) -> bool:
         return self.rank < other.rank
 
+    def _draw(self) -> None:
+        self._answer = Answer(
+            self._vocabulary,
+            self.ids[: self.prompt_tokens],
+            sampling=self._sampling,
+            adapter=self.adapter,
+            mean_tokens=self._mean_tokens,
+            media=self.media,
+            taint=self.taint,
+        )
+        self.stream = self._answer.ids
+
+    def _end_of_answer(self) -> int | None:
+        return None if self._answer.eos_at is None else max(self._answer.eos_at, self._min_index)
+
+    def set_taint(self, taint: int) -> None:
+        """From here on, answer as an engine whose cache holds what `taint` stands for (0: the right thing)."""
+        if taint != self.taint:
+            self.taint = taint
+            self._draw()
+            self._eos_at = self._end_of_answer()
+            self._look_ahead()
+
+    def take_side(self, side: Side) -> None:
+        """This sequence has a part in a hand-over; a prefill side gives one token."""
+        self.side = side
+        if side.kind == "prefill":
+            self._end = self.index + 1
+            self._look_ahead()
+
+    def has_fault(self, name: Literal["peer_dead", "transfer_breaks"]) -> bool:
+        """Whether this sequence was told to have this fault."""
+        faults = self.faults
+        return (faults.peer_dead if name == "peer_dead" else faults.transfer_breaks) and not (faults.fresh_only and self._start)
+
     def chain(self) -> list[int]:
         """Chain values of all whole blocks of `ids`. The list is shared: do not change it."""
         size = self._block_size
         if self._chain is None:
-            self._chain = block_chain(self.ids, size, adapter=self.adapter, salt=self.salt)
+            self._chain = block_chain(self.ids, size, adapter=self.adapter, salt=self.salt, media=self.media)
         chain = self._chain
         for n in range(len(chain), len(self.ids) // size):
-            parent = chain[-1] if chain else chain_seed(self.adapter, self.salt)
-            chain.append(extend_chain(parent, self.ids[n * size : (n + 1) * size]))
+            end = (n + 1) * size
+            if self.media and media_keys(self.media, n * size, size):  # an item reached into the prompt's last, partial block
+                value = block_chain(self.ids[:end], size, adapter=self.adapter, salt=self.salt, media=self.media)[-1]
+            else:
+                parent = chain[-1] if chain else chain_seed(self.adapter, self.salt)
+                value = extend_chain(parent, self.ids[n * size : end])
+            chain.append(value)
         return chain
+
+    def block_media(self, start: int, end: int) -> list[tuple[tuple[int, int], ...]]:
+        """Which items touch each of these blocks; empty for a sequence without any."""
+        size = self._block_size
+        return [media_keys(self.media, n * size, size) for n in range(start, end)] if self.media else []
+
+    def cells(self, tokens: int) -> list[int]:
+        """What the blocks of the first `tokens` tokens hold when they hold what they should, a partial last one included."""
+        size = self._block_size
+        whole, rest = divmod(tokens, size)
+        cells = self.chain()[:whole]
+        if rest:
+            start = whole * size
+            parent = cells[-1] if cells else chain_seed(self.adapter, self.salt)
+            cells.append(fingerprint(parent, self.ids[start:tokens], media_keys(self.media, start, rest)))
+        return cells
 
     def emit(self) -> Output:
         """The next token as an output, finished if it is the last."""
@@ -131,7 +205,7 @@ class Run:
         if self._logprobs is not None:
             output.logprobs = [self._answer.logprob(index, token, self._logprobs)]
         if not self.reported:
-            output.cached_tokens, self.reported = self.cached_tokens, True
+            output.cached_tokens, output.extra, self.reported = self.cached_tokens, self.extra, True
         self.ids.append(token)
         self.index = index + 1
         self._look_ahead()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ from workers.sim.faults import Faults
 from workers.sim.timing import TimingModel, timing_model
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,6 +35,17 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     context_length: Positive = 32768  # tokens, prompt and answer together
     mean_output_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None  # None = answers run to max_tokens
     tokenizer_dir: str | None = None  # None = the bundled one
+    host_blocks: Count = 0  # the tier below the device; 0 = none
+    disk_blocks: Count = 0
+    disagg: Literal["params", "rendezvous"] = "params"  # how the prefill and decode roles hand over
+    transfer_mode: Literal["pull", "push"] = "pull"  # params: who moves the blocks
+    engine_id: str | None = None  # on the fabric; None = a random one
+    lease_s: Seconds = 30.0  # how long a prefill engine keeps blocks nobody asks for
+    handshake_timeout_s: Seconds = 5.0  # how long a decode engine tries to reach a dead one
+    room_timeout_s: Seconds = 30.0  # how long either side waits for the other
+    load_failure: Literal["recompute", "fail"] = "recompute"  # params: when blocks do not come
+    kv_replay_batches: Count = 256  # KV event batches that can be asked for again
+    sleep_frees_memory: bool = True
     faults: Faults = Faults()
     allow_request_faults: bool = False
 

@@ -1,8 +1,8 @@
 """The memory below the device: host memory, then disk.
 
 Content that the device evicts goes down a tier; what a tier has no room for, its least recently used content, goes down
-another one, and from the last tier it is lost.  A prefix found below is copied up, and leaves its tier once it is on the device.
-While it is being copied it is pinned: it stays, and can be found, until the last copy is done.
+another one, and from the last tier it is lost.  A prefix found below is copied up, and leaves its tier once it is on the
+device.  While it is being copied it is pinned: it stays, and can be found, until the last copy is done.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from workers.engine import KvEvent
 
 LowerTier = Literal["host", "disk"]
 LOWER_TIERS: tuple[LowerTier, LowerTier] = ("host", "disk")
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True, gc=False):
     """What a full block holds, by its chain value. `taint` is not 0 when the block does not hold what its value says."""
 
     value: int

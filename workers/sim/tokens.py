@@ -1,7 +1,8 @@
 """What the simulator answers: a pure function of the prompt, so that any test can compute the exact expected text.
 
-Token *i* of an answer depends on the prompt ids, the adapter, the seed (if the temperature is above 0) and *i*.  Not on
-batching, chunking, other requests, or how often the answer was interrupted and resumed.
+Token *i* of an answer depends on the prompt ids, its media, the adapter, the seed (if the temperature is above 0) and *i*.  Not
+on batching, chunking, other requests, or how often the answer was interrupted and resumed.  An engine whose cache holds
+something else than the prompt (its *taint*) answers something else.
 
 Answers are made of common words of the tokenizer, some punctuation, and now and then a character whose bytes lie in separate
 tokens, so that the text pipeline has something to do.
@@ -20,6 +21,7 @@ from hashlib import blake2b, shake_128
 from pathlib import Path
 from typing import Any, Self
 
+from broker.blocks import MediaSpan
 from broker.codec import encode, pack_u32
 from broker.messages import Sampling, TokenLogprob
 from workers.errors import EngineStartFailed, ModelUnavailable
@@ -137,10 +139,15 @@ class Answer:
         sampling: Sampling,
         adapter: str | None = None,
         mean_tokens: float | None = None,
+        media: Sequence[MediaSpan] = (),
+        taint: int = 0,
     ) -> None:
         seed = sampling.seed if sampling.temperature > 0 else None
+        namespace: list[object] = [adapter, seed]
+        if media or taint:
+            namespace += [[[span.digest, span.start, span.length] for span in media], taint]
         self._key = blake2b(
-            pack_u32(prompt_ids), key=blake2b(encode([adapter, seed]), digest_size=16).digest(), digest_size=16
+            pack_u32(prompt_ids), key=blake2b(encode(namespace), digest_size=16).digest(), digest_size=16
         ).digest()
         self._vocabulary = vocabulary
         self.ids: list[int] = []
@@ -202,12 +209,13 @@ def expected_ids(
     sampling: Sampling | None = None,
     adapter: str | None = None,
     mean_tokens: float | None = None,
+    media: Sequence[MediaSpan] = (),
     vocabulary: Vocabulary | None = None,
 ) -> list[int]:
     """The ids a simulator answers with: at most `max_tokens`, the end or stop token included if there is one."""
     sampling = sampling or Sampling()
     vocabulary = vocabulary or bundled_vocabulary()
-    answer = Answer(vocabulary, prompt_ids, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens)
+    answer = Answer(vocabulary, prompt_ids, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens, media=media)
     while len(answer.ids) < max_tokens:
         answer.grow()
     ids = answer.ids[:max_tokens]
@@ -226,12 +234,19 @@ def expected_text(
     sampling: Sampling | None = None,
     adapter: str | None = None,
     mean_tokens: float | None = None,
+    media: Sequence[MediaSpan] = (),
     vocabulary: Vocabulary | None = None,
 ) -> str:
     """`expected_ids` as the text a client sees."""
     vocabulary = vocabulary or bundled_vocabulary()
     ids = expected_ids(
-        prompt_ids, max_tokens, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens, vocabulary=vocabulary
+        prompt_ids,
+        max_tokens,
+        sampling=sampling,
+        adapter=adapter,
+        mean_tokens=mean_tokens,
+        media=media,
+        vocabulary=vocabulary,
     )
     pipeline = TextPipeline(vocabulary.table, prompt_ids=prompt_ids, stop=stop)
     return "".join(map(pipeline.push, ids)) + pipeline.finish()

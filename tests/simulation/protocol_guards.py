@@ -1,0 +1,360 @@
+"""The rules of the job protocol, each with a way to take it out of force.
+
+`test_protocol_guards.py` shows that the search finds what breaks without it.  A rule whose absence nobody notices would be one
+that no test holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker import ingress_inbox, leaving, outflow, settling, worker
+from broker.ingress import Ingress
+from broker.lapses import Lapses
+from broker.members import Members
+from broker.messages import Abort, Check, CheckReply, ClaimReply, Frame, Refuse, RefuseReply, Row
+from broker.moving import Janitor, Mover
+from broker.protocol import judge
+from broker.protocol.judge import JobRecord, Judge
+from broker.protocol.runs import Run, RunState, RunTable
+from broker.worker import WorkerSession
+from broker.worker_inbox import WorkerInbox
+from jetstream.errors import NoResponder
+from jetstream.ports import Delivery
+from tests.simulation.messaging import SimMessaging
+
+Guard = Callable[[pytest.MonkeyPatch], None]
+GUARDS: dict[str, Guard] = {}
+
+
+def guard(function: Guard) -> Guard:
+    GUARDS[function.__name__] = function
+    return function
+
+
+# -- transfers ----------------------------------------------------------------------------------------------------------------
+
+
+@guard
+def publish_before_delete(patch: pytest.MonkeyPatch) -> None:
+    real = Mover._publish
+
+    async def publish(self: Mover, envelope: Any, data: bytes, attempt: int, history: Any, source_seq: int) -> None:
+        await self._delete(source_seq)
+        await real(self, envelope, data, attempt, history, source_seq)
+
+    patch.setattr(Mover, "_publish", publish)
+
+
+@guard
+def a_moved_copy_is_a_new_attempt(patch: pytest.MonkeyPatch) -> None:
+    real = Mover._publish
+
+    async def publish(self: Mover, envelope: Any, data: bytes, attempt: int, history: Any, source_seq: int) -> None:
+        await real(self, envelope, data, attempt - 1, history, source_seq)
+
+    patch.setattr(Mover, "_publish", publish)
+
+
+# -- the worker ---------------------------------------------------------------------------------------------------------------
+
+
+@guard
+def runs_are_keyed_by_sequence(patch: pytest.MonkeyPatch) -> None:
+    remove = RunTable.remove
+
+    def redelivered(self: RunTable, delivery: Delivery) -> bool:
+        if (old := self._by_seq.pop(delivery.stream_seq, None)) is not None:
+            self._by_seq[-old.run] = old
+        return False
+
+    def remove_any(self: RunTable, run: Run) -> bool:
+        newer = self._by_seq.get(run.seq)
+        if -run.run in self._by_seq:
+            self._by_seq[run.seq] = self._by_seq.pop(-run.run)
+        done = remove(self, run)
+        if newer is not None and newer is not run:
+            self._by_seq[newer.seq] = newer
+        return done
+
+    patch.setattr(RunTable, "redelivered", redelivered)
+    patch.setattr(RunTable, "remove", remove_any)
+
+
+@guard
+def a_missing_consumer_is_made_again(patch: pytest.MonkeyPatch) -> None:
+    real = SimMessaging.pull
+
+    def pull(self: SimMessaging, *args: Any, **options: Any) -> Any:
+        return real(self, *args, **(options | {"on_missing": None}))
+
+    patch.setattr(SimMessaging, "pull", pull)
+
+
+@guard
+def a_payload_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    real = worker.fetch_payload
+
+    async def fetch_once(messaging: Any, subjects: Any, envelope: Any, *, wanted: Any) -> bytes:
+        tries = iter((True, True, True))
+        return await real(messaging, subjects, envelope, wanted=lambda: wanted() and next(tries, False))
+
+    patch.setattr(worker, "fetch_payload", fetch_once)
+
+
+@guard
+def an_abort_names_a_run(patch: pytest.MonkeyPatch) -> None:
+    def on_abort(self: WorkerInbox, control: Abort) -> None:
+        for ref in control.runs:
+            for run in self._session.runs.of(ref.id):
+                self._session.drop(run, how="stale")
+
+    patch.setattr(WorkerInbox, "_on_abort", on_abort)
+
+
+@guard
+def an_end_is_confirmed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
+    real = outflow._ended
+
+    def ended(run: Run) -> None:
+        real(run)
+        run.delivery.ack()
+
+    patch.setattr(outflow, "_ended", ended)
+
+
+@guard
+def an_unanswered_end_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(outflow.Outflow, "press", lambda self, run, now_s, every_s: False)
+
+
+@guard
+def a_lapsed_worker_asks_its_judges(patch: pytest.MonkeyPatch) -> None:
+    def recheck(self: Lapses, tasks: object) -> None:
+        for run in self._runs:
+            if run.state is RunState.LAPSED and self._lease.held:
+                self._drop(run, "lapsed")
+
+    patch.setattr(Lapses, "recheck", recheck)
+
+
+@guard
+def a_job_in_its_last_life_runs_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunTable, "may_start", lambda self, run: True)
+
+
+@guard
+def a_claim_is_not_granted_beside_others_in_the_last_life(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(judge, "ALONE_FROM", 99)
+
+
+@guard
+def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
+    async def has_turn(self: WorkerSession, run: Run) -> bool:
+        while run.state is RunState.WAITING and not self.runs.may_start(run):
+            await asyncio.sleep(0.1)
+        run.state = RunState.CLAIMING if run.state is RunState.WAITING else run.state
+        return run.state is RunState.CLAIMING
+
+    patch.setattr(WorkerSession, "_has_turn", has_turn)
+    patch.setattr(leaving.Leaving, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+# -- verdicts -----------------------------------------------------------------------------------------------------------------
+
+
+@guard
+def silence_is_no_verdict(patch: pytest.MonkeyPatch) -> None:
+    real = SimMessaging.request
+
+    async def request(self: SimMessaging, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        try:
+            return await real(self, subject, data, timeout_s=timeout_s)
+        except NoResponder:
+            control = msgspec.msgpack.decode(data)
+            if control["op"] == "check":
+                return settling.encode(CheckReply(verdicts=["unknown"] * len(control["runs"])))
+            kind = ClaimReply if control["op"] == "claim" else RefuseReply
+            return settling.encode(kind(verdict="unknown"))
+
+    patch.setattr(SimMessaging, "request", request)
+
+
+@guard
+def no_verdict_right_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimMessaging, "connected_since_s", -1e9)
+
+
+@guard
+def a_verdict_takes_a_fresh_read(patch: pytest.MonkeyPatch) -> None:
+    async def gone(self: Members, key: str) -> bool:
+        return key not in self._values
+
+    patch.setattr(Members, "gone", gone)
+
+
+@guard
+def a_verdict_covers_only_what_was_there_when_it_was_asked(patch: pytest.MonkeyPatch) -> None:
+    async def drop_if_gone(self: WorkerSession, name: str) -> None:
+        if await self._members.ingress_gone(name):
+            for run in self.runs:
+                if run.judge == name:
+                    self.drop(run, how="judge_gone")
+
+    patch.setattr(WorkerSession, "_drop_if_gone", drop_if_gone)
+
+
+@guard
+def nobody_works_for_a_judge_that_is_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerSession, "_look_for_judges", lambda self, now_s: None)
+
+
+@guard
+def work_of_the_dead_is_moved(patch: pytest.MonkeyPatch) -> None:
+    async def idle(self: Janitor) -> None:
+        return None
+
+    patch.setattr(Janitor, "_round", idle)
+
+
+# -- the judge ----------------------------------------------------------------------------------------------------------------
+
+
+@guard
+def frames_of_other_runs_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    def on_frame(self: Judge, frame: Frame, now_s: float) -> None:
+        for row in frame.rows:
+            if (record := self._open.get(row.id)) is not None:
+                self._on_row(record, row, frame.worker)
+
+    patch.setattr(Judge, "on_frame", on_frame)
+
+
+@guard
+def an_overlap_is_trimmed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(judge, "_trim", lambda row, skip: row)
+
+
+@guard
+def a_gap_is_asked_after(patch: pytest.MonkeyPatch) -> None:
+    real = Judge._on_row
+
+    def on_row(self: Judge, record: JobRecord, row: Row, worker: str) -> None:
+        if 0 <= row.choice < record.choices and row.offset > len(record.emitted[row.choice]):
+            record.emitted[row.choice] += [0] * (row.offset - len(record.emitted[row.choice]))
+        real(self, record, row, worker)
+
+    patch.setattr(Judge, "_on_row", on_row)
+
+
+@guard
+def a_claim_sets_the_fence(patch: pytest.MonkeyPatch) -> None:
+    real = Judge._adopt
+
+    def adopt(self: Judge, record: JobRecord, attempt: int, run: int, worker: str) -> None:
+        if attempt == 1:
+            real(self, record, attempt, run, worker)
+        else:
+            record.hold(attempt, worker)
+
+    patch.setattr(Judge, "_adopt", adopt)
+
+
+@guard
+def an_older_attempt_is_stale(patch: pytest.MonkeyPatch) -> None:
+    real = Judge.on_claim
+
+    def on_claim(self: Judge, claim: Any, now_s: float, **options: Any) -> ClaimReply:
+        record = self.get(claim.id)
+        if record is not None:
+            record.attempt, record.run = min(record.attempt, claim.attempt), None
+        return real(self, claim, now_s, **options)
+
+    patch.setattr(Judge, "on_claim", on_claim)
+
+
+@guard
+def a_check_adopts_like_a_first_frame(patch: pytest.MonkeyPatch) -> None:
+    real = Judge.on_check
+
+    def on_check(self: Judge, check: Check, now_s: float) -> CheckReply:
+        for ref in check.runs:
+            record = self.get(ref.id)
+            if record is not None and record.run is None:
+                return CheckReply(verdicts=["stale"] * len(check.runs))
+        return real(self, check, now_s)
+
+    patch.setattr(Judge, "on_check", on_check)
+
+
+@guard
+def a_refusal_is_fenced(patch: pytest.MonkeyPatch) -> None:
+    def on_refuse(self: Judge, refuse: Refuse) -> RefuseReply:
+        self.close(refuse.id, refuse.fault)
+        return RefuseReply(verdict="done")
+
+    patch.setattr(Judge, "on_refuse", on_refuse)
+
+
+@guard
+def a_lapsed_judge_submits_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ingress, "_on_gained", lambda self: None)
+
+
+@guard
+def submitted_again_means_a_new_generation(patch: pytest.MonkeyPatch) -> None:
+    def on_lapse(self: Judge) -> list[tuple[JobRecord, int]]:
+        return [(record, record.attempt) for record in self._open.values()]
+
+    patch.setattr(Judge, "on_lapse", on_lapse)
+
+
+# -- counting crashes ---------------------------------------------------------------------------------------------------------
+
+
+@guard
+def suspicions_are_not_crashes(patch: pytest.MonkeyPatch) -> None:
+    def everything(history: Any, held: Any, accounted: Any) -> set[str]:
+        return {entry.worker for entry in history}
+
+    patch.setattr(judge, "crashed_workers", everything)
+
+
+@guard
+def who_is_back_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
+    real = judge.crashed_workers
+
+    def never_back(history: Any, held: Any, accounted: Any) -> set[str]:
+        return real(history, held, lambda worker: False)
+
+    patch.setattr(judge, "crashed_workers", never_back)
+
+
+@guard
+def who_drains_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ingress_inbox, "drained_key", lambda worker: f"nothing.{worker}")
+
+
+@guard
+def the_death_of_an_engine_counts(patch: pytest.MonkeyPatch) -> None:
+    real = judge.crashed_workers
+
+    def processes_only(history: Any, held: Any, accounted: Any) -> set[str]:
+        return real([entry for entry in history if "#" not in entry.worker], held, accounted)
+
+    patch.setattr(judge, "crashed_workers", processes_only)
+
+
+@guard
+def a_started_event_is_evidence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Judge, "on_event", lambda self, event: None)
+
+
+@guard
+def crashes_end_a_request(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(judge, "CRASH_LIMIT", 99)

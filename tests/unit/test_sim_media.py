@@ -1,0 +1,82 @@
+"""Images, videos and sounds in prompts of the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.blocks import MediaSpan, block_chain
+from tests.unit.sim_world import SIZE, World
+from workers.errors import RequestInvalid
+from workers.sim.engine import SimEngine
+from workers.sim.tokens import expected_ids
+
+
+def item(digest: int, start: int, length: int, kind: str = "image") -> dict[str, Any]:
+    return {"kind": kind, "digest": digest, "start": start, "length": length, "url": "of no interest"}
+
+
+def test_another_image_gives_another_answer_and_shares_no_blocks_from_there_on():
+    world = World()
+    node = world.node("n")
+    prompt = [1] * 20
+    for name, digest, cached in (("a", 7, 0), ("b", 7, 16), ("c", 8, 8)):
+        node.submit(name, prompt, media=[item(digest, 9, 3)], max_tokens=6)
+        world.run()
+        assert node.outputs[name][0][1].cached_tokens == cached
+        assert node.ids(name) == expected_ids(prompt, 6, media=[MediaSpan(9, 3, digest)])
+    assert node.ids("a") == node.ids("b")
+    assert len({tuple(ids) for ids in (node.ids("a"), node.ids("c"), expected_ids(prompt, 6))}) == 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 30), st.integers(1, 12))
+def test_blocks_are_named_as_everywhere_else(data, length, most):
+    spans = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, length - 1))
+        spans.append(MediaSpan(start, data.draw(st.integers(1, length - start)), data.draw(st.integers(0, 2**64 - 1))))
+    world = World()
+    node = world.node("n")
+    prompt = list(range(length))
+    media = [item(span.digest, span.start, span.length) for span in spans]
+    node.submit("a", prompt, media=media, max_tokens=most)
+    world.run()
+    whole = prompt + node.ids("a")[:-1]  # the last token is not computed
+    chain = block_chain(whole, SIZE, media=spans)
+    assert [value for event in node.events for value in event.hashes] == chain
+    touched = [keys for event in node.events for keys in event.media or [()] * len(event.hashes)]
+    assert len(touched) == len(chain)
+    for n, keys in enumerate(touched):
+        assert keys == tuple(
+            (span.digest, max(0, span.start - n * SIZE))
+            for span in spans
+            if span.start < (n + 1) * SIZE and span.start + span.length > n * SIZE
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "smell", "digest": 1, "start": 0, "length": 1},
+        {"kind": "image", "start": 0, "length": 1},
+        item(-1, 0, 1),
+        item(2**64, 0, 1),
+        item(1, 3, 3),
+        item(1, 0, 0),
+    ],
+)
+def test_a_wrong_item_is_refused(wrong):
+    world = World()
+    node = world.node("n")
+    with pytest.raises(RequestInvalid) as refused:
+        node.submit("a", [1] * 5, media=[wrong])
+    assert refused.value.param == "media"
+    assert node.scheduler.idle
+
+
+def test_the_engine_says_what_it_takes():
+    assert SimEngine().capabilities.media == {"image", "video", "audio"}

@@ -1,0 +1,148 @@
+"""Blocks that come from elsewhere or go elsewhere, beside the steps: lower tiers, and both sides of a hand-over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workers.engine import Handover, Output, Role, Sequence
+from workers.errors import UnsupportedByEngine
+from workers.sim.batch import Batch
+from workers.sim.giving import Giver
+from workers.sim.loading import Load, Loader
+from workers.sim.run import Phase, Run
+from workers.sim.taking import Taker
+from workers.sim.tiers import LOWER_TIERS
+from workers.sim.timing import TimingModel
+from workers.sim.wire import Wire
+
+
+class Exchange:
+    """One engine's traffic. Without a `wire` it hands nothing over; with `none` set there is no traffic at all."""
+
+    def __init__(self, batch: Batch, timing: TimingModel, *, clock: Callable[[], float], wire: Wire | None) -> None:
+        self._batch = batch
+        self._clock = clock
+        self._wire = wire
+        self.giver = Giver(wire) if wire is not None and wire.role is Role.PREFILL else None
+        self.taker = Taker(wire) if wire is not None and wire.role is Role.DECODE else None
+        comes = batch.manager.lower is not None or self.taker is not None
+        self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker) if comes else None
+        self.none = self.giver is None and self.loader is None
+
+    def next_at(self) -> float | None:
+        """When `settle` has something to do."""
+        times = [part.next_at() for part in (self.giver, self.loader) if part is not None]
+        return min([at for at in times if at is not None], default=None)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters; some tell what no real engine could know."""
+        counts: dict[str, Any] = {}
+        if self._batch.manager.lower is not None:
+            counts["lower_blocks"] = self._batch.manager.lower.counts()
+        if self.loader is not None:
+            counts["loaded_blocks"] = dict(self.loader.loaded_blocks)
+        if self.giver is not None:
+            counts |= {"handovers_held": self.giver.holding, "handovers_expired": self.giver.expired}
+        if self.taker is not None:
+            taker = self.taker
+            counts |= {"fetched_blocks": taker.fetched_blocks, "failed_fetches": taker.failed, "stale_fetches": taker.stale}
+        return counts
+
+    # -- sequences come and go -------------------------------------------------------------------------------
+
+    def enter(self, run: Run, wanted: Handover, sequence: Sequence) -> None:
+        """Give a new sequence its part in a hand-over. Raises RequestInvalid or UnsupportedByEngine."""
+        if self._wire is None:
+            raise UnsupportedByEngine("a simulator in the role aggregated takes no hand-overs")
+        side = self._wire.side(wanted, sequence, run.chain())
+        run.take_side(side)
+        if self.taker is not None:
+            self.taker.enter(run, side)
+        elif self.giver is not None and side.room:
+            self.giver.enter(run, side.key)
+
+    def leave(self, run: Run) -> None:
+        """This sequence is over: so is what it waits for, and what waits for it."""
+        if self.loader is not None:
+            self.loader.cancel(run)
+        if run.side is None:
+            return
+        if self.taker is not None:
+            self.taker.forget(run, run.side)
+        elif self.giver is not None:
+            self.giver.drop(run.side)
+
+    def release(self, name: str, why: str) -> None:
+        """Let go of what a sequence that is over has on offer."""
+        if self.giver is not None:
+            self.giver.release(name, why)
+
+    # -- blocks come -----------------------------------------------------------------------------------------
+
+    def begin(self, run: Run, load: Load, blocks: list[int]) -> bool:
+        """Admit the first waiting sequence, with these blocks of prefix and that load; False if there is no room for it."""
+        loader, manager = self.loader, self._batch.manager
+        fresh = manager.allocate(load.missing)
+        if loader is None or fresh is None:
+            manager.release(blocks)
+            if loader is not None:
+                loader.release(load)
+            return False
+        self._batch.start(run, blocks)
+        run.phase = Phase.LOADING
+        self._batch.loading.append(run)
+        run.blocks = blocks + loader.begin(load, fresh)
+        run.capacity = len(run.blocks) * manager.block_size
+        return True
+
+    def settle(self, drop: Callable[[Run], None]) -> list[Output]:
+        """What has come, gone or failed since the last step; the last outputs of the sequences that end with it."""
+        outputs = []
+        for run, output in self.giver.tick() if self.giver is not None else ():
+            if self._batch.runs.get(run.id) is run:
+                drop(run)
+                outputs.append(output)
+        for load in self.loader.tick() if self.loader is not None else ():
+            if load.fault is None:
+                self._loaded(load.run, load)
+            else:
+                drop(load.run)
+                outputs.append(Output(load.run.id, [], fault=load.fault))
+        return outputs
+
+    def _loaded(self, run: Run, load: Load) -> None:
+        size, arrival = self._batch.manager.block_size, load.arrival
+        own = load.local * size
+        run.set_taint(load.taint)
+        self._batch.reach(run, own)
+        if arrival is not None and load.remote and not arrival.error:
+            self._batch.reach(run, min(own + arrival.right * size, load.tokens))
+            run.set_taint(run.taint or arrival.taint)
+            self._batch.reach(run, load.tokens)
+        if run.cached_tokens is None:
+            run.cached_tokens = own
+            tiers = {tier: load.found.count(tier) * size for tier in LOWER_TIERS if tier in load.found}
+            run.extra = {"cached": {"device": own - sum(tiers.values()), **tiers}}
+            if self.taker is not None:
+                run.extra["remote_tokens"] = run.computed - own
+        self._batch.loading.remove(run)
+        self._batch.prefill(run)
+
+    # -- blocks go -------------------------------------------------------------------------------------------
+
+    def hand_over(self, run: Run, output: Output, at: float) -> bool:
+        """This sequence's prompt is computed, and its last output will be out at `at`: offer its blocks.
+
+        Whether it now waits for its room, and gives its output only then.
+        """
+        if self.giver is None or run.side is None:
+            return False
+        if run.side.room:
+            self._batch.decoding.remove(run)
+            run.phase = Phase.PARKED
+            self.giver.park(run, output, run.side.key)
+            return True
+        if output.finish == "length":  # a prompt whose answer is over has nothing to hand over
+            self.giver.offer(run, output, at)
+        return False
