@@ -149,3 +149,20 @@ def test_no_request_fails_while_workers_are_added_drained_and_removed(start: Cal
             thread.join(60)
     assert failures == []
     assert [w for w, (_, runs) in holders(up).items() if w.startswith("second") or runs] == []
+
+
+def test_a_client_that_leaves_frees_its_slot_in_the_engine(start: Callable[..., RunningUp]) -> None:
+    up = start(*SLOW)
+    with client(up) as api:
+        streams = [
+            api.completions.create(
+                model="sim", prompt=[5, number], max_tokens=30_000, stream=True, extra_body={"ignore_eos": True}
+            )
+            for number in range(3)
+        ]
+        for stream in streams:
+            next(iter(stream))
+        assert [runs for _, runs in holders(up).values()] == [3]
+        for stream in streams:
+            stream.close()
+    up.until("all slots are free", lambda: [runs for _, runs in holders(up).values()] == [0])

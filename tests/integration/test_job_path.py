@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.cards import ModelCard
-from broker.errors import JobCancelled, NoWorker
+from broker.errors import JobCancelled, NoWorker, Overloaded
 from broker.ingress import Ingress
 from broker.jobs import Job, new_id
 from broker.messages import Generation, WorkerMember
@@ -19,6 +19,8 @@ from broker.stream import JobStream
 from broker.worker import WorkerSession
 from jetstream.client import Connection
 from jetstream.subjects import Subjects, pool_id
+from jetstream.topology import Topology
+from tests.conftest import Connect
 from tests.support.executor import ScriptedExecutor, expected
 
 POOL = pool_id("m")
@@ -166,3 +168,20 @@ async def test_many_requests_on_few_slots_all_end_exactly_once(connection: Conne
         results = await asyncio.gather(*(collect(s) for s in streams))
         assert results == [expected(r.id, 0, 5) for r in requests]
         await nothing_stored(connection, subjects)
+
+
+async def test_a_full_queue_refuses_with_a_retry_time_and_stores_nothing_more(connect: Connect, subjects: Subjects) -> None:
+    connection = await connect(topology=Topology(subjects, tenant_cap=2))
+    async with ingress(connection, subjects) as served, worker(connection, subjects, "w1", step_s=0.05, slots=1):
+        await has_worker(served)
+
+        async def fill() -> None:
+            for _ in range(30):
+                await served.submit(job(100_000))
+
+        with pytest.raises(Overloaded, match="queue of this model is full") as refused:
+            await fill()
+        assert refused.value.retry_after_s > 0
+        assert refused.value.reason == "queue_full"
+        assert sum((await connection.subject_counts(subjects.stream("REQ"), ">")).values()) == 2
+        await served.submit(job(1, tenant="somebody-else"))

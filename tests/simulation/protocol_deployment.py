@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -17,8 +18,9 @@ from broker.codec import decode
 from broker.errors import AdmissionError, JobError
 from broker.ingress import Ingress
 from broker.ingress_inbox import drained_key
-from broker.messages import HEADER_HISTORY, DeadLetter, Generation, WorkerMember
+from broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
 from broker.protocol.crashes import CRASH_LIMIT
+from broker.protocol.judge import GENERATION
 from broker.protocol.runs import Run, RunState
 from broker.settings import IngressSettings, SessionSettings, Timing
 from broker.worker import WorkerSession
@@ -77,6 +79,8 @@ class Deployment:
     left: set[str] = field(default_factory=set)  # processes that went by themselves
     waiting: dict[str, int] = field(default_factory=dict)  # clients that have not submitted yet, by ingress
     blown: dict[str, int] = field(default_factory=dict)  # crashes by a poison request
+    claimed: dict[str, set[str]] = field(default_factory=dict)  # by which workers
+    attempts: dict[str, int] = field(default_factory=dict)  # the highest that started, inside a generation
     absent: dict[str, float] = field(default_factory=dict)  # when a living worker was last seen without a lease
     closing: dict[str, asyncio.Event] = field(default_factory=dict)  # set once an ingress has drained
     drained: set[str] = field(default_factory=set)  # ingresses told to drain
@@ -146,6 +150,7 @@ class Deployment:
             wall=machine.wall,
         )
         self.ingresses[machine.id] = ingress
+        ingress._judge.on_claim = self._checked(ingress._judge.on_claim)  # type: ignore[method-assign]
         wishes = self.shape.wishes(machine)
         self.waiting[machine.id] = len(wishes)
         try:
@@ -228,7 +233,8 @@ class Deployment:
             "deadline_exceeded": self.world.now >= request.accepted_s + wish.deadline_s,
             "refused": self.shape.shed > 0 and not (self.shape.refused_unstarted and any(request.tokens)),
             "invalid_request": wish.invalid,
-            "slow_client": wish.pause_s >= SLOW_CLIENT_S,
+            "slow_client": wish.pause_s > 0,
+            "engine_error": self.attempts.get(request.id, 0) >= SessionSettings().max_attempts,
         }
         if not allowed.get(code, False):
             raise Violation(f"wrong end: {request.id} {code}")
@@ -278,13 +284,24 @@ class Deployment:
             raise Violation(f"started twice: {run.ref} on {engine.machine.id}")
         if beside := [w.run for w in engine.running.values() if run.alone or w.run.alone]:
             raise Violation(f"not alone: {run.ref} on {engine.machine.id} beside {[other.ref for other in beside]}")
-        crashed = self.real_crashes(run.id) | self.away(run.id)
-        if run.delivery.num_delivered + run.attempt > 2 and run.crashes > len(crashed):
-            raise Violation(f"overcounted crashes of {run.id}: {run.crashes}, really {sorted(crashed)}")
+        self.attempts[run.id] = max(run.attempt % GENERATION, self.attempts.get(run.id, 0))
         prefix = tuple(tuple(log.ids) for log in run.choices)
         note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.run, engine.machine, prefix)
         engine.machine.note("RUNS", run.id, run.attempt, "from", [len(p) for p in prefix], "crashes", run.crashes)
         return note, request.wish
+
+    def _checked(self, on_claim: Callable[..., ClaimReply]) -> Callable[..., ClaimReply]:
+        """The judge's `on_claim`, compared with what really happened."""
+
+        def checked(claim: Claim, now_s: float, **options: Any) -> ClaimReply:
+            reply = on_claim(claim, now_s, **options)
+            crashed = self.real_crashes(claim.id) | self.away(claim.id)
+            if reply.crashes > len(crashed):
+                self.world.violation(f"overcounted crashes of {claim.id}: {reply.crashes}, really {sorted(crashed)}")
+            self.claimed.setdefault(claim.id, set()).add(claim.worker)
+            return reply
+
+        return checked
 
     def _blow(self, request_id: str) -> None:
         self.blown[request_id] = self.blown.get(request_id, 0) + 1
@@ -319,12 +336,13 @@ class Deployment:
 
     def away(self, request_id: str) -> set[str]:
         """Holders that live but could not be told from crashed ones a moment ago: their leases were gone."""
-        holders = {n.machine.id: n.machine for n in self.runs.values() if n.request_id == request_id}
-        holders |= {w.machine.id: w.machine for w in self._holders(request_id)}
+        holders = {note.machine.id for note in self.runs.values() if note.request_id == request_id}
+        holders |= self.claimed.get(request_id, set())
         return {
             name
-            for name, machine in holders.items()
-            if machine.alive and (self._leaseless(name) or self.world.now - self.absent.get(name, -AWAY_S) < AWAY_S)
+            for name in holders
+            if self.workers[name].machine.alive
+            and (self._leaseless(name) or self.world.now - self.absent.get(name, -AWAY_S) < AWAY_S)
         }
 
     def _look(self) -> None:

@@ -80,6 +80,20 @@ async def test_sequences_inside_are_aborted_or_waited_for():
         assert bench.engine.load().blocks_used == 0
 
 
+async def test_waiting_for_sequences_waits_for_their_last_output():
+    async with started(timing="cpu-small", speedup=2) as bench:
+        await bench.engine.submit(sequence("a", [1], max_tokens=1))
+        await asyncio.sleep(0.001)  # inside the engine it is over, and the step still runs
+        await bench.engine.control("sleep", {"mode": "wait"})
+        assert bench.finished("a")
+
+
+async def test_an_engine_sleeps_as_deep_as_it_was_told_until_it_wakes():
+    async with started() as bench:
+        levels = [(await bench.engine.control("sleep", {"level": level}))["level"] for level in (2, 1)]
+        assert levels == [2, 2]
+
+
 async def test_waiting_for_sequences_that_do_not_end_ends():
     async with started(faults={"stuck_at_token": 0}) as bench:
         await bench.engine.submit(sequence("a", [1]))

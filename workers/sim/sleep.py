@@ -56,7 +56,7 @@ class Sleeper:
         scheduler = self._scheduler
         self._call += 1
         call = self._call
-        scheduler.closed = f"the engine sleeps (level {args.level})"
+        scheduler.closed = f"the engine sleeps (level {max(self.level, args.level)})"
         if args.mode == "wait":
             await self._until_idle(args.timeout_s, call)
             if call != self._call:  # woken, or sent to sleep otherwise, meanwhile
