@@ -40,6 +40,7 @@ from jetstream.topology import consumer_config
 log = structlog.get_logger(__name__)
 
 OLDEST_SERVER = (2, 11)
+RESET_TRIES = 4
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
 PINGS_OUTSTANDING = 2
@@ -75,6 +76,18 @@ class Connection:
     @classmethod
     async def connect(cls, options: ConnectOptions, *, subjects: Subjects) -> Self:
         """Raises ServerUnreachable, AccessDenied, ServerTooOld, JetStreamDisabled, or ConnectError for unusable options."""
+        for _ in range(RESET_TRIES - 1):
+            try:
+                return await cls._connect_once(options, subjects=subjects)
+            except ServerUnreachable as error:
+                # A server that refuses says why and closes. When the close overtakes its words we see only a reset.
+                if not isinstance(error.__cause__, ConnectionResetError):
+                    raise
+                await asyncio.sleep(RECONNECT_WAIT_S / 5)
+        return await cls._connect_once(options, subjects=subjects)
+
+    @classmethod
+    async def _connect_once(cls, options: ConnectOptions, *, subjects: Subjects) -> Self:
         core = CoreClient()
         failures: list[Exception] = []
         connection: Self | None = None
@@ -116,7 +129,8 @@ class Connection:
             raise
         except (OSError, TimeoutError, nats.errors.Error, JetStreamError, ValueError) as error:
             await _abandon(core)
-            raise _connect_error(options, failures[-1] if failures else error) from error
+            why = failures[-1] if failures else error
+            raise _connect_error(options, why) from why
         except BaseException:
             await _abandon(core)
             raise
