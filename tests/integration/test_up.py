@@ -67,6 +67,7 @@ def test_up_serves_says_so_once_and_leaves_nothing_behind(start: Callable[..., R
         pass
 
 
+@pytest.mark.fault
 def test_a_killed_worker_frontend_and_server_are_restarted(start: Callable[..., RunningUp]) -> None:
     up = start()
     up.until_ready()
@@ -89,6 +90,7 @@ def test_a_killed_worker_frontend_and_server_are_restarted(start: Callable[..., 
     assert up.process.wait(30) == 0, up.log()
 
 
+@pytest.mark.fault
 def test_nothing_outlives_a_killed_up(start: Callable[..., RunningUp]) -> None:
     up = start()
     up.until_ready()
@@ -98,6 +100,7 @@ def test_nothing_outlives_a_killed_up(start: Callable[..., RunningUp]) -> None:
     assert _no_longer(pids)
 
 
+@pytest.mark.fault
 def test_a_second_signal_kills_at_once(start: Callable[..., RunningUp]) -> None:
     up = start("--grace", "600")
     up.until_ready()
@@ -110,6 +113,7 @@ def test_a_second_signal_kills_at_once(start: Callable[..., RunningUp]) -> None:
     assert _no_longer(pids)
 
 
+@pytest.mark.fault
 def test_a_drained_worker_is_not_started_again(start: Callable[..., RunningUp]) -> None:
     up = start("--workers", "2")
     up.until_ready()
@@ -137,6 +141,7 @@ def test_wrong_settings_of_a_worker_end_up_with_its_message(start: Callable[...,
     assert "no_such_setting" in up.log_file.read_text().splitlines()[-1]
 
 
+@pytest.mark.fault
 def test_parts_started_one_by_one_find_each_other_through_one_server(start: Callable[..., RunningUp], tmp_path: Path) -> None:
     up = start("--workers", "0")
     up.until("the frontend runs", lambda: bool(up.state()["frontend"]["pid"]))

@@ -318,12 +318,20 @@ class Deployment:
             if any(run.state is not RunState.WAITING for run in worker.session.runs.of(request_id))
         ]
 
+    def _runners(self, request_id: str) -> list[Worker]:
+        names = {note.machine.id for note in self.runs.values() if note.request_id == request_id}
+        return [self.workers[name] for name in names | self.claimed.get(request_id, set())]
+
     def real_crashes(self, request_id: str) -> set[str]:
-        """Workers that died undrained, or whose engine died, while they had claimed or started this request."""
+        """Workers that died undrained, or whose engine died, while they had claimed or started this request.
+
+        Without deduplication a second copy of an attempt may lie beside one that was run and given away before: a crash then
+        counts by the letter of the protocol, so having run it at any time is enough.
+        """
         drained = self.world.server.buckets[SUBJECTS.bucket("state")]
         crashed = {
             w.machine.id
-            for w in self._holders(request_id)
+            for w in (self._holders(request_id) if self.world.config.dedupe else self._runners(request_id))
             if not w.machine.alive and w.machine.id not in self.left and drained.get(drained_key(w.machine.id)) is None
         }
         for worker in self.workers.values():
@@ -336,13 +344,11 @@ class Deployment:
 
     def away(self, request_id: str) -> set[str]:
         """Holders that live but could not be told from crashed ones a moment ago: their leases were gone."""
-        holders = {note.machine.id for note in self.runs.values() if note.request_id == request_id}
-        holders |= self.claimed.get(request_id, set())
         return {
-            name
-            for name in holders
-            if self.workers[name].machine.alive
-            and (self._leaseless(name) or self.world.now - self.absent.get(name, -AWAY_S) < AWAY_S)
+            w.machine.id
+            for w in self._runners(request_id)
+            if w.machine.alive
+            and (self._leaseless(w.machine.id) or self.world.now - self.absent.get(w.machine.id, -AWAY_S) < AWAY_S)
         }
 
     def _look(self) -> None:
