@@ -35,7 +35,7 @@ test: $(VENV)/.test $(VENV)/.engine ## all tests, those with a real engine too (
 	$(BIN)/pytest $(ARGS)
 
 test-fast: $(VENV)/.test ## the tests that need no engine and kill no processes (under a minute)
-	$(BIN)/pytest -m 'not engine and not fault' $(ARGS)
+	$(BIN)/pytest -m 'not engine and not fault' -n 2 --dist loadfile $(ARGS)
 
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
 	$(BIN)/pytest tests/docs $(ARGS)
