@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,6 @@ from workers.sim.tokens import expected_text
 pytestmark = pytest.mark.fault
 
 PROMPT = list(range(300, 340))
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., RunningUp]]:
-    running: list[RunningUp] = []
-
-    def start(*flags: str) -> RunningUp:
-        running.append(RunningUp(tmp_path, *flags))
-        running[-1].until_ready()
-        return running[-1]
-
-    yield start
-    for up in running:
-        up.stop()
 
 
 def stream_text(api: openai.OpenAI, tokens: int, then: Callable[[str], None] = lambda _text: None, **extra: Any) -> str:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -25,20 +25,6 @@ from workers.sim.tokens import expected_text
 pytestmark = pytest.mark.fault
 
 SLOW = ("--engine-arg", 'timing_overrides={"decode_base_s": 0.01}')
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., RunningUp]]:
-    running: list[RunningUp] = []
-
-    def start(*flags: str) -> RunningUp:
-        running.append(RunningUp(tmp_path, *flags))
-        running[-1].until_ready()
-        return running[-1]
-
-    yield start
-    for up in running:
-        up.stop()
 
 
 def client(up: RunningUp) -> openai.OpenAI:
