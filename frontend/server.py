@@ -46,8 +46,8 @@ async def run_frontend(
     """
     listener = listen(settings)
     with contextlib.closing(listener):
-        async with _connections(options, subjects, settings) as (work, frames), asyncio.TaskGroup() as group:
-            ingress = Ingress(work, subjects, frames=frames, namespace=settings.namespace)
+        async with _connection(options, subjects, settings) as work, asyncio.TaskGroup() as group:
+            ingress = Ingress(work, subjects, namespace=settings.namespace)
             running = group.create_task(ingress.run(), name="ingress")
             frontend = build_frontend(ingress, settings)
             loading = group.create_task(frontend.shelf.run(), name="shelf")
@@ -134,10 +134,8 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _connections(
-    options: ConnectOptions, subjects: Subjects, settings: FrontendSettings
-) -> AsyncIterator[tuple[Connection, Connection]]:
-    """One connection for work and one for token frames, so that a burst of either does not queue behind the other."""
+async def _connection(options: ConnectOptions, subjects: Subjects, settings: FrontendSettings) -> AsyncIterator[Connection]:
+    """One connection for everything: token frames on one of their own were measured slower (docs/performance.md)."""
     async with await _connect(options, subjects, settings.start_timeout_s) as work:
         topology = Topology(subjects)
         await ensure_topology(work, topology)
@@ -149,8 +147,7 @@ async def _connections(
                 log.warning("topology.not_ensured", error=str(error))
 
         work.on_reconnect(ensure_again)
-        async with await _connect(options, subjects, settings.start_timeout_s) as frames:
-            yield work, frames
+        yield work
 
 
 async def _connect(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> Connection:

@@ -353,7 +353,7 @@ WORKER = (
         "--stall",
         least=0.1,
     ),
-    Setting("worker.separate_frames", "switch", True, "Token frames on a NATS connection of their own.", ("up", "worker")),
+    Setting("worker.separate_frames", "switch", False, "Token frames on a NATS connection of their own.", ("up", "worker")),
 )
 
 SETTINGS: tuple[Setting, ...] = (*GENERAL, *NATS, *SERVER, *UP, *FRONTEND, *WORKER)

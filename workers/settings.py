@@ -22,4 +22,4 @@ class WorkerSettings:
     stall_s: float = 120.0  # the engine has work and reports nothing for so long: it is dead
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     metrics_port: int | None = None  # None = no metrics endpoint, 0 = any free port
-    separate_frames: bool = True  # token frames on a connection of their own
+    separate_frames: bool = False  # token frames on a connection of their own: measured slower, docs/performance.md
