@@ -61,6 +61,13 @@ class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
     payload: bytes = b""  # a msgpack `Generation`; empty when spilled
     spill: Spill | None = None
     trace: dict[str, str] = {}
+    # what a router may be told about where to place it
+    adapter: str = ""
+    session: str = ""  # requests of one session go to one worker
+    affinity: Literal["soft", "hard"] = "soft"  # soft: unless that costs more than the session's blocks are worth
+    worker: str = ""  # exactly this one (policy `direct`)
+    require: list[str] = []  # labels a worker must have
+    prefer: dict[str, float] = {}  # labels a worker should have, with weights above 0 (or below: rather not)
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -277,7 +284,11 @@ class Inspect(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="
     """Answered with a map of what the component holds: for operators and tests."""
 
 
-WorkerControl = Answers | Abort | Since | Drain | Inspect
+class KvDump(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="kv_dump"):
+    """Publish the whole inventory of cached blocks into the KV stream. Answered with Done; at most one dump a second is made."""
+
+
+WorkerControl = Answers | Abort | Since | Drain | Inspect | KvDump
 
 
 class Done(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -310,7 +321,12 @@ EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
 
 
 class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """[kind, id, attempt, worker, tokens, uncached, blocks]"""
+    """[kind, id, attempt, worker, tokens, uncached, blocks, by, hashes]
+
+    `uncached`: prompt tokens to be prefilled, predicted in `placed`, measured in `prefilled`. `by`: the router that placed it.
+    `hashes` (only in `placed`): chain values that the worker is about to hold and nobody has seen there yet, at most 512 of
+    them, so that all routers send the siblings of a burst to the same worker.
+    """
 
     kind: EventKind
     id: str
@@ -319,6 +335,8 @@ class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: int = 0
     uncached: int = 0
     blocks: int = 0
+    by: str = ""
+    hashes: bytes = b""
 
 
 class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -340,7 +358,87 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     blocks_total: int = 0
     blocks_used: int = 0
     queued_prefill_tokens: int = 0
-    step_s: float = 0.0  # duration of the last engine step
+    step_s: float = 0.0  # duration of the last engine step …
+    step_prefill_tokens: int = 0  # … the prompt tokens it computed
+    step_decodes: int = 0  # … and the sequences that got a token in it
+
+
+# -- KV cache events, on hr.kv.<pool>.<worker>, kept in the KV stream -----------------------------------------
+
+
+class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="step"):
+    """What changed in a worker's cache: first `cleared`, then `removed`, then `stored` apply.
+
+    `epoch` changes when the engine starts, `n` counts this worker's KV messages of the epoch from 0, without a hole. Values map a
+    tier (device, host, disk) to chain values, u64 little endian. `device` comes first wherever tiers are ordered.
+    """
+
+    worker: str
+    epoch: int
+    n: int
+    cleared: bool = False
+    removed: dict[str, bytes] = {}
+    stored: dict[str, bytes] = {}
+
+
+class KvReset(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="reset"):
+    """One part (at most 256 KiB) of a worker's whole inventory; the parts of a dump follow each other in `n` without a step
+    between them. Readers gather them and apply all at `last`: from then on the worker holds exactly these blocks."""
+
+    worker: str
+    epoch: int
+    n: int
+    dump: int  # tells dumps of one epoch apart
+    part: int  # from 0
+    last: bool = False
+    blocks: dict[str, bytes] = {}
+
+
+KvMessage = KvStep | KvReset
+
+
+# -- control: to a router, on hr.ctl.<router>, answered ---------------------------------------------------------
+
+
+class Explain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="explain"):
+    """Why was this request placed where it is? Answered with Explanation."""
+
+    id: str
+
+
+RouterControl = Explain | Inspect
+
+
+class Candidate(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One worker as the router saw it when it decided. Blocks are of the pool's block size; costs are seconds."""
+
+    worker: str
+    device: int = 0  # blocks of the prompt's prefix on that worker, per tier
+    host: int = 0
+    disk: int = 0
+    uncached: int = 0  # tokens it would have to prefill
+    pending: int = 0  # prefill tokens already before it
+    running: int = 0
+    wait_s: float = 0.0  # predicted, until its prefill could begin
+    cost_s: float = 0.0  # predicted time to first token, with the preferences that count
+    room: bool = True
+    why_not: str = ""  # not eligible, and the reason
+
+
+class Explanation(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """A decision, or (`known` false) the word that this router knows nothing of the request."""
+
+    id: str
+    known: bool = True
+    router: str = ""
+    policy: str = ""
+    state: str = ""  # waiting, placed, refused
+    worker: str = ""
+    reason: str = ""
+    at: float = 0.0
+    waited_s: float = 0.0  # in the window
+    predicted_ttft_s: float = 0.0
+    candidates: list[Candidate] = []
 
 
 # -- members (leases) ----------------------------------------------------------------------------------------
@@ -364,6 +462,10 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     draining: bool = False
     host: str = ""
     pid: int = 0
+    labels: list[str] = []
+    adapters: list[str] = []  # adapters it serves besides the base model
+    kv_events: bool = False  # it publishes its cache's changes; without them routers work from their own placements
+    step_tokens: int = 0  # most tokens of one engine step, 0 = unknown
 
 
 class IngressMember(Record, frozen=True, omit_defaults=True, kw_only=True):

@@ -174,6 +174,10 @@ async def test_a_full_queue_refuses_with_a_retry_time_and_stores_nothing_more(co
     connection = await connect(topology=Topology(subjects, tenant_cap=2))
     async with ingress(connection, subjects) as served, worker(connection, subjects, "w1", step_s=0.05, slots=1):
         await has_worker(served)
+        await served.submit(job(100_000))  # it takes the only slot, so that nothing leaves the queue while it is filled
+        async with asyncio.timeout(10):
+            while await connection.subject_counts(subjects.stream("REQ"), ">"):
+                await asyncio.sleep(0.01)
 
         async def fill() -> None:
             for _ in range(30):

@@ -1,0 +1,47 @@
+"""What can go wrong in a router.
+
+    RouterError
+    ├── UnknownWorker        an operation names a worker that the index or the scheduler does not have
+    ├── SnapshotError        a snapshot cannot be used
+    │   ├── SnapshotCorrupt  truncated, or its digest does not match
+    │   ├── SnapshotForeign  of another pool, block size or stream
+    │   └── SnapshotTooNew   written by a newer version
+    ├── SettingsInvalid      a policy or setting that does not exist or cannot be
+    └── TraceInvalid         a line of a trace that is no request
+"""
+
+from __future__ import annotations
+
+from jetstream.errors import HeadraceError
+
+
+class RouterError(HeadraceError):
+    """Root of everything below."""
+
+
+class UnknownWorker(RouterError):
+    """No such worker here."""
+
+
+class SnapshotError(RouterError):
+    """A snapshot cannot be used. The router goes on without it: older snapshot, else empty index and inventories of all workers."""
+
+
+class SnapshotCorrupt(SnapshotError):
+    """Truncated or altered."""
+
+
+class SnapshotForeign(SnapshotError):
+    """It belongs to another pool, block size or stream."""
+
+
+class SnapshotTooNew(SnapshotError):
+    """A newer version wrote it."""
+
+
+class SettingsInvalid(RouterError):
+    """Names the setting and the value."""
+
+
+class TraceInvalid(RouterError):
+    """Names the file, the line and what is wrong with it."""

@@ -1,0 +1,78 @@
+"""What goes into the scheduler and what comes out of it. Times are seconds of one monotonic (or virtual) clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from broker.messages import Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker as its lease describes it."""
+
+    worker: str
+    slots: int
+    blocks: int = 0  # KV blocks it has in all, 0 = unknown
+    block_size: int = 0
+    step_tokens: int = 0  # most tokens of one engine step, 0 = unknown
+    draining: bool = False
+    labels: frozenset[str] = frozenset()
+    adapters: frozenset[str] = frozenset()
+    kv_events: bool = True
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A request in the scheduling window. `key` is the caller's own handle (its delivery) and comes back with the decision."""
+
+    id: str
+    key: object = None
+    attempt: int = 1
+    tokens: int
+    max_tokens: int = 0
+    choices: int = 1
+    chain: Sequence[int] = ()  # block chain values; empty = no affinity
+    block_size: int = 0
+    request_class: str = "std"
+    tenant: str = "_"
+    priority: int = 0  # lower is sooner, inside a class
+    arrived_s: float = 0.0
+    deadline_s: float = float("inf")
+    adapter: str = ""
+    session: str = ""
+    affinity: Literal["soft", "hard"] = "soft"
+    worker: str = ""  # directed to exactly this one
+    require: frozenset[str] = frozenset()
+    prefer: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Send this request to this worker now."""
+
+    request: Waiting
+    worker: str
+    uncached: int  # tokens to be prefilled, predicted
+    new_blocks: Sequence[int]  # chain values the worker will hold and does not yet
+    predicted_ttft_s: float  # from arrival
+    waited_s: float
+    reason: str  # metric label: prefix, load, session, direct, only, policy, …
+    candidates: Sequence[Candidate] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """End this request now: `code` is the machine-readable reason (queue_full, tenant_limit, class_limit, deadline_hopeless,
+    deadline, no_eligible_worker)."""
+
+    request: Waiting
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+Decision = Placement | Shed
