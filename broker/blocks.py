@@ -69,6 +69,13 @@ def extend_chain(parent: int, tokens: Sequence[int]) -> int:
     return _hash(pack_u32(tokens), seed=parent)
 
 
+def extend_chain_packed(parent: int, packed: bytes, media: Sequence[tuple[int, int]] = ()) -> int:
+    """`extend_chain` for ids packed already, with the (digest, offset) of each media item that touches the block, in order."""
+    for digest, offset in media:
+        packed += digest.to_bytes(8, "little") + offset.to_bytes(4, "little")
+    return _hash(packed, seed=parent)
+
+
 def _media_bytes(media: Sequence[MediaSpan], start: int, block_size: int) -> bytes:
     mixed = b""
     for item in media:

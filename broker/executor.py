@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from broker.messages import LoadReport
@@ -25,3 +26,23 @@ class Executor(Protocol):
 
     def load(self, report: LoadReport) -> LoadReport:
         """Fill in the engine's part of a load report."""
+
+
+class KvPort(Protocol):
+    """A worker's cache events on their way into the stream, as the session sees them."""
+
+    async def run(self, lease_held: Callable[[], bool]) -> None:
+        """Publish until cancelled, only while `lease_held()`."""
+
+    def lease_gained(self) -> None:
+        """The lease is held (again)."""
+
+    def lease_lapsed(self) -> None:
+        """The lease was lost: readers may have given this worker's blocks up."""
+
+    def ask_dump(self) -> str:
+        """Publish the whole inventory soon. Returns why not, or nothing."""
+
+    @property
+    def state(self) -> str:
+        """For operators: `ok`, or what is wrong."""

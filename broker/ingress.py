@@ -16,12 +16,14 @@ import structlog
 from broker import metrics
 from broker.codec import encode, job_headers
 from broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge
+from broker.explaining import Decisions
 from broker.ingress_inbox import IngressInbox
 from broker.jobs import Job
 from broker.members import Members
 from broker.messages import (
     Cancel,
     DeadLetter,
+    Explanation,
     HistoryEntry,
     IngressMember,
     JobFault,
@@ -93,8 +95,9 @@ class Ingress:
             on_lapse=self._on_lapse,
             on_gained=self._on_gained,
         )
+        self._decisions = Decisions(messaging, subjects)
         self._inbox = IngressInbox(
-            messaging, subjects, self._judge, self._outbox, self._members, bucket=subjects.bucket("state")
+            messaging, subjects, self._judge, self._outbox, self._members, self._decisions, bucket=subjects.bucket("state")
         )
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -146,6 +149,10 @@ class Ingress:
             self._end(record.id, JobFault("cancelled", "the server is shutting down", retriable=True), cause="drain")
         await self._lease.release()
 
+    async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
+        """Why a request whose job had `explain` was placed where it is; never later than `timeout_s`."""
+        return await self._decisions.explain(request_id, timeout_s=timeout_s)
+
     # -- submit ----------------------------------------------------------------------------------------------
 
     async def submit(self, job: Job) -> JobStream:
@@ -172,6 +179,8 @@ class Ingress:
             job.id, limit=self.settings.max_rows, drained=self._on_drained, cancel=lambda i: self._cancel(i, "client")
         )
         record = JobRecord(job.id, job.card.pool, job.choices, stream, now)
+        if job.explain:
+            self._decisions.expect(job.id)
         self._judge.open(record)
         self._open.add(OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s))
         try:

@@ -9,6 +9,7 @@ import structlog
 from broker import metrics
 from broker.codec import decode, decode_ingress_control, encode
 from broker.errors import WireError
+from broker.explaining import Decisions
 from broker.members import Members
 from broker.messages import Check, Claim, ClaimReply, Frame, JobEvents, Record
 from broker.outbox import JudgeOutbox
@@ -30,13 +31,22 @@ class IngressInbox:
     """Feeds the judge and sends what it answers."""
 
     def __init__(
-        self, messaging: Messaging, subjects: Subjects, judge: Judge, outbox: JudgeOutbox, members: Members, *, bucket: str
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        judge: Judge,
+        outbox: JudgeOutbox,
+        members: Members,
+        decisions: Decisions,
+        *,
+        bucket: str,
     ) -> None:
         self._messaging = messaging
         self._subjects = subjects
         self._judge = judge
         self._outbox = outbox
         self._members = members
+        self._decisions = decisions
         self._state = messaging.bucket(bucket)
         self._loop = asyncio.get_running_loop()
         self.tasks: asyncio.TaskGroup | None = None
@@ -60,6 +70,7 @@ class IngressInbox:
             return
         for event in events:
             self._judge.on_event(event)
+            self._decisions.on_event(event)
 
     def on_control(self, message: Message) -> None:
         try:

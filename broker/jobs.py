@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from broker.cards import ModelCard
 from broker.codec import encode
@@ -32,6 +33,13 @@ class Job:
     tenant: str = "_"
     priority: int = 0
     deadline_s: float = 600.0  # from now
+    adapter: str = ""
+    session: str = ""
+    affinity: Literal["soft", "hard"] = "soft"
+    worker: str = ""  # exactly this one
+    require: list[str] = field(default_factory=list)
+    prefer: dict[str, float] = field(default_factory=dict)
+    explain: bool = False  # the ingress is to remember who placed it (`Ingress.explain`)
 
     def payload(self) -> bytes:
         return encode(self.generation)
@@ -55,4 +63,10 @@ class Job:
             hashes=self.hashes,
             payload=payload,
             spill=spill,
+            adapter=self.adapter,
+            session=self.session,
+            affinity=self.affinity,
+            worker=self.worker,
+            require=self.require,
+            prefer=self.prefer,
         )

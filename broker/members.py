@@ -88,6 +88,10 @@ class Members:
     def has_router(self, pool: str) -> bool:
         return bool(self._routers.get(pool))
 
+    def routers(self, pool: str) -> frozenset[str]:
+        """Live routers of a pool."""
+        return frozenset(self._routers.get(pool, ()))
+
     def ingress_live(self, ingress: str) -> bool:
         return f"ingress.{ingress}" in self._values
 

@@ -285,7 +285,7 @@ class Inspect(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="
 
 
 class KvDump(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="kv_dump"):
-    """Publish the whole inventory of cached blocks into the KV stream. Answered with Done; at most one dump a second is made."""
+    """Publish the whole inventory of cached blocks into the KV stream. Answered with Done; at most one dump a second."""
 
 
 WorkerControl = Answers | Abort | Since | Drain | Inspect | KvDump
@@ -306,6 +306,7 @@ class Inspection(Record, frozen=True, omit_defaults=True, kw_only=True):
     states: dict[str, int] = {}
     lease_held: bool = False
     draining: bool = False
+    kv: str = ""  # how publishing cache events goes: "ok", or what is wrong; empty = there are none
 
 
 # -- broadcasts ----------------------------------------------------------------------------------------------
@@ -323,7 +324,8 @@ EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
 class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """[kind, id, attempt, worker, tokens, uncached, blocks, by, hashes]
 
-    `uncached`: prompt tokens to be prefilled, predicted in `placed`, measured in `prefilled`. `by`: the router that placed it.
+    `tokens`: of the prompt, in `settled` of the answer. `uncached`: prompt tokens to be prefilled, predicted in `placed`,
+    measured in `prefilled`. `by`: the router that placed it.
     `hashes` (only in `placed`): chain values that the worker is about to hold and nobody has seen there yet, at most 512 of
     them, so that all routers send the siblings of a burst to the same worker.
     """
@@ -369,8 +371,8 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
 class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="step"):
     """What changed in a worker's cache: first `cleared`, then `removed`, then `stored` apply.
 
-    `epoch` changes when the engine starts, `n` counts this worker's KV messages of the epoch from 0, without a hole. Values map a
-    tier (device, host, disk) to chain values, u64 little endian. `device` comes first wherever tiers are ordered.
+    `epoch` changes when the engine starts, `n` counts this worker's KV messages of the epoch from 0, without a hole. Values map
+    a tier (device, host, disk) to chain values, u64 little endian. `device` comes first wherever tiers are ordered.
     """
 
     worker: str
@@ -395,6 +397,33 @@ class KvReset(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="
 
 
 KvMessage = KvStep | KvReset
+
+
+# -- placements as they were made, on hr.route.<pool>, kept in the ROUTE stream -------------------------------
+
+
+class Routed(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """One placement, for those who want to know later what another policy would have done (`headrace replay placements`)."""
+
+    at: float  # when it was placed
+    id: str
+    attempt: int = 1
+    router: str = ""
+    worker: str
+    reason: str = ""
+    tokens: int  # prompt length
+    max_tokens: int = 0
+    uncached: int = 0  # tokens to be prefilled, predicted
+    waited_s: float = 0.0  # in the window
+    predicted_ttft_s: float = 0.0
+    tenant: str = "_"
+    request_class: str = "std"
+    priority: int = 0
+    block_size: int = 0
+    blocks: int = 0  # whole blocks of the prompt …
+    hashes: bytes = b""  # … and the chain values of the first of them, at most 2048
+    adapter: str = ""
+    session: str = ""
 
 
 # -- control: to a router, on hr.ctl.<router>, answered ---------------------------------------------------------

@@ -11,7 +11,6 @@ from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
 
 EVENTS_GATHER_S = 0.005
-LOAD_STEPS = 10  # a change is reported within this part of the period
 
 
 class EventSender:
@@ -28,10 +27,10 @@ class EventSender:
         self._events: list[JobEvent] = []
         self._urgent = False
 
-    def add(self, kind: EventKind, request_id: str, attempt: int, tokens: int) -> None:
+    def add(self, kind: EventKind, request_id: str, attempt: int, tokens: int, *, uncached: int = 0) -> None:
         if not self._events:
             asyncio.get_running_loop().call_later(EVENTS_GATHER_S, self._send)
-        self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens))
+        self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens, uncached))
         if kind == "started" and not self._urgent:
             self._urgent = True
             asyncio.get_running_loop().call_soon(self._send)
@@ -45,7 +44,7 @@ class EventSender:
 
 
 class LoadReporter:
-    """Load reports: every period, and soon after a change."""
+    """Load reports: every period, and at once after a change, though never closer together than `gap_s`."""
 
     def __init__(
         self,
@@ -55,25 +54,30 @@ class LoadReporter:
         pool: str,
         worker: str,
         period_s: float,
+        gap_s: float,
         make: Callable[[int], LoadReport],
     ) -> None:
         """`make(n)` builds the n-th report."""
         self._messaging = messaging
         self._subject = subjects.load(pool, worker)
         self._period_s = period_s
+        self._gap_s = gap_s
         self._make = make
-        self._changed = False
+        self._change = asyncio.Event()
 
     def changed(self) -> None:
-        self._changed = True
+        """Something in the next report will differ. Cheap: called for every run that comes or goes."""
+        self._change.set()
 
     async def run(self) -> None:
         n = 0
         while True:
             n += 1
-            self._changed = False
+            self._change.clear()
             self._messaging.send(self._subject, encode(self._make(n)))
-            for _ in range(LOAD_STEPS):
-                await asyncio.sleep(self._period_s / LOAD_STEPS)
-                if self._changed:
-                    break
+            await asyncio.sleep(self._gap_s)
+            try:
+                async with asyncio.timeout(self._period_s - self._gap_s):
+                    await self._change.wait()
+            except TimeoutError:
+                pass

@@ -19,6 +19,7 @@ class Timing:
     tombstone_s: float = 60.0
     publish_timeout_s: float = 2.0
     load_period_s: float = 0.2
+    load_gap_s: float = 0.005  # least distance of two load reports; a change is reported at once otherwise
     ttl_slack_s: float = 5.0  # Nats-TTL outlives the deadline by this: it is garbage collection, never the deadline itself
 
 

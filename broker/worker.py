@@ -17,7 +17,7 @@ import structlog
 from broker import metrics
 from broker.codec import decode, encode, parse_job_headers
 from broker.errors import BrokerError, WireError
-from broker.executor import Executor
+from broker.executor import Executor, KvPort
 from broker.frames import FrameSender
 from broker.lapses import Lapses
 from broker.leaving import Leaving
@@ -63,10 +63,11 @@ class WorkerSession:
         *,
         settings: SessionSettings | None = None,
         frames: Messaging | None = None,
+        kv: KvPort | None = None,
         wall: Callable[[], float] = time.time,
         random_bits: Callable[[int], int] | None = None,
     ) -> None:
-        """`random_bits(64)` makes run ids; `wall` gives Unix time."""
+        """`random_bits(64)` makes run ids; `wall` gives Unix time; without `kv` no cache events are published."""
         self.settings = settings or SessionSettings()
         self.worker = member.worker
         self.pool = member.pool
@@ -76,6 +77,7 @@ class WorkerSession:
         self._messaging = messaging
         self._subjects = subjects
         self._executor = executor
+        self._kv = kv
         self._wall = wall
         self._random_bits = random_bits or random.SystemRandom().getrandbits
         self._tombstones = Tombstones(keep_s=self._timing.tombstone_s)
@@ -87,7 +89,7 @@ class WorkerSession:
             encode(member),
             ttl_s=self._timing.lease_ttl_s,
             on_lapse=self._on_lapse,
-            on_gained=self._balance,
+            on_gained=self._on_gained,
         )
         self._settling = Settling(messaging, subjects, self._members, self._lease, worker=self.worker, timing=self._timing)
         sender = FrameSender(frames or messaging, subjects, worker=self.worker, max_bytes=self.settings.max_frame_bytes)
@@ -123,6 +125,7 @@ class WorkerSession:
             pool=self.pool,
             worker=self.worker,
             period_s=self._timing.load_period_s,
+            gap_s=self._timing.load_gap_s,
             make=self._load_report,
         )
         self._lapses = Lapses(
@@ -162,6 +165,8 @@ class WorkerSession:
                     self._load.run(),
                 )
             ]
+            if self._kv is not None:
+                serving.append(tasks.create_task(self._kv.run(lambda: self._lease.held)))
             await self._leaving.done.wait()
             for task in serving:
                 task.cancel()
@@ -215,7 +220,14 @@ class WorkerSession:
             states=states,
             lease_held=self._lease.held,
             draining=self.draining,
+            kv=self._kv.state if self._kv is not None else "",
         )
+
+    def ask_dump(self) -> str:
+        """Publish the inventory of cached blocks. Returns why not, or nothing."""
+        if self._kv is None:
+            return f"worker {self.worker} publishes no cache events"
+        return self._kv.ask_dump()
 
     def reply(self, subject: str, data: bytes) -> None:
         if subject:
@@ -347,6 +359,11 @@ class WorkerSession:
         self._events.add("started", run.id, run.attempt, run.envelope.tokens)
         self._executor.start(run, payload)
 
+    def prefilled(self, run: Run, uncached: int) -> None:
+        """Its first token is there; `uncached` prompt tokens had to be computed for it."""
+        self._events.add("prefilled", run.id, run.attempt, run.envelope.tokens, uncached=uncached)
+        self._load.changed()
+
     # -- leaving this worker -----------------------------------------------------------------------------------
 
     def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
@@ -388,7 +405,7 @@ class WorkerSession:
         if self.runs.remove(run):
             metrics.SETTLED.labels(how).inc()
             metrics.RUNS.set(len(self.runs))
-            self._events.add("settled", run.id, run.attempt, run.envelope.tokens)
+            self._events.add("settled", run.id, run.attempt, run.made)
             self._balance()
 
     # -- time and trouble ------------------------------------------------------------------------------------
@@ -430,8 +447,15 @@ class WorkerSession:
             for run in runs:
                 self.drop(run, how="judge_gone")
 
+    def _on_gained(self) -> None:
+        self._balance()
+        if self._kv is not None:
+            self._kv.lease_gained()
+
     def _on_lapse(self) -> None:
         metrics.LEASE_LAPSES.labels("worker").inc()
+        if self._kv is not None:
+            self._kv.lease_lapsed()
         self._out.lapsed()
         self._lapses.mark()
         self._balance()

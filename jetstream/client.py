@@ -28,9 +28,10 @@ from jetstream.errors import (
     ServerUnreachable,
     TopologyError,
 )
+from jetstream.follow import StreamFollow
 from jetstream.kv import KvBucket
 from jetstream.objects import ObjectStore
-from jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage
+from jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
 from jetstream.publish import Mux
 from jetstream.pull import StreamPull
 from jetstream.reads import Reader
@@ -339,6 +340,15 @@ class Connection:
 
     async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
         return await self.reader.following(stream, subject, limit=limit)
+
+    def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> StreamFollow:
+        return StreamFollow(self, stream, subject, start_seq=start_seq, batch=batch)
+
+    async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
+        return await self.reader.state(stream, subject=subject)
+
+    async def purge_stream(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:
+        return await self.reader.purge(stream, subject=subject, up_to_seq=up_to_seq)
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         try:

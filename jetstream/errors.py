@@ -19,6 +19,7 @@ HeadraceError                      root of the whole project
     ├── NotConnected               the connection is down and cannot take more
     ├── RevisionConflict           compare-and-set lost
     ├── LeaseLost                  the lease expired or was taken by somebody else
+    ├── StreamTrimmed              messages that a reader still wanted are no longer in the stream
     └── ObjectError
         ├── ObjectNotFound
         └── ObjectCorrupt          size or digest differ from what was stored
@@ -128,6 +129,17 @@ class RevisionConflict(JetStreamError):
 
 class LeaseLost(JetStreamError):
     """The lease expired or was taken over."""
+
+
+class StreamTrimmed(JetStreamError):
+    """Messages that a reader still wanted are no longer in the stream, or it is another stream under the same name."""
+
+    def __init__(self, message: str | None = None, *, wanted: int = 0, first_seq: int = 0, last_seq: int = 0) -> None:
+        """`wanted`: the sequence the reader had to go on from; the stream has `first_seq` to `last_seq`."""
+        super().__init__(message)
+        self.wanted = wanted
+        self.first_seq = first_seq
+        self.last_seq = last_seq
 
 
 class ObjectError(JetStreamError):

@@ -11,5 +11,6 @@ PUBLISHES = Counter("headrace_jetstream_publishes_total", "Stream publishes by o
 PUBLISH_RETRIES = Counter("headrace_jetstream_publish_retries_total", "Publishes sent again under the same id")
 CALLBACK_ERRORS = Counter("headrace_jetstream_callback_errors_total", "Message callbacks that raised")
 PULL_RESETS = Counter("headrace_jetstream_pull_resets_total", "Pull loops that started over", ["reason"])
+FOLLOW_RESTARTS = Counter("headrace_jetstream_follow_restarts_total", "Times a follow made its consumer anew", ["reason"])
 WATCH_LISTINGS = Counter("headrace_jetstream_watch_listings_total", "Listings that watches made")
 LEASE_LAPSES = Counter("headrace_jetstream_lease_lapses_total", "Leases of this process that lapsed")

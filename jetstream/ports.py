@@ -8,7 +8,7 @@ Callbacks are synchronous, run on the event loop, and must not block: they put t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -34,12 +34,35 @@ class PubAck:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it lies in a stream."""
+    """A message as it lies in a stream. `at`: Unix time when it was stored, 0 when the way of reading does not tell."""
 
     subject: str
     seq: int
     data: bytes
     headers: Mapping[str, str] | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """What a stream holds. An empty stream has `first_seq` = `last_seq` + 1. `created` tells it from a later one of the same
+    name. `last_of_subject`: the last message of the subject asked about, 0 when there is none; it was read after the others."""
+
+    first_seq: int
+    last_seq: int
+    messages: int
+    created: str
+    last_of_subject: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a follow has read: messages in order, perhaps none. `position`: everything up to this sequence has been handed out.
+    `pending`: messages that wait in the stream behind the last of these."""
+
+    messages: Sequence[StoredMessage]
+    position: int
+    pending: int
 
 
 @runtime_checkable
@@ -79,6 +102,23 @@ class PullLoop(Protocol):
 
     async def stop(self) -> None:
         """End `run` and withdraw the open pull requests, so that nothing is delivered to a reader that has left."""
+
+
+class Follow(Protocol):
+    """Reads one subject (or pattern) of a stream in order, without a gap and without an ack. For one reader at a time."""
+
+    @property
+    def position(self) -> int:
+        """Every message of the subject up to this sequence has been handed out."""
+
+    async def next(self) -> Batch:
+        """Wait until there is more. Survives reconnects and server restarts, and may be cancelled and called again.
+
+        Raises StreamTrimmed when messages behind `position` were removed before they could be read.
+        """
+
+    async def close(self) -> None:
+        """Leave nothing behind on the server."""
 
 
 class Subscription(Protocol):
@@ -142,7 +182,7 @@ class Watch(Protocol):
 class ObjectBucket(Protocol):
     """An object store: named values of any size."""
 
-    async def put(self, name: str, data: bytes) -> str:
+    async def put(self, name: str, data: bytes | bytearray) -> str:
         """Store whole, return the SHA-256 digest (hex)."""
 
     async def get(self, name: str, *, timeout_s: float = 30.0) -> bytes:
@@ -219,6 +259,15 @@ class Messaging(Protocol):
 
     async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
         """The stored messages of one subject, oldest first."""
+
+    def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> Follow:
+        """Read `subject` from `start_seq` on. At most about 2 × `batch` messages wait here for the reader."""
+
+    async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
+        """Fresh. Raises TopologyError."""
+
+    async def purge_stream(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:
+        """Remove messages for good: those of a subject, those up to and including a sequence, or all. Returns how many."""
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         """Create or update."""

@@ -13,7 +13,7 @@ from jetstream import wire
 from jetstream.api import API, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
 from jetstream.core import CoreClient
 from jetstream.errors import JetStreamError, NotConnected, RequestTimeout, TopologyError
-from jetstream.ports import StoredMessage
+from jetstream.ports import StoredMessage, StreamState
 
 PAGE = 256  # messages per direct batch read
 PAGE_BYTES = 8 * 1024 * 1024
@@ -67,6 +67,33 @@ class Reader:
                 return False
             raise _about_stream(error, stream) from None
         return True
+
+    async def state(self, stream: str, *, subject: str = "") -> StreamState:
+        try:
+            info = await self._api.call(f"STREAM.INFO.{stream}")
+        except ApiError as error:
+            raise _about_stream(error, stream) from None
+        last = await self.message(stream, last_of=subject) if subject else None
+        state = info["state"]
+        return StreamState(
+            first_seq=state["first_seq"] if state["messages"] else state["last_seq"] + 1,
+            last_seq=state["last_seq"],
+            messages=state["messages"],
+            created=info["created"],
+            last_of_subject=last.seq if last is not None else 0,
+        )
+
+    async def purge(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:
+        query: dict[str, Any] = {}
+        if subject:
+            query["filter"] = subject
+        if up_to_seq:
+            query["seq"] = up_to_seq + 1  # the server keeps this one
+        try:
+            answer = await self._api.call(f"STREAM.PURGE.{stream}", query or None)
+        except ApiError as error:
+            raise _about_stream(error, stream) from None
+        return int(answer.get("purged", 0))
 
     async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
         counts: dict[str, int] = {}

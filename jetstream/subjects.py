@@ -86,6 +86,10 @@ class Subjects:
     def req_filter(self, pool: str, request_class: RequestClass) -> str:
         return f"{self.prefix}.req.{check_token(pool, 'pool')}.{request_class}.*"
 
+    def req_filter_all(self, pool: str) -> str:
+        """All classes and tenants of a pool."""
+        return f"{self.prefix}.req.{check_token(pool, 'pool')}.>"
+
     def parse_req(self, subject: str) -> RequestSubject:
         pool, request_class, tenant = self._parse(subject, "req", 3)
         if request_class not in REQUEST_CLASSES:
@@ -110,6 +114,16 @@ class Subjects:
 
     def kv(self, pool: str, worker: str) -> str:
         return f"{self.prefix}.kv.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
+
+    def kv_filter(self, pool: str) -> str:
+        return f"{self.prefix}.kv.{check_token(pool, 'pool')}.*"
+
+    def parse_kv(self, subject: str) -> WorkerSubject:
+        return WorkerSubject(*self._parse(subject, "kv", 2))
+
+    def route(self, pool: str) -> str:
+        """Placements as they were made, for replay."""
+        return f"{self.prefix}.route.{check_token(pool, 'pool')}"
 
     def load(self, pool: str, worker: str) -> str:
         return f"{self.prefix}.load.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"

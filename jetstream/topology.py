@@ -160,9 +160,11 @@ class Topology:
     prefill_cap: int = 4096
     prefill_bytes: int = 256 * MIB
     kv_bytes: int = 512 * MIB
+    route_bytes: int = 256 * MIB
     request_max_age_s: float = HOUR_S
     work_max_age_s: float = DAY_S
     batch_max_age_s: float = 7 * DAY_S
+    route_max_age_s: float = 2 * DAY_S
     response_max_age_s: float = HOUR_S
     spill_ttl_s: float = 2 * HOUR_S
 
@@ -213,6 +215,16 @@ class Topology:
                 max_bytes=self.kv_bytes,
                 max_age_s=HOUR_S,
                 duplicate_window_s=1.0,
+                replicas=self.replicas,
+            ),
+            StreamSpec(
+                name=s.stream("ROUTE"),
+                subjects=(f"{p}.route.*",),
+                description="placements as they were made, for replay",
+                max_bytes=self.route_bytes,
+                max_age_s=self.route_max_age_s,
+                duplicate_window_s=1.0,
+                no_ack=True,
                 replicas=self.replicas,
             ),
             StreamSpec(

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from jetstream.client import Connection, ConnectOptions
 from jetstream.errors import JetStreamError
@@ -24,6 +27,29 @@ from jetstream.topology import Topology
 Connect = Callable[..., Awaitable[Connection]]
 
 _numbers = itertools.count(1)
+_configure = structlog.configure
+
+
+def _configure_for_one_test(*args: Any, **options: Any) -> None:
+    """A command that a test runs in this process configures logging to what the test captures. Loggers must not keep that
+    once the test is over, as `cache_logger_on_first_use` would make them."""
+    _configure(*args, **{**options, "cache_logger_on_first_use": False})
+
+
+structlog.configure = _configure_for_one_test
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Whatever a test configures ends with it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session")

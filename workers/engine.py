@@ -13,7 +13,7 @@ Failures come in three shapes (engines.md §7) and all arrive the same way: an e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -88,6 +88,8 @@ class EngineInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     kinds: tuple[str, ...] = ("chat", "completion")
+    step_tokens: int = 0  # most tokens of one step, 0 = unknown
+    adapters: tuple[str, ...] = ()  # served besides the base model
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -125,6 +127,7 @@ class Sequence:
     priority: int = 0
     media: Seq[Mapping[str, Any]] = ()
     handover: Handover | None = None
+    expected_cached: int = 0  # tokens of the prefix that the cache should have, as far as KV events tell
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -167,16 +170,27 @@ class Load:
     waiting: int = 0
     blocks_used: int = 0
     blocks_total: int = 0
-    queued_prefill_tokens: int = 0
-    step_s: float = 0.0
+    queued_prefill_tokens: int = 0  # prompt tokens still to be computed: what is found in the cache is not among them
+    step_s: float = 0.0  # duration of the last step …
+    step_prefill_tokens: int = 0  # … the prompt tokens it computed
+    step_decodes: int = 0  # … and the sequences that decoded in it
+
+
+Tier = Literal["device", "host", "disk"]
+TIERS: tuple[Tier, ...] = ("device", "host", "disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEvent:
-    """A change of the engine's KV cache. Hashes are the engine's own, u64; `token_ids` comes with `stored`."""
+    """A change of the engine's KV cache. Hashes are the engine's own, u64.
+
+    `token_ids` comes with `stored`: those of all blocks in `hashes`, in order, `block_size` tokens each. An event whose tokens
+    are more or fewer than that (an engine that leaves out blocks of a sliding window) names blocks of which another group's
+    event tells the content. A hash that is stored again while the device holds it is another copy, removed by itself.
+    """
 
     kind: Literal["stored", "removed", "cleared"]
-    tier: Literal["device", "host", "disk"] = "device"
+    tier: Tier = "device"
     hashes: Seq[int] = ()
     parent: int | None = None
     token_ids: Seq[int] = ()
@@ -184,6 +198,22 @@ class KvEvent:
     salt: str | None = None
     media: Seq[Seq[tuple[int, int]]] = ()  # per block the (digest, offset) of each item that touches it; () = no items
     group: int | None = None
+    block_size: int | None = None  # tokens that one hash stands for; None = as many as there are for each of them
+
+
+class KvBatch(list[KvEvent]):
+    """One step's events, and their number: contiguous from the engine's start, so that a lost batch shows.
+
+    One that begins with `cleared` needs nothing before it. If it is the answer to a new reader it goes on with everything that
+    is cached, under the number of the last batch that this takes in; `partial` says that the engine may hold more than that.
+    """
+
+    __slots__ = ("number", "partial")
+
+    def __init__(self, events: Iterable[KvEvent], number: int, *, partial: bool = False) -> None:
+        super().__init__(events)
+        self.number = number
+        self.partial = partial
 
 
 class Engine(Protocol):
@@ -209,8 +239,14 @@ class Engine(Protocol):
     async def died(self) -> str:
         """Wait until the engine dies; return why. Never returns for a healthy engine."""
 
-    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
-        """Changes of the KV cache, a list per step. Only with capability `kv_events`."""
+    def kv_events(self) -> AsyncGenerator[KvBatch]:
+        """Changes of the KV cache, a batch per step, to one reader at a time; it begins with `cleared` and what is cached now.
+
+        Only with capability `kv_events`. Raises EngineDead.
+        """
+
+    async def replay_kv(self, start: int) -> list[KvBatch]:
+        """The batches from this number on that are still kept; the first may have a higher number. Raises EngineError."""
 
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         """Only with role `embedding`. Raises UnsupportedByEngine."""

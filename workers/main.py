@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from broker.messages import WorkerMember
 from broker.settings import SessionSettings, Timing
 from broker.worker import WorkerSession
 from jetstream.client import Connection, ConnectOptions
@@ -22,6 +23,9 @@ from workers import metrics
 from workers.engine import Engine, EngineConfig, EngineInfo, Role, Sink
 from workers.engines import create
 from workers.errors import EngineDead, EngineStartFailed
+from workers.kv.feed import KvFeed
+from workers.kv.publisher import KvPublisher
+from workers.kv.translate import Translator
 from workers.registration import build_card, build_member, read_card_files, register_card, worker_id
 from workers.runtime import Runtime
 from workers.settings import WorkerSettings
@@ -91,8 +95,9 @@ async def _serve(
         card = await register_card(
             connection, subjects, build_card(settings, served_name(settings) or info.engine, info, files), files
         )
-        member = build_member(settings, worker_id(settings.worker_name), card, info)
+        member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
         structlog.contextvars.bind_contextvars(worker=member.worker)
+        publisher, feed = _cache_events(connection, subjects, engine, info, member, runtime)
         session = WorkerSession(
             connection,
             subjects,
@@ -100,9 +105,30 @@ async def _serve(
             runtime,
             settings=SessionSettings(slots=info.slots, drain_grace_s=settings.drain_grace_s, timing=Timing()),
             frames=frames,
+            kv=publisher,
         )
         runtime.attach(session, info, table)
-        await _run_session(settings, session, runtime, card.model)
+        await _run_session(settings, session, runtime, feed, card.model)
+
+
+def _cache_events(
+    connection: Connection,
+    subjects: Subjects,
+    engine: Engine,
+    info: EngineInfo,
+    member: WorkerMember,
+    runtime: Runtime,
+) -> tuple[KvPublisher, KvFeed] | tuple[None, None]:
+    """What publishes the engine's cache events, and what reads them; nothing for an engine that has none."""
+    if not member.kv_events:
+        log.warning("worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches")
+        return None, None
+    translator = Translator(member.block_size, blocks=info.blocks)
+    publisher = KvPublisher(
+        connection, subjects, pool=member.pool, worker=member.worker, epoch=member.epoch, inventory=translator.inventory
+    )
+    runtime.watch_cache(lambda: translator.device)
+    return publisher, KvFeed(engine, translator, publisher.step)
 
 
 @contextlib.asynccontextmanager
@@ -116,9 +142,13 @@ async def _connected(options: ConnectOptions, subjects: Subjects) -> AsyncIterat
         yield connection
 
 
-async def _run_session(settings: WorkerSettings, session: WorkerSession, runtime: Runtime, model: str) -> None:
+async def _run_session(
+    settings: WorkerSettings, session: WorkerSession, runtime: Runtime, feed: KvFeed | None, model: str
+) -> None:
     async with asyncio.TaskGroup() as tasks:
-        feeding = tasks.create_task(runtime.run())
+        beside = [tasks.create_task(runtime.run())]
+        if feed is not None:
+            beside.append(tasks.create_task(feed.run()))
         serving = tasks.create_task(session.run())
         with _signals(tasks, session, serving, settings.drain_grace_s):
             await session.wait_registered(settings.start_timeout_s)
@@ -131,7 +161,8 @@ async def _run_session(settings: WorkerSettings, session: WorkerSession, runtime
             if runtime.dead.done() and not serving.done():
                 await session.engine_died(runtime.dead.result())
             await asyncio.wait({serving})
-            feeding.cancel()
+            for task in beside:
+                task.cancel()
     if runtime.dead.done():
         raise EngineDead(runtime.dead.result())
     log.info("worker.stopped", worker=session.worker)

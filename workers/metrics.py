@@ -15,3 +15,10 @@ FIRST_TOKEN_S = Histogram(
     "Time from the start of a run to its first token",
     buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
+KV_BLOCKS = Gauge("headrace_worker_kv_blocks", "Blocks that the engine has cached, as published", ["tier"])
+KV_MESSAGES = Counter("headrace_worker_kv_messages_total", "Messages stored in the KV stream", ["kind"])
+KV_WAITING = Gauge("headrace_worker_kv_waiting", "Changes of blocks that wait to be published")
+KV_OK = Gauge("headrace_worker_kv_ok", "1 while cache events are published, 0 while that fails")
+KV_FAILURES = Counter("headrace_worker_kv_publish_failures_total", "Tries to publish cache events that failed", ["error"])
+KV_SKIPPED = Counter("headrace_worker_kv_skipped_total", "Messages that could not be stored; readers see a gap and a reset")
+KV_TROUBLE = Counter("headrace_worker_kv_trouble_total", "What went wrong between the engine and its inventory", ["what"])

@@ -16,7 +16,7 @@ from broker.messages import WorkerMember
 from broker.models import publish_card
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects, check_token, pool_id
-from workers.engine import EngineInfo
+from workers.engine import Capabilities, EngineInfo
 from workers.errors import EngineStartFailed, RegistrationRefused
 from workers.settings import WorkerSettings
 
@@ -79,7 +79,9 @@ async def register_card(messaging: Messaging, subjects: Subjects, card: ModelCar
     return in_force
 
 
-def build_member(settings: WorkerSettings, worker: str, card: ModelCard, info: EngineInfo) -> WorkerMember:
+def build_member(
+    settings: WorkerSettings, worker: str, card: ModelCard, info: EngineInfo, capabilities: Capabilities
+) -> WorkerMember:
     """The value of this worker's lease."""
     return WorkerMember(
         worker=worker,
@@ -96,4 +98,8 @@ def build_member(settings: WorkerSettings, worker: str, card: ModelCard, info: E
         started=time.time(),
         host=socket.gethostname(),
         pid=getpid(),
+        labels=list(settings.labels),
+        adapters=list(info.adapters),
+        kv_events=capabilities.kv_events,
+        step_tokens=info.step_tokens,
     )

@@ -7,12 +7,12 @@ every engine step to the session as one batch.  It knows the engine only by its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 
 import msgspec
 import structlog
 
-from broker.codec import decode, unpack_u32
+from broker.codec import decode, unpack_u32, unpack_u64
 from broker.errors import WireError
 from broker.messages import Finish, FinishReason, Generation, JobFault, LoadReport
 from broker.protocol.runs import Run
@@ -32,6 +32,7 @@ class ChoiceRun:
     __slots__ = (
         "cached_tokens",
         "choice",
+        "expected_cached",
         "first_s",
         "generation",
         "id",
@@ -42,10 +43,20 @@ class ChoiceRun:
         "push",
         "run",
         "started_s",
+        "told",
     )
 
     def __init__(
-        self, run: Run, choice: int, generation: Generation, prompt: list[int], limit: int, pipeline: TextPipeline
+        self,
+        run: Run,
+        choice: int,
+        generation: Generation,
+        prompt: list[int],
+        limit: int,
+        pipeline: TextPipeline,
+        *,
+        expected_cached: int = 0,
+        told: list[bool],
     ) -> None:
         self.id = f"{run.id}-{run.attempt}-{run.run & 0xFFFF:04x}-{choice}"
         self.run = run
@@ -57,6 +68,8 @@ class ChoiceRun:
         self.push = pipeline.push
         self.plain = False  # after the first output, if no stop string is looked for: a token is one text and nothing else
         self.cached_tokens = 0
+        self.expected_cached = expected_cached
+        self.told = told  # shared by the choices of a run: empty until one of them has its first token
         self.started_s = 0.0
         self.first_s = 0.0
 
@@ -84,8 +97,14 @@ class ChoiceRun:
             session_id=generation.session_id,
             priority=self.run.envelope.priority,
             media=generation.media,
+            expected_cached=self.expected_cached,
             extra=generation.extra,
         )
+
+    @property
+    def uncached(self) -> int:
+        """Tokens that the engine will have to compute before the first one it gives, as far as can be told."""
+        return len(self.prompt) + len(self.run.choices[self.choice].ids) - self.expected_cached
 
 
 class Runtime:
@@ -101,6 +120,8 @@ class Runtime:
         self._parked: dict[Run, list[ChoiceRun]] = {}
         # Submissions and aborts in one queue, so that an abort never overtakes its submission. Bounded by the slots.
         self._commands: asyncio.Queue[tuple[ChoiceRun | None, list[str]]] = asyncio.Queue()
+        self._unsubmitted = 0  # tokens to be computed of what is in `_commands`
+        self._cache: Callable[[], Container[int]] | None = None
         self._last_step_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._tapped: Callable[[list[Output]], None] | None = None
@@ -110,6 +131,10 @@ class Runtime:
         self._session = session
         self._info = info
         self._table = table
+
+    def watch_cache(self, device: Callable[[], Container[int]]) -> None:
+        """`device()` has the chain values of what the engine has cached: by them prompts are known to be partly computed."""
+        self._cache = device
 
     def tap(self, sink: Callable[[list[Output]], None] | None) -> None:
         """Send the engine's outputs elsewhere: used by the warm-up, before any job is taken."""
@@ -129,7 +154,9 @@ class Runtime:
             choice, aborted = await self._commands.get()
             if choice is None:
                 await self._guard(self._engine.abort(aborted))
-            elif choice.id in self._active:
+                continue
+            self._unsubmitted -= choice.uncached
+            if choice.id in self._active:
                 await self._submit(choice)
 
     async def _guard(self, call: Awaitable[None]) -> None:
@@ -214,6 +241,8 @@ class Runtime:
             )
         wanted = generation.sampling.max_tokens
         limit = room if wanted is None else min(wanted, room)
+        expected = self._expected_cached(run, len(prompt))
+        told: list[bool] = []
         choices = []
         for index, log_ in enumerate(run.choices):
             if log_.settled:
@@ -228,8 +257,22 @@ class Runtime:
             )
             for token in log_.ids:  # what the client has been given is replayed in silence
                 pipeline.push(token)
-            choices.append(ChoiceRun(run, index, generation, prompt, limit, pipeline))
+            choice = ChoiceRun(run, index, generation, prompt, limit, pipeline, expected_cached=expected, told=told)
+            choices.append(choice)
         return choices
+
+    def _expected_cached(self, run: Run, tokens: int) -> int:
+        """Tokens of this prompt that the engine should find in its cache; at least one token is always computed."""
+        size, envelope = run.envelope.block_size, run.envelope
+        if self._cache is None or self._info is None or size != self._info.block_size or not envelope.hashes:
+            return 0
+        cache = self._cache()
+        chain = unpack_u64(envelope.hashes)
+        blocks = min(len(chain), (tokens - 1) // size)
+        for n in range(blocks):
+            if chain[n] not in cache:
+                return size * n
+        return size * blocks
 
     def _begin(self, choice: ChoiceRun) -> None:
         emitted = len(choice.run.choices[choice.choice].ids)
@@ -242,6 +285,7 @@ class Runtime:
             if not self._active:
                 self._last_step_s = choice.started_s
             self._active[choice.id] = choice
+            self._unsubmitted += choice.uncached
             self._commands.put_nowait((choice, []))
 
     def stop(self, run: Run) -> None:
@@ -274,8 +318,10 @@ class Runtime:
             waiting=load.waiting,
             blocks_total=load.blocks_total,
             blocks_used=load.blocks_used,
-            queued_prefill_tokens=load.queued_prefill_tokens,
+            queued_prefill_tokens=load.queued_prefill_tokens + self._unsubmitted,
             step_s=load.step_s,
+            step_prefill_tokens=load.step_prefill_tokens,
+            step_decodes=load.step_decodes,
         )
 
     # -- the engine's steps ----------------------------------------------------------------------------------
@@ -316,7 +362,11 @@ class Runtime:
         if not choice.first_s and ids:
             choice.first_s = now_s
             metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
-        choice.plain = not choice.generation.stop
+            if not choice.told:
+                choice.told.append(True)
+                computed = len(choice.prompt) + choice.run.choices[choice.choice].start - choice.cached_tokens
+                session.prefilled(choice.run, max(0, computed))
+        choice.plain = choice.first_s > 0.0 and not choice.generation.stop
         push = choice.push
         finish = output.finish
         texts = []

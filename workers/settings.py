@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+MOST_LABEL = 64  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +25,9 @@ class WorkerSettings:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     metrics_port: int | None = None  # None = no metrics endpoint, 0 = any free port
     separate_frames: bool = False  # token frames on a connection of their own: measured slower, docs/performance.md
+    labels: Sequence[str] = ()  # what requests may ask for: zone, rack, kind of GPU, …
+
+    def __post_init__(self) -> None:
+        for label in self.labels:
+            if not label.strip() or len(label) > MOST_LABEL or "," in label:
+                raise ValueError(f"label {label!r}: 1 to {MOST_LABEL} characters, no comma")

@@ -104,6 +104,11 @@ class Run:
     def resumed(self) -> bool:
         return any(log.start for log in self.choices)
 
+    @property
+    def made(self) -> int:
+        """Tokens that this run has added to the answer."""
+        return sum(len(log.ids) - log.start for log in self.choices)
+
     def begin(self, emitted: list[list[int]], finished: list[int]) -> None:
         """Open the logs. `emitted` and `finished` are the judge's, empty for a first attempt."""
         self.choices = [

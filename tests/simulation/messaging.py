@@ -19,8 +19,9 @@ from jetstream.errors import (
     PublishUnknown,
     RequestTimeout,
 )
-from jetstream.ports import Change, ConsumerSpec, Entry, Message, PubAck, StoredMessage
+from jetstream.ports import Change, ConsumerSpec, Entry, Message, PubAck, StoredMessage, StreamState
 from tests.simulation.buckets import SimStore, Watcher
+from tests.simulation.following import SimFollow
 from tests.simulation.network import CORE, Conn, Sub, headers_of
 from tests.simulation.pulling import SimPullLoop
 
@@ -182,6 +183,15 @@ class SimMessaging:
 
     async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
         return await self.ask(stream, "subject messages", lambda: self.server.stream(stream).of_subject(subject, limit))
+
+    def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> SimFollow:
+        return SimFollow(self, stream, subject, start_seq, batch)
+
+    async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
+        return await self.ask(stream, "stream state", lambda: self.server.stream(stream).state(subject))
+
+    async def purge_stream(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:
+        return await self.ask(stream, f"purge {stream}", lambda: self.server.stream(stream).purge(subject, up_to_seq))
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         await self.ask(
@@ -396,7 +406,7 @@ class SimObjects:
         self._lane = f"OBJ {name}"
         self.name = name
 
-    async def put(self, name: str, data: bytes) -> str:
+    async def put(self, name: str, data: bytes | bytearray) -> str:
         held = bytes(data)
         await self._messaging.ask(self._lane, f"put object {name}", lambda: self._store.__setitem__(name, held))
         return hashlib.sha256(held).hexdigest()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tests.simulation.network import CALM, SimConfig
 from tests.simulation.protocol_deployment import SLOW_CLIENT_S, SPILL_BYTES, Deployment, Shape
 from tests.simulation.protocol_requests import Wish
+from tests.simulation.protocol_router import real_scheduler
 from tests.simulation.search import Scenario
 from tests.simulation.world import Machine, World
 
@@ -207,6 +208,20 @@ CONFIGS = {
             Shape(wishes=plain(5), workers=2, routers=2, shed=0.3, refused_unstarted=True),
             faults=0,
             config=SimConfig(dedupe=False, noise=0.05),
+        ),
+        scenario(
+            "window",
+            Shape(wishes=leaving(10), workers=2, slots=2, routers=2, shed=0.05),
+            faults=8,
+            kinds=["crash", "freeze", "cut", "gap", "cancel"],
+            config=SimConfig(noise=0.1, full=0.1),
+            victims=["R0", "R0", "R1", "R1", "W0", "J0"],
+        ),
+        scenario(
+            "placing",
+            Shape(wishes=leaving(10), workers=3, slots=2, routers=2, scheduler=real_scheduler),
+            faults=8,
+            config=SimConfig(noise=0.1, full=0.1),
         ),
         scenario(
             "judgecut",

@@ -27,13 +27,14 @@ from broker.worker import WorkerSession
 from jetstream.errors import JetStreamError
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
+from router.ports import Scheduling
 from tests.simulation.protocol_engine import SimEngine
 from tests.simulation.protocol_requests import POOL, Request, RunNote, Wish
-from tests.simulation.protocol_router import SimRouter
+from tests.simulation.protocol_router import random_scheduler, run_router
 from tests.simulation.world import Machine, Violation, World
 
 SUBJECTS = Subjects("hr")
-TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0)
+TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0, load_gap_s=0.5)
 SLOW_CLIENT_S = 6.0
 SPILL_BYTES = 2000
 AWAY_S = 3.0  # how long a judge's answer may be under way
@@ -51,6 +52,7 @@ class Shape:
     routers: int = 0
     slots: int = 3
     shed: float = 0.0
+    scheduler: Callable[[Machine, float], Scheduling] = random_scheduler
     poison_limit: int = CRASH_LIMIT  # crashes by one poison request
     innocents_live: bool = False  # no innocent may end as poison
     unsuspected: bool = False  # nothing that happens may look like the death of a worker
@@ -109,7 +111,13 @@ class Deployment:
     # -- processes ----------------------------------------------------------------------------------------------
 
     async def route(self, machine: Machine) -> None:
-        await SimRouter(machine, SUBJECTS, POOL, timing=TIMING, shed=self.shape.shed).run()
+        def on_decided() -> None:
+            members = self.world.server.buckets[SUBJECTS.bucket("members")]
+            if members.get(SUBJECTS.router_key(POOL, machine.id)) is None:
+                self.world.violation(f"decided without a lease: {machine.id}")
+
+        scheduler = self.shape.scheduler(machine, self.shape.shed)
+        await run_router(machine, SUBJECTS, POOL, scheduler, timing=TIMING, on_decided=on_decided)
 
     async def work(self, machine: Machine) -> None:
         engine = SimEngine(machine, self._begin)

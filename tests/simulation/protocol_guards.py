@@ -26,6 +26,12 @@ from broker.worker import WorkerSession
 from broker.worker_inbox import WorkerInbox
 from jetstream.errors import NoResponder
 from jetstream.ports import Delivery
+from router.desk import Desk
+from router.placement.types import Placement
+from router.placer import Placer
+from router.refusing import Refuser
+from router.session import RouterSession
+from router.window import Held
 from tests.simulation.messaging import SimMessaging
 
 Guard = Callable[[pytest.MonkeyPatch], None]
@@ -59,6 +65,35 @@ def a_moved_copy_is_a_new_attempt(patch: pytest.MonkeyPatch) -> None:
         await real(self, envelope, data, attempt - 1, history, source_seq)
 
     patch.setattr(Mover, "_publish", publish)
+
+
+# -- the router ---------------------------------------------------------------------------------------------------------------
+
+
+@guard
+def a_request_is_placed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
+    real = Placer.place
+
+    def place(self: Placer, held: Held, placement: Placement) -> None:
+        held.delivery.ack()
+        real(self, held, placement)
+
+    patch.setattr(Placer, "place", place)
+
+
+@guard
+def a_judge_hears_of_a_refusal_before_the_ack(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Refuser, "refuse", lambda self, held, fault: self._on_settled(held))
+
+
+@guard
+def a_full_worker_is_not_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Desk, "_on_full", lambda self, held, placement: self.settle(held, "full"))
+
+
+@guard
+def a_router_decides_under_its_lease_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RouterSession, "_may_take", lambda self: not self._draining)
 
 
 # -- the worker ---------------------------------------------------------------------------------------------------------------

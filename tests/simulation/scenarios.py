@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 
-from jetstream.errors import NoResponder, QueueFull, RequestTimeout, RevisionConflict, TopologyError
+from jetstream.errors import NoResponder, QueueFull, RequestTimeout, RevisionConflict, StreamTrimmed, TopologyError
 from jetstream.ports import Change, ConsumerSpec, Delivery, Message, Messaging, PullLoop
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology, request_consumer
@@ -538,6 +538,43 @@ async def a_watch_lists_then_follows_and_tells_expiry_from_deletion(bed: Bed) ->
             await asyncio.sleep(0.05)
     task.cancel()
     assert [(c.key, c.kind) for c in changes[1:]] == [("x.new", "put"), ("x.old", "delete"), ("x.new", "expired")]
+
+
+async def a_reader_follows_a_stream_in_order(bed: Bed) -> None:
+    stream, mine, other = bed.subjects.stream("KV"), bed.subjects.kv("p", "w"), bed.subjects.kv("q", "w")
+    for number in range(5):
+        await bed.a.publish(mine, b"%d" % number)
+        await bed.a.publish(other, b"not mine")
+    follow = bed.b.follow(stream, bed.subjects.kv_filter("p"), start_seq=3, batch=2)
+    found: list[tuple[int, bytes]] = []
+    while len(found) < 4:
+        found += [(message.seq, message.data) for message in (await follow.next()).messages]
+    waiting = asyncio.ensure_future(follow.next())
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await bed.a.publish(mine, b"5")
+    found += [(message.seq, message.data) for message in (await waiting).messages]
+    assert found == [(3, b"1"), (5, b"2"), (7, b"3"), (9, b"4"), (11, b"5")]
+    assert follow.position == 11
+    await follow.close()
+
+
+async def a_stream_purged_ahead_of_its_reader_says_so(bed: Bed) -> None:
+    stream, mine = bed.subjects.stream("KV"), bed.subjects.kv("p", "w")
+    empty = await bed.a.stream_state(stream, subject=mine)
+    assert (empty.first_seq, empty.last_seq, empty.messages, empty.last_of_subject) == (1, 0, 0, 0)
+    for number in range(6):
+        await bed.a.publish(mine, b"%d" % number)
+    await bed.a.publish(bed.subjects.kv("q", "w"), b"not mine")
+    assert await bed.a.purge_stream(stream, subject=bed.subjects.kv_filter("p"), up_to_seq=4) == 4
+    state = await bed.a.stream_state(stream, subject=bed.subjects.kv_filter("p"))
+    assert (state.first_seq, state.last_seq, state.messages, state.last_of_subject) == (5, 7, 3, 6)
+    late = bed.b.follow(stream, bed.subjects.kv_filter("p"), start_seq=3)
+    with pytest.raises(StreamTrimmed):
+        await late.next()
+    await late.close()
+    assert await bed.a.purge_stream(stream) == 3
+    assert (await bed.a.stream_state(stream)).first_seq == 8
 
 
 async def objects_are_kept_whole(bed: Bed) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from jetstream.errors import QueueFull, RevisionConflict, TopologyError
-from jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessage
+from jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessage, StreamState
 from jetstream.topology import StreamSpec, Topology
 from tests.simulation.buckets import SimStore
 from tests.simulation.network import CORE, Conn, SimConfig, Sub, headers_of, matches
@@ -213,6 +214,7 @@ class SimStream:
         self.subjects: dict[str, dict[int, None]] = {}
         self.consumers: dict[str, SimConsumer] = {}
         self.ids: dict[str, tuple[int, float]] = {}
+        self.tails: list[Callable[[], None]] = []  # of those who follow the stream
         self.last_seq = 0
         self.bytes = 0
 
@@ -241,6 +243,8 @@ class SimStream:
             if consumer.wants(subject):
                 consumer.fresh[seq] = None
                 consumer.dispatch()
+        for tail in list(self.tails):
+            tail()
         return PubAck(self.spec.name, seq)
 
     def _make_room(self, subject: str, size: int) -> None:
@@ -276,6 +280,23 @@ class SimStream:
 
     def of_subject(self, subject: str, limit: int) -> list[StoredMessage]:
         return [self.messages[seq] for seq in list(self.subjects.get(subject, ()))[:limit]]
+
+    def state(self, subject: str) -> StreamState:
+        own = [seq for seq, message in self.messages.items() if subject and matches(subject, message.subject)]
+        first = next(iter(self.messages), self.last_seq + 1)
+        return StreamState(first, self.last_seq, len(self.messages), "simulated", own[-1] if own else 0)
+
+    def purge(self, subject: str, up_to_seq: int) -> int:
+        gone = [
+            seq
+            for seq, message in self.messages.items()
+            if (not subject or matches(subject, message.subject)) and (not up_to_seq or seq <= up_to_seq)
+        ]
+        return sum(self.remove(seq) for seq in gone)
+
+    def after(self, subject: str, seq: int, limit: int) -> list[StoredMessage]:
+        wanted = (m for number, m in self.messages.items() if number > seq and matches(subject, m.subject))
+        return list(islice(wanted, limit))
 
     def ensure_consumer(self, spec: ConsumerSpec) -> None:
         existing = self.consumers.get(spec.name)

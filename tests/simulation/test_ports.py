@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from jetstream import ports
+from tests.simulation.following import SimFollow
 from tests.simulation.messaging import SimBucket, SimMessaging, SimObjects, SimSubscription, SimWatch
 from tests.simulation.pulling import SimDelivery, SimPullLoop
 
@@ -16,6 +17,7 @@ PAIRS = [
     (ports.Subscription, SimSubscription),
     (ports.PullLoop, SimPullLoop),
     (ports.Delivery, SimDelivery),
+    (ports.Follow, SimFollow),
 ]
 
 

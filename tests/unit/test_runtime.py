@@ -9,8 +9,9 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from broker.codec import encode, pack_u32
-from broker.messages import Envelope, Finish, Generation, JobFault, Sampling, TokenLogprob
+from broker.blocks import block_chain
+from broker.codec import encode, pack_u32, pack_u64
+from broker.messages import Envelope, Finish, Generation, JobFault, LoadReport, Sampling, TokenLogprob
 from broker.protocol.runs import Run, RunState
 from tests.unit.test_runs import FakeDelivery
 from workers.engine import Capabilities, EngineInfo, Fault, Load, Output, Sequence
@@ -72,6 +73,7 @@ class FakeSession:
         self.logprobs: list[TokenLogprob] = []
         self.failed: list[JobFault] = []
         self.moved: list[JobFault] = []
+        self.computed: list[int] = []
         self.flushes = 0
 
     def append(self, run: Run, choice: int, ids: list[int], texts: list[str], *, logprobs=None, fin=None) -> None:
@@ -86,6 +88,9 @@ class FakeSession:
     def flush(self) -> None:
         self.flushes += 1
 
+    def prefilled(self, run: Run, uncached: int) -> None:
+        self.computed.append(uncached)
+
     def fail(self, run: Run, fault: JobFault) -> None:
         self.failed.append(fault)
 
@@ -97,8 +102,21 @@ class Bench:
     def __init__(self, runtime: Runtime, engine: FakeEngine, session: FakeSession) -> None:
         self.runtime, self.engine, self.session = runtime, engine, session
 
-    async def start(self, generation: Generation, *, choices: int = 1, emitted: list[list[int]] | None = None) -> Run:
-        envelope = Envelope(id="q", pool="p", model="m", judge="i", deadline=9e9, created=0.0, tokens=3, choices=choices)
+    async def start(
+        self, generation: Generation, *, choices: int = 1, emitted: list[list[int]] | None = None, hashes: bytes = b""
+    ) -> Run:
+        envelope = Envelope(
+            id="q",
+            pool="p",
+            model="m",
+            judge="i",
+            deadline=9e9,
+            created=0.0,
+            tokens=3,
+            choices=choices,
+            block_size=32,
+            hashes=hashes,
+        )
         run = Run(envelope=envelope, attempt=2 if emitted else 1, history=[], run=5, delivery=FakeDelivery(1))
         run.begin(emitted or [], [])
         run.state = RunState.RUNNING
@@ -307,3 +325,66 @@ async def test_logprobs_stop_where_the_text_stops() -> None:
         probs = [TokenLogprob(i, b"", -0.5) for i in ids]
         bench.step(Output(bench.engine.taken[0].id, ids, logprobs=probs))
         assert [p.id for p in bench.session.logprobs] == ids[:2]
+
+
+# -- what routers are told -----------------------------------------------------------------------------------
+
+
+def report(bench: Bench) -> LoadReport:
+    empty = LoadReport(worker="w", epoch=1, n=1, at=0.0, slots=1, running=0, waiting=0)
+    return bench.runtime.load(empty)
+
+
+async def test_the_first_token_tells_once_what_had_to_be_computed():
+    async with running() as bench:
+        await bench.start(generation(), choices=2)
+        second = bench.engine.taken[1].id
+        bench.step(Output(second, [], cached_tokens=2))
+        assert bench.session.computed == []
+        bench.step(Output(second, [5]), Output(bench.engine.taken[0].id, [5], cached_tokens=0))
+        bench.step(Output(second, [6]))
+        assert bench.session.computed == [1]
+
+
+async def test_a_resumed_run_computes_what_was_emitted_too():
+    async with running() as bench:
+        await bench.start(generation(), emitted=[[20, 21]])
+        bench.step(Output(bench.engine.taken[0].id, [5], cached_tokens=1))
+        assert bench.session.computed == [4]
+
+
+async def test_the_engine_is_told_what_its_cache_should_have():
+    prompt = [*range(80)]
+    chain = block_chain(prompt, 32)
+    asked = Generation(token_ids=pack_u32(prompt), sampling=Sampling(max_tokens=2))
+    for cached, expected in ((set(), 0), ({chain[0]}, 32), ({chain[0], chain[1]}, 64), ({chain[1]}, 0)):
+        async with running() as bench:
+            bench.runtime.watch_cache(lambda cached=cached: cached)
+            await bench.start(asked, hashes=pack_u64(chain))
+            assert bench.engine.taken[0].expected_cached == expected
+
+
+async def test_at_least_one_token_is_never_expected_in_the_cache():
+    prompt = [*range(64)]
+    chain = block_chain(prompt, 32)
+    async with running() as bench:
+        bench.runtime.watch_cache(lambda: set(chain))
+        await bench.start(Generation(token_ids=pack_u32(prompt), sampling=Sampling(max_tokens=2)), hashes=pack_u64(chain))
+        assert bench.engine.taken[0].expected_cached == 32
+
+
+async def test_a_report_counts_what_is_on_its_way_into_the_engine():
+    async with running() as bench:
+        bench.engine.load = lambda: Load(queued_prefill_tokens=5, step_prefill_tokens=7, step_decodes=2, step_s=0.5)
+        bench.settle = lambda: asyncio.sleep(0) if bench.engine.taken else _nothing()
+        await bench.start(generation(), choices=2)
+        assert not bench.engine.taken
+        assert report(bench).queued_prefill_tokens == 5 + 2 * 3
+        await asyncio.sleep(0.01)
+        assert len(bench.engine.taken) == 2
+        filled = report(bench)
+        assert (filled.queued_prefill_tokens, filled.step_prefill_tokens, filled.step_decodes, filled.step_s) == (5, 7, 2, 0.5)
+
+
+async def _nothing() -> None:
+    """Do not give way."""

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.test_sim_engine import sequence, started
-from workers.engine import KvEvent
+from workers.engine import KvBatch, KvEvent
 from workers.errors import RequestInvalid
-from workers.sim.events import EventBuffer, KvBatch
+from workers.sim.events import EventBuffer
 from workers.sim.faults import Faults
 
 
@@ -111,6 +111,18 @@ async def test_what_is_kept_for_replay_is_bounded_and_has_no_holes():
     await reader.aclose()
     buffer.put([], list)
     assert buffer.replay(0) == []
+
+
+async def test_a_reader_that_begins_during_a_step_is_not_told_twice_what_it_did():
+    buffer = EventBuffer(replay=8)
+    reader = buffer.read(lambda: [KvEvent(kind="stored", hashes=[7])], ahead=True)
+    assert [event.kind for event in await anext(reader)] == ["cleared", "stored"]
+    buffer.put([KvEvent(kind="stored", hashes=[7])], list)
+    buffer.put([KvEvent(kind="stored", hashes=[8])], list)
+    during, after = await anext(reader), await anext(reader)
+    assert (during.number, list(during)) == (0, [])
+    assert (after.number, after[0].hashes) == (1, [8])
+    await reader.aclose()
 
 
 async def test_the_engine_replays_what_it_lost():

@@ -8,7 +8,7 @@ import pytest
 
 from workers.engine import EngineConfig
 from workers.errors import EngineStartFailed
-from workers.vllm.settings import check_names, prepare_environment
+from workers.vllm.settings import check_names, kv_events_wanted, prepare_environment
 
 KNOWN = ["block_size", "max_model_len", "max_num_seqs", "enforce_eager"]
 
@@ -49,3 +49,20 @@ def test_a_model_on_disk_needs_no_hub(tmp_path: Path) -> None:
     remote: dict[str, str] = {}
     prepare_environment(EngineConfig(model="some/model", served_name="m"), remote)
     assert "HF_HUB_OFFLINE" not in remote
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        ({}, True),
+        ({"enable_prefix_caching": True, "data_parallel_size": 1}, True),
+        ({"kv_events_config": None}, False),  # switched off
+        ({"kv_events_config": {"publisher": "zmq"}}, False),  # the operator's own
+        ({"enable_prefix_caching": False}, False),
+        ({"data_parallel_size": 2}, False),  # a cache per rank, and requests go to either
+    ],
+)
+def test_cache_events_are_on_unless_the_operator_or_the_shape_of_the_engine_is_against_it(
+    args: dict[str, object], wanted: bool
+) -> None:
+    assert kv_events_wanted(EngineConfig(model="m", served_name="m", args=args)) is wanted

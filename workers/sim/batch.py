@@ -6,7 +6,7 @@ from workers.sim.blocks import BlockManager
 from workers.sim.run import Phase, Run
 from workers.sim.waiting import WaitingQueue
 
-_QUEUED = (Phase.WAITING, Phase.LOADING, Phase.PREFILL)
+_STARTED = (Phase.LOADING, Phase.PREFILL)
 
 
 class Batch:
@@ -29,9 +29,11 @@ class Batch:
         return len(self.prefilling) + len(self.decoding) + len(self.stuck) + len(self.loading)
 
     def wait(self, run: Run) -> None:
-        """Queue a sequence, new or preempted."""
+        """Queue a sequence, new or preempted. What the cache has of it now is expected to be there when its turn comes."""
         self.waiting.push(run)
-        self.queued_tokens += len(run.ids)
+        size = self.manager.block_size
+        run.expected = size * self.manager.known(run.chain()[: (len(run.ids) - 1) // size])
+        self.queued_tokens += len(run.ids) - run.expected
 
     def start(self, run: Run, blocks: list[int]) -> None:
         """Give the first waiting sequence a slot, with these blocks of prefix; the caller sets its phase."""
@@ -39,7 +41,7 @@ class Batch:
         self.waiting.pop()
         run.blocks, run.capacity, run.committed = blocks, cached, cached
         run.computed = cached
-        self.queued_tokens -= cached
+        self.queued_tokens += run.expected - cached
         taint = self.manager.taint(blocks)
         if taint != run.taint:
             run.set_taint(taint)
@@ -79,7 +81,9 @@ class Batch:
         del self.runs[run.id]
 
     def _remaining(self, run: Run) -> int:
-        return len(run.ids) - run.computed if run.phase in _QUEUED else 0
+        if run.phase is Phase.WAITING:
+            return len(run.ids) - run.expected
+        return len(run.ids) - run.computed if run.phase in _STARTED else 0
 
     # -- blocks ----------------------------------------------------------------------------------------------
 

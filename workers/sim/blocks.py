@@ -70,6 +70,13 @@ class BlockManager:
             taken.append(block)
         return taken
 
+    def known(self, chain: Sequence[int]) -> int:
+        """How many blocks of this chain's beginning are cached."""
+        for n, value in enumerate(chain):
+            if value not in self._by_value:
+                return n
+        return len(chain)
+
     def allocate(self, count: int) -> list[int] | None:
         """Hold `count` empty blocks, or None (and nothing changes) when there are not so many."""
         if count > self.available:
@@ -195,6 +202,11 @@ class BlockManager:
         """`stored` events for all that is cached: applied after a `cleared`, they give the whole truth."""
         device = [stored([content]) for content in self._content.values()]
         return device if self.lower is None else device + list(self.lower.inventory())
+
+    def snapshot(self) -> list[KvEvent]:
+        """`inventory` for a reader who begins here: what changed until now is in it, and will not be told again."""
+        self.take_events()
+        return self.inventory()
 
     def _announce(self, contents: list[Content]) -> None:
         if contents:

@@ -8,11 +8,12 @@ gives way to the loop between any two steps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -24,6 +25,7 @@ from workers.engine import (
     DisaggStyle,
     EngineConfig,
     EngineInfo,
+    KvBatch,
     KvEvent,
     Load,
     Role,
@@ -31,6 +33,7 @@ from workers.engine import (
     Sink,
 )
 from workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from workers.sim.blocks import BlockManager
 from workers.sim.events import EventBuffer
 from workers.sim.fabric import PROCESS_FABRIC, Fabric
 from workers.sim.faults import SequenceFaults, raise_rejection
@@ -116,6 +119,7 @@ class SimEngine:
             slots=settings.slots,
             vocab_size=vocabulary.size,
             eos_token_ids=() if vocabulary.eos is None else (vocabulary.eos,),
+            step_tokens=settings.step_tokens,
             kinds=("chat", "completion") if has_chat_template(folder) else ("completion",),
             extra={"timing": settings.timing} | ({"engine_id": self._member.engine} if self._member is not None else {}),
         )
@@ -218,7 +222,7 @@ class SimEngine:
 
     def _publish(self, scheduler: Scheduler, events: list[KvEvent]) -> None:
         if events:
-            self._events.put(events, scheduler.manager.inventory)
+            self._events.put(events, scheduler.manager.snapshot)
 
     def _driver_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -253,9 +257,18 @@ class SimEngine:
         await self._dead.wait()
         return self._reason
 
-    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+    def kv_events(self) -> AsyncGenerator[KvBatch]:
         """One reader at a time; it begins with what is cached now."""
-        return self._events.read(self._alive().manager.inventory)
+        manager = self._alive().manager
+        return self._read(manager)
+
+    async def _read(self, manager: BlockManager) -> AsyncGenerator[KvBatch]:
+        async with contextlib.aclosing(self._events.read(manager.snapshot, ahead=self._stepping)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def replay_kv(self, start: int) -> list[KvBatch]:
+        return self._events.replay(start)
 
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         raise UnsupportedByEngine("the simulator makes no embeddings")

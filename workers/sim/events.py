@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
 
-from workers.engine import KvEvent
+from workers.engine import KvBatch, KvEvent
 from workers.errors import RequestInvalid
 from workers.sim.faults import Faults
 
 Inventory = Callable[[], list[KvEvent]]
 _MOST_STEPS = 4096
-
-
-class KvBatch(list[KvEvent]):
-    """One step's events, and their number."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, events: Iterable[KvEvent], number: int) -> None:
-        super().__init__(events)
-        self.number = number
 
 
 class EventBuffer:
@@ -45,12 +35,15 @@ class EventBuffer:
         self._held_back: KvBatch | None = None
         self._ready = asyncio.Event()
         self._reading = False
+        self._covered = False
         self._next = 0
 
     def put(self, events: list[KvEvent], inventory: Inventory) -> None:
         """Append one step's events; with no room left, replace all by the present state."""
         number = self._next
         self._next += 1
+        if self._covered:
+            self._covered, events = False, []
         if not self._reading:
             self._kept.clear()  # what is kept has no holes
             return
@@ -91,9 +84,12 @@ class EventBuffer:
         batches = [{"number": batch.number, "events": msgspec.to_builtins(list(batch))} for batch in self.replay(start)]
         return {"batches": batches, "next": self._next}
 
-    async def read(self, inventory: Inventory) -> AsyncIterator[list[KvEvent]]:
-        """Batches, one per step, beginning with the present state."""
-        self._reading = True
+    async def read(self, inventory: Inventory, *, ahead: bool = False) -> AsyncGenerator[KvBatch]:
+        """Batches, one per step, beginning with the present state.
+
+        `ahead`: a step runs whose events are not here yet, but the inventory has them. They are left out when they come.
+        """
+        self._reading, self._covered = True, ahead
         self._restart(inventory)
         try:
             while True:

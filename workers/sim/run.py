@@ -56,6 +56,7 @@ class Run:
         "capacity",
         "committed",
         "computed",
+        "expected",
         "extra",
         "fault_at",
         "faults",
@@ -92,6 +93,7 @@ class Run:
         self.capacity = 0  # tokens that `blocks` hold
         self.committed = 0  # tokens in blocks that others can use
         self.computed = 0
+        self.expected = 0  # tokens that the cache had when it was queued
         self.cached_tokens: int | None = None  # at the first admission
         self.extra: Mapping[str, Any] | None = None  # … and what goes with it
         self.reported = False  # both are in an output

@@ -63,7 +63,7 @@ class Scheduler:
         self.exchange = Exchange(self._batch, self._timing, clock=clock, wire=wire)
         self._number = 0
         self._steps = 0
-        self._last_step_s = 0.0
+        self._last = StepResult()
 
     # -- from outside ----------------------------------------------------------------------------------------
 
@@ -127,7 +127,9 @@ class Scheduler:
             blocks_used=self.manager.used,
             blocks_total=0 if self.memory_freed else self.settings.blocks,
             queued_prefill_tokens=self._batch.queued_tokens,
-            step_s=self._last_step_s,
+            step_s=self._last.duration_s,
+            step_prefill_tokens=self._last.prefill_tokens,
+            step_decodes=self._last.decoded,
         )
 
     # -- one step --------------------------------------------------------------------------------------------
@@ -149,9 +151,10 @@ class Scheduler:
             return result
         self._steps += 1
         context = sum([len(run.ids) for run in decoding]) if self._timing.decode_per_context_token_s else 0
-        result.duration_s = self._last_step_s = faults.slow * self._timing.step_s(
+        result.duration_s = faults.slow * self._timing.step_s(
             prefill_tokens=prefilled, sequences=len(decoding), context_tokens=context
         )
+        self._last = result
         ready = [run for run in self._batch.prefilling if run.computed == len(run.ids)]
         self._decode(result)
         for run in ready:

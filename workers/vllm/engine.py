@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
-from workers.engine import Capabilities, EngineConfig, EngineInfo, Fault, KvEvent, Load, Output, Sequence, Sink
+from workers.engine import Capabilities, EngineConfig, EngineInfo, Fault, KvBatch, Load, Output, Sequence, Sink
 from workers.errors import EngineDead, EngineOverloaded, UnsupportedByEngine
 from workers.guard import ProcessTree
 from workers.text.pipeline import TokenTable
 from workers.vllm import convert
+from workers.vllm.listener import KvListener
 from workers.vllm.load import LoadMeter
+from workers.vllm.settings import kv_events_wanted
 from workers.vllm.start import Started, start_vllm
 from workers.vllm.steps import Run, StepBatcher
 
@@ -42,25 +44,40 @@ class VllmEngine:
         self._death: str | None = None
         self._death_known = asyncio.Event()
         self._priority = False
+        self._kv: KvListener | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(logprobs=True, guided=convert.GUIDED, cache_salt=True, priority=self._priority)
+        return Capabilities(
+            kv_events=self._kv is not None,
+            logprobs=True,
+            guided=convert.GUIDED,
+            cache_salt=True,
+            priority=self._priority,
+        )
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        if kv_events_wanted(config):
+            self._kv = KvListener()
         try:
-            started = await start_vllm(config, self._meter)
+            started = await start_vllm(config, self._meter, self._kv.config() if self._kv is not None else None)
         except BaseException:
+            self._deafen()
             await asyncio.to_thread(self._processes.kill)
             raise
         self._processes.remember()
         self._started = started
+        if self._kv is not None:
+            self._kv.meet()
         self._priority = started.llm.vllm_config.scheduler_config.policy == "priority"
         token_bytes = TokenTable.load(started.info.tokenizer_dir).token_bytes
         eos = frozenset(started.info.eos_token_ids)
 
         def to_output(sequence: Sequence, result: Any, first: bool) -> Output:
-            return convert.to_output(sequence, result, first=first, eos=eos, token_bytes=token_bytes)
+            output = convert.to_output(sequence, result, first=first, eos=eos, token_bytes=token_bytes)
+            if first:
+                self._meter.prefilled(sequence.id, len(sequence.token_ids) - (output.cached_tokens or 0))
+            return output
 
         self._batcher = StepBatcher(sink, to_output, self._failed, self._ended)
         return started.info
@@ -69,6 +86,7 @@ class VllmEngine:
         started, batcher = self._alive()
         params = convert.to_sampling_params(sequence)
         run = self._runs[sequence.id] = Run(sequence)
+        self._meter.queued(sequence.id, len(sequence.token_ids) - sequence.expected_cached)
         try:
             collector = await started.llm.add_request(
                 sequence.id,
@@ -92,6 +110,7 @@ class VllmEngine:
             return
         for sequence_id in known:
             self._runs.pop(sequence_id).closed = True
+            self._meter.gone(sequence_id)
         self._batcher.drop(known)
         with suppress(Exception):  # a dying engine aborts everything by itself
             await self._started.llm.abort(known)
@@ -99,8 +118,7 @@ class VllmEngine:
     def load(self) -> Load:
         if self._started is None:
             return Load()
-        queued = self._started.llm.get_num_queued_tokens()
-        return self._meter.read(mine=len(self._runs), blocks=self._started.info.blocks, queued_tokens=queued)
+        return self._meter.read(mine=len(self._runs), blocks=self._started.info.blocks)
 
     async def healthy(self) -> None:
         self._alive()
@@ -114,8 +132,22 @@ class VllmEngine:
                 self._declare_dead(_CORE_GONE)
         return self._death
 
-    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
-        raise UnsupportedByEngine("this vLLM adapter does not report KV cache events")
+    def kv_events(self) -> AsyncGenerator[KvBatch]:
+        return self._listener().read()
+
+    async def replay_kv(self, start: int) -> list[KvBatch]:
+        return await self._listener().replay(start)
+
+    def _listener(self) -> KvListener:
+        self._alive()
+        if self._kv is None:
+            raise UnsupportedByEngine("this vLLM was started without KV events")
+        return self._kv
+
+    def _deafen(self) -> None:
+        if self._kv is not None:
+            self._kv.close()
+            self._kv = None
 
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         raise UnsupportedByEngine("this vLLM adapter does not serve embeddings")
@@ -150,6 +182,7 @@ class VllmEngine:
                     await asyncio.to_thread(started.llm.shutdown, grace_s)
             # its destructor shuts down again, possibly when the interpreter is half gone, and then prints a traceback
             started.llm.shutdown = lambda *_, **__: None
+        self._deafen()
         left = await asyncio.to_thread(self._processes.kill)
         if left:
             _log.warning("engine.processes_killed", count=left)
@@ -175,6 +208,7 @@ class VllmEngine:
 
     def _ended(self, sequence_id: str) -> None:
         self._runs.pop(sequence_id, None)
+        self._meter.gone(sequence_id)
 
     def _failed(self, run: Run, error: Exception) -> Output | None:
         """What a sequence that vLLM ended with an exception gets: nothing if the whole engine is dead, `died` says that."""

@@ -45,8 +45,18 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str])
         environ.setdefault(name, value)
 
 
-def engine_args(config: EngineConfig) -> Any:
-    """vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses."""
+def kv_events_wanted(config: EngineConfig) -> bool:
+    """Whether to listen to vLLM's KV events: unless the operator has settled it, or several ranks have a cache each."""
+    args = config.args
+    settled = "kv_events_config" in args or not args.get("enable_prefix_caching", True)
+    return not settled and args.get("data_parallel_size", 1) == 1
+
+
+def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = None) -> Any:
+    """vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses.
+
+    `kv_events`: where vLLM is to publish its KV events.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
@@ -59,7 +69,12 @@ def engine_args(config: EngineConfig) -> Any:
         "seed": config.seed,
         "disable_log_stats": True,  # its own log lines and Prometheus series; load() gets its numbers all the same
         "enable_prefix_caching": True,
+        "enable_logging_iteration_details": True,  # not to log them: load reports tell what a step did
     }
+    if kv_events is not None:
+        from vllm.config.kv_events import KVEventsConfig
+
+        args["kv_events_config"] = KVEventsConfig(**kv_events)
     if current_platform.is_cpu():
         args |= {"block_size": CPU_BLOCK_SIZE, "max_num_seqs": CPU_MAX_SEQUENCES, "enforce_eager": True}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ class Started:
     info: EngineInfo
 
 
-async def start_vllm(config: EngineConfig, meter: LoadMeter) -> Started:
-    """Import vLLM, load the model and wait until the core is ready. Raises EngineStartFailed."""
+async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None) -> Started:
+    """Import vLLM, load the model and wait until the core is ready. Raises EngineStartFailed.
+
+    `kv_events`: where vLLM is to publish its KV events.
+    """
     prepare_environment(config, os.environ)
-    started = await _in_thread(lambda: _build(config, meter))
+    started = await _in_thread(lambda: _build(config, meter, kv_events))
     # the first call binds vLLM's sockets to this event loop and caches the answer that every later request needs
     tasks = await started.llm.get_supported_tasks()
     if "generate" not in tasks:
@@ -35,7 +38,7 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter) -> Started:
     return started
 
 
-def _build(config: EngineConfig, meter: LoadMeter) -> Started:
+def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None) -> Started:
     try:
         import vllm
     except ImportError as error:
@@ -43,7 +46,7 @@ def _build(config: EngineConfig, meter: LoadMeter) -> Started:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        vllm_config = engine_args(config).create_engine_config()
+        vllm_config = engine_args(config, kv_events=kv_events).create_engine_config()
         size_kv_cache(vllm_config)
         prepare_children(vllm_config, os.environ)
         llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[meter.factory()], disable_log_stats=True)
@@ -67,6 +70,7 @@ def _describe(llm: Any, version: str) -> EngineInfo:
         slots=vllm_config.scheduler_config.max_num_seqs,
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_ids(llm),
+        step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         default_sampling=model.get_diff_sampling_param(),
         extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": cache.block_size * cache.num_gpu_blocks},
     )
