@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 1
+ROUTERS ?= 1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
@@ -26,10 +27,10 @@ help: ## list the targets
 install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) ## install into .venv; with ENGINE=vllm the engine too
 
 serve: ENGINE ?= vllm
-serve: ## install what is missing and start everything (ENGINE=vllm|sim WORKERS=1 PORT=8000 MODEL=)
+serve: ## install what is missing and start everything (ENGINE=vllm|sim WORKERS=1 ROUTERS=1 PORT=8000 MODEL=)
 	@case '$(ENGINE)' in vllm|sim) ;; *) echo "ENGINE is vllm or sim, not '$(ENGINE)'" >&2; exit 2;; esac
 	@$(MAKE) --no-print-directory install ENGINE='$(ENGINE)'
-	@exec $(BIN)/headrace up --engine '$(ENGINE)' --workers '$(WORKERS)' --port '$(PORT)' $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+	@exec $(BIN)/headrace up --engine '$(ENGINE)' --workers '$(WORKERS)' --routers '$(ROUTERS)' --port '$(PORT)' $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: $(VENV)/.test $(VENV)/.engine ## all tests, those with a real engine too (minutes)
 	$(BIN)/pytest $(ARGS)
@@ -55,6 +56,7 @@ contracts: $(VENV)/.test ## which package may import which
 	$(BIN)/lint-imports
 
 clean: ## remove what was installed and cached, not the data in .headrace
+	rm -f router/index/*.so router/index/*.c
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -65,7 +67,7 @@ $(BIN)/python:
 	$(SAY) 'creating $(VENV)'
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.base: pyproject.toml | $(BIN)/python
+$(VENV)/.base: pyproject.toml $(wildcard router/index/*.pyx router/index/*.pxd) | $(BIN)/python
 	$(SAY) 'installing Headrace and nats-server, about 120 MB …'
 	@$(PIP) install -e .
 	@touch $@

@@ -104,6 +104,9 @@ class CacheView(Protocol):
     def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
         """Of a tracked request, current: cached, and recomputed only for what has changed since."""
 
+    def stale(self) -> Sequence[str]:
+        """Tracked requests whose overlaps may have changed since they were last asked for."""
+
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
         """Every block looked at, predictions included; for the decision that is about to be made."""
 

@@ -1,0 +1,169 @@
+"""All caches of a pool as the scheduler sees them: `router.index.types.CacheView`.
+
+A block counts for a worker if an event said so, or if a request with it was placed there a moment ago and no event has
+confirmed it yet.  A worker without events has only the second kind, for longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from router.errors import UnknownWorker
+from router.index.assumed import AssumedBlocks
+from router.index.create import create_index
+from router.index.table import BlockTable
+from router.index.types import Overlap, Tier
+from router.index.waiting import WaitingChains
+
+
+class Caches:
+    """`predicted_ttl_s`: how long a placed block counts unconfirmed. `approximate_ttl_s`: the same where no events come.
+
+    The index (without one: a new, unlimited one) belongs to it from now on: changes made beside it go unnoticed by `overlaps`.
+    An `on_evict` that it has is called as before.
+    """
+
+    def __init__(
+        self, index: BlockTable | None = None, *, predicted_ttl_s: float = 2.0, approximate_ttl_s: float = 120.0
+    ) -> None:
+        index = create_index() if index is None else index
+        self.index = index
+        self.predicted_ttl_s = predicted_ttl_s
+        self.approximate_ttl_s = approximate_ttl_s
+        self._chains = WaitingChains(index)
+        self._assumed: dict[str, AssumedBlocks] = {}
+        self._approximate: set[str] = set()
+        self._next_expiry_s = float("inf")  # nothing expires before
+        self._also_on_evict = index.on_evict
+        index.on_evict = self._evicted
+        for worker in index.workers():  # it may come from a snapshot
+            self._assumed[worker] = AssumedBlocks(predicted_ttl_s)
+
+    # -- workers
+
+    def add_worker(self, worker: str, *, approximate: bool = False, capacity_blocks: int = 0) -> None:
+        self.index.add_worker(worker)
+        assumed = self._assumed.setdefault(worker, AssumedBlocks(self.predicted_ttl_s))
+        if approximate and worker not in self._approximate and self.index.count(worker):
+            # what it has by events would never age
+            self.index.clear(worker)
+            self.index.assume(worker, list(assumed))
+            self._chains.touched_all(worker)
+        if approximate:
+            self._approximate.add(worker)
+        else:
+            self._approximate.discard(worker)
+        assumed.ttl_s = self.approximate_ttl_s if approximate else self.predicted_ttl_s
+        assumed.capacity = capacity_blocks if approximate else 0
+        self._next_expiry_s = min(self._next_expiry_s, assumed.next_s())
+        self._unassume(worker, assumed.trim())
+
+    def drop_worker(self, worker: str) -> None:
+        self.index.drop_worker(worker)
+        self._assumed.pop(worker, None)
+        self._approximate.discard(worker)
+        self._chains.touched_all(worker)
+
+    @property
+    def approximate(self) -> frozenset[str]:
+        """Workers that send no events."""
+        return frozenset(self._approximate)
+
+    # -- what they hold
+
+    def apply(
+        self,
+        worker: str,
+        *,
+        cleared: bool = False,
+        removed: Mapping[Tier, Sequence[int]],
+        stored: Mapping[Tier, Sequence[int]],
+        now_s: float,
+    ) -> None:
+        assumed = self._known(worker)
+        if cleared:
+            self._clear(worker, assumed)
+        for tier, blocks in removed.items():
+            self.index.remove(worker, tier, blocks)
+            self._chains.touched(worker, blocks)
+        for tier, blocks in stored.items():
+            self.index.store(worker, tier, blocks)
+            if tier == "device" and (confirmed := assumed.confirm(blocks)):
+                self.index.unassume(worker, confirmed)
+            self._chains.touched(worker, blocks)
+
+    def replace(self, worker: str, blocks: Mapping[Tier, Sequence[int]], *, now_s: float) -> None:
+        self._clear(worker, self._known(worker))
+        for tier, values in blocks.items():
+            self.index.store(worker, tier, values)
+
+    def predict(self, worker: str, blocks: Sequence[int], *, now_s: float) -> None:
+        assumed = self._assumed.get(worker)
+        if assumed is None or not len(blocks):
+            return
+        too_many = assumed.place(blocks, now_s)
+        self.index.assume(worker, blocks)
+        self._chains.touched(worker, blocks)
+        self._unassume(worker, too_many)
+        self._next_expiry_s = min(self._next_expiry_s, now_s + assumed.ttl_s)
+
+    def expire(self, now_s: float) -> None:
+        if now_s < self._next_expiry_s:
+            return
+        for worker, assumed in self._assumed.items():
+            self._unassume(worker, assumed.expire(now_s))
+        self._next_expiry_s = min((assumed.next_s() for assumed in self._assumed.values()), default=float("inf"))
+
+    # -- requests that wait
+
+    def track(self, request_id: str, chain: Sequence[int]) -> None:
+        self._chains.track(request_id, chain)
+
+    def untrack(self, request_id: str) -> None:
+        self._chains.untrack(request_id)
+
+    def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
+        """Raises KeyError for a request that is not tracked."""
+        return self._chains.overlaps(request_id)
+
+    def stale(self) -> Sequence[str]:
+        return self._chains.stale()
+
+    def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
+        """Raises UnknownWorker."""
+        return self.index.match_worker(worker, chain)
+
+    # -- figures, for metrics
+
+    @property
+    def tracked(self) -> int:
+        return len(self._chains)
+
+    @property
+    def watched_blocks(self) -> int:
+        """Blocks whose changes concern a waiting request."""
+        return self._chains.watched
+
+    # -- parts
+
+    def _known(self, worker: str) -> AssumedBlocks:
+        assumed = self._assumed.get(worker)
+        if assumed is None:
+            raise UnknownWorker(f"the caches have no worker {worker!r}")
+        return assumed
+
+    def _clear(self, worker: str, assumed: AssumedBlocks) -> None:
+        """What was predicted goes too: a cache that was emptied, or an engine that restarted, says nothing about it."""
+        self.index.clear(worker)
+        assumed.clear()
+        self._chains.touched_all(worker)
+
+    def _unassume(self, worker: str, blocks: Sequence[int]) -> None:
+        if blocks:
+            self.index.unassume(worker, blocks)
+            self._chains.touched(worker, blocks)
+
+    def _evicted(self, blocks: list[int]) -> None:
+        self._chains.evicted(blocks)
+        if self._also_on_evict is not None:
+            self._also_on_evict(blocks)
