@@ -149,7 +149,9 @@ class Translated(FrontendError):
 
 
 RETRY_SOON_S = 1.0
-NOBODY_THERE = frozenset({"draining", "no_worker", "unavailable", "engine_dead"})  # refusals that say nothing about load
+NOBODY_THERE = frozenset(
+    {"draining", "no_worker", "no_eligible_worker", "unavailable", "engine_dead"}
+)  # refusals that say nothing about load
 
 Rule = Callable[[BaseException], FrontendError]
 

@@ -31,9 +31,10 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """`started` once the head of the answer was sent; its status is then in the scope, for the log."""
+    """`started` once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` go with
+    it."""
 
-    __slots__ = ("_receive", "_send", "body_size", "headers", "scope", "started")
+    __slots__ = ("_receive", "_send", "body_size", "headers", "more_headers", "scope", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -42,6 +43,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.started = False
         self.body_size = 0
+        self.more_headers: list[tuple[bytes, bytes]] = []
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -100,7 +102,7 @@ class Exchange:
         self.started = True
         scope = self.scope
         scope["headrace.status"] = status
-        marked = [*headers, (REQUEST_ID, scope["headrace.request_id"].encode())]
+        marked = [*headers, *self.more_headers, (REQUEST_ID, scope["headrace.request_id"].encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": marked})
 
     async def send_events(self, events: bytes, *, more: bool = True) -> None:

@@ -17,6 +17,7 @@ from broker.messages import Row
 from frontend.collect import Collector
 from frontend.errors import Draining, FrontendError, translate
 from frontend.exchange import ClientGone, DisconnectWatch, Exchange
+from frontend.explaining import Explained
 from frontend.histogram import Series
 from frontend.merge import MergedAnswer, submit_all
 from frontend.metrics import Metrics
@@ -95,6 +96,8 @@ class GenerationEndpoint:
                 self._metrics.count_tokens(model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
 
     async def _deliver(self, plan: Plan, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace) -> None:
+        if plan.jobs[0].explain:
+            answer = Explained(answer, self._port, plan.jobs[0].id, exchange)
         if isinstance(plan.writer, EventWriter):
             await self._stream(plan.writer, answer, exchange, watch, pace)
         else:

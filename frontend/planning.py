@@ -13,6 +13,7 @@ from frontend.collect import Collector
 from frontend.errors import BadRequest
 from frontend.exchange import Exchange
 from frontend.logprobs import LogprobWriter
+from frontend.routing import routing_of
 from frontend.sampling import guided_of, sampling_of, stops_of
 from frontend.schema.common import GenerationRequest
 from frontend.settings import FrontendSettings
@@ -119,7 +120,8 @@ def _jobs(
     tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
     deadline_s = _deadline(request, exchange, settings)
     urgent = request.service_tier in URGENT_TIERS
-    jobs = []
+    routing = routing_of(exchange, session_id=request.session_id)
+    jobs: list[Job] = []
     for prompt in wishes.prompts:
         room = card.context_length - prompt.tokens
         max_tokens = wishes.wanted if wishes.wanted is not None else min(room, card.default_max_tokens or room)
@@ -132,7 +134,7 @@ def _jobs(
             logprobs=wishes.top_logprobs,
             guided=guided,
             cache_salt=request.cache_salt,
-            session_id=request.session_id,
+            session_id=routing.session or None,
             extra=request.vllm_xargs or {},
         )
         jobs.append(
@@ -148,6 +150,12 @@ def _jobs(
                 tenant=tenant,
                 priority=request.priority or 0,
                 deadline_s=deadline_s,
+                session=routing.session,
+                affinity=routing.affinity,
+                worker=routing.worker,
+                require=routing.require,
+                prefer=routing.prefer,
+                explain=routing.explain and not jobs,
             )
         )
     return jobs

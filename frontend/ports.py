@@ -10,7 +10,7 @@ from typing import Protocol
 
 from broker.cards import ModelCard
 from broker.jobs import Job
-from broker.messages import Row
+from broker.messages import Explanation, Row
 
 
 class Served(Protocol):
@@ -57,3 +57,6 @@ class JobPort(Protocol):
     def models(self) -> Models: ...
     async def submit(self, job: Job, /) -> Answer:
         """Raises an AdmissionError. Cancelling the wait withdraws the job."""
+
+    async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
+        """Why a job with `explain` was placed where it is. Never raises for what is not known."""

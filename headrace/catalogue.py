@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
-Command = Literal["up", "frontend", "worker", "streams", "control", "model"]
+Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model"]
 
-ALL: tuple[Command, ...] = ("up", "frontend", "worker", "streams", "control")
+ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control")
 LOGGING: tuple[Command, ...] = (*ALL, "model")
 
 
@@ -67,7 +67,7 @@ GENERAL = (
         "text",
         "default",
         "Namespace of the served models; the same model in another namespace is another pool.",
-        ("up", "frontend", "worker", "control"),
+        ("up", "frontend", "worker", "router", "control"),
         "--namespace",
     ),
     Setting(
@@ -174,6 +174,17 @@ SERVER = (
 
 UP = (
     Setting("up.workers", "integer", 1, "Engine workers to run.", ("up",), "--workers", least=0, most=1024, metavar="N"),
+    Setting(
+        "up.routers",
+        "integer",
+        1,
+        "Routers to run; with none, workers place requests on themselves.",
+        ("up",),
+        "--routers",
+        least=0,
+        most=64,
+        metavar="N",
+    ),
     Setting(
         "up.grace_s",
         "seconds",
@@ -354,9 +365,165 @@ WORKER = (
         least=0.1,
     ),
     Setting("worker.separate_frames", "switch", False, "Token frames on a NATS connection of their own.", ("up", "worker")),
+    Setting(
+        "worker.labels",
+        "list",
+        (),
+        "Labels that requests may require or prefer, separated by commas: zone, rack, kind of GPU.",
+        ("up", "worker"),
+        "--labels",
+        metavar="LABEL",
+    ),
 )
 
-SETTINGS: tuple[Setting, ...] = (*GENERAL, *NATS, *SERVER, *UP, *FRONTEND, *WORKER)
+_PLACING: tuple[Command, ...] = ("up", "router")
+_ROUTER: tuple[Command, ...] = ("router",)
+
+ROUTER = (
+    Setting(
+        "router.name", "text", None, "Name of this router in logs. Default: made up at start.", _ROUTER, "--name", metavar="ID"
+    ),
+    Setting(
+        "router.models",
+        "list",
+        (),
+        "Route for these models only, separated by commas. Default: all of the namespace, as they come.",
+        _ROUTER,
+        "--model",
+        metavar="M",
+    ),
+    Setting(
+        "router.window",
+        "integer",
+        2048,
+        "Requests of one class held back for placement. Well above any burst, or waiting workers take a part of it.",
+        _PLACING,
+        "--window",
+        least=1,
+        most=20_000,
+        metavar="N",
+    ),
+    Setting(
+        "router.policy",
+        "choice",
+        "kv",
+        "How to choose a worker: by cached prefix and load, by load, in turn, at random, the better of two, as requests say.",
+        _PLACING,
+        "--policy",
+        choices=("kv", "least-loaded", "round-robin", "random", "power-of-two", "direct"),
+    ),
+    Setting(
+        "router.temperature",
+        "number",
+        0.0,
+        "How softly to choose: 0 is always the cheapest worker, above it others too, cheaper ones more often.",
+        _PLACING,
+        "--placement-temperature",
+        least=0,
+    ),
+    Setting(
+        "router.max_wait_s",
+        "seconds",
+        60.0,
+        "A request that has waited this long waits for no cache any more and goes before all that have waited less.",
+        _PLACING,
+        least=0.1,
+    ),
+    Setting(
+        "router.tier_weights",
+        "table",
+        {},
+        "Part of a block's prefill that finding it in a tier saves. Default: device=1, host=0.75, disk=0.25. Repeatable.",
+        _PLACING,
+        "--tier-weight",
+        metavar="TIER=PART",
+    ),
+    Setting(
+        "router.tenant_weights",
+        "table",
+        {},
+        "Share of a tenant relative to others when all want more than there is; 1 for those not named. Repeatable.",
+        _PLACING,
+        "--tenant-weight",
+        metavar="TENANT=WEIGHT",
+    ),
+    Setting(
+        "router.tenant_requests",
+        "integer",
+        0,
+        "Most requests of one tenant that wait in a router while others wait too; more are refused. 0: 70 % of the window.",
+        _PLACING,
+        "--tenant-requests",
+        least=0,
+    ),
+    Setting(
+        "router.tuning",
+        "table",
+        {},
+        "Any other setting of the scheduler, by the names in docs/routing.md. Repeatable.",
+        _PLACING,
+        "--tuning",
+        metavar="KEY=VALUE",
+    ),
+    Setting(
+        "router.index_wait_s",
+        "seconds",
+        5.0,
+        "Longest wait at start until the index knows what workers have in their caches.",
+        _PLACING,
+        least=0,
+        most=3600,
+    ),
+    Setting(
+        "router.index_entries",
+        "integer",
+        10_000_000,
+        "Most blocks in the index of one model, counted once per worker and tier; 0 is no limit. The least useful go first.",
+        _PLACING,
+        least=0,
+    ),
+    Setting(
+        "router.snapshot_events",
+        "integer",
+        5000,
+        "Cache events after which the index is written down, so that a router that starts need not read them again.",
+        _PLACING,
+        least=1,
+    ),
+    Setting("router.snapshot_s", "seconds", 60.0, "The same after this time, when there was any event.", _PLACING, least=1),
+    Setting(
+        "router.snapshots",
+        "integer",
+        2,
+        "Snapshots kept, and the cache events behind the oldest with them: `headrace replay index` reaches back so far.",
+        _PLACING,
+        least=2,
+        most=1000,
+    ),
+    Setting("router.record", "switch", True, "Keep a record of every placement, for `headrace replay`.", _PLACING, "--record"),
+    Setting(
+        "router.metrics_port",
+        "integer",
+        None,
+        "Port for /metrics of the router; 0 picks a free one (`up`: of the first one, the next count up). Default: none.",
+        _PLACING,
+        "--router-metrics-port",
+        **_PORT,
+    ),
+    Setting(
+        "router.drain_grace_s",
+        "seconds",
+        10.0,
+        "How long placements in flight may take to be confirmed after SIGTERM.",
+        _ROUTER,
+        "--drain-grace",
+        least=0,
+        most=3600,
+    ),
+    Setting("router.start_timeout_s", "seconds", 30.0, "Longest wait for the NATS server at start.", _PLACING, least=0.1),
+)
+
+SETTINGS: tuple[Setting, ...] = (*GENERAL, *NATS, *SERVER, *UP, *FRONTEND, *WORKER, *ROUTER)
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 BY_ENV = {setting.env: setting for setting in SETTINGS}
 

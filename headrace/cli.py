@@ -22,6 +22,7 @@ _SECTIONS = {
     "up": "supervision",
     "frontend": "HTTP frontend",
     "worker": "worker and engine",
+    "router": "router",
 }
 
 _EXIT_CODES = """exit codes: 0 clean, 1 failure, 69 NATS server unreachable, 70 engine died, 78 wrong settings"""
@@ -32,6 +33,7 @@ _MAIN = f"""examples:
   headrace up --model Qwen/Qwen3-0.6B --port 9000
   headrace frontend --nats nats://broker:4222     one part alone, on any machine
   headrace worker --engine vllm --model M --nats nats://broker:4222
+  headrace router --nats nats://broker:4222
   headrace streams status
 
 Every setting is a flag, an environment variable HEADRACE_… or a key of a TOML file (--config, HEADRACE_CONFIG or
@@ -66,10 +68,27 @@ _DRAIN = """example:
 Returns when the worker has accepted. Its process ends with code 0 when its work is done or handed over."""
 
 
+_ROUTER = """examples:
+  headrace router --nats nats://broker:4222       place the requests of all models
+  headrace router --model Qwen/Qwen3-0.6B --window 4096
+  headrace router status                          the routers that run, and what they hold
+  headrace router explain REQUEST-ID              why a request is where it is
+
+Any number of routers share the work; without one, workers place requests on themselves. SIGTERM finishes what is being
+placed, gives the rest back and leaves; a second one, or Ctrl-C twice, stops at once."""
+
+_EXPLAIN = """example:
+  headrace router explain 68a1f0c2… --nats nats://broker:4222
+
+The id is the one of the answer (`id` without its prefix `chatcmpl-` or `cmpl-`, which may stay). Asks every live router; each
+remembers its last decisions only."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = build_parser(streams="streams" in arguments[:1])
+    first = arguments[:1]
+    parser = build_parser(streams="streams" in first, bench="bench" in first, replay="replay" in first)
     parsed = parser.parse_args(arguments)
     try:
         code: int = parsed.run(parsed)
@@ -84,8 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser(*, streams: bool = False) -> argparse.ArgumentParser:
-    """The whole command line. `streams`: with the flags of `headrace streams`, whose module is slow to import."""
+def build_parser(*, streams: bool = False, bench: bool = False, replay: bool = False) -> argparse.ArgumentParser:
+    """The whole command line. `streams`, `bench`, `replay`: with the flags of that command, whose module is slow
+    to import."""
     parser = argparse.ArgumentParser(
         prog="headrace",
         description="LLM serving over NATS JetStream.",
@@ -99,7 +119,11 @@ def build_parser(*, streams: bool = False) -> argparse.ArgumentParser:
     _add(commands, "frontend", _run_frontend, text="run an HTTP frontend", epilog=_FRONTEND)
     worker = _add(commands, "worker", _run_worker, text="run an engine worker, or drain one", epilog=_WORKER)
     _add_drain(worker)
+    router = _add(commands, "router", _run_router, text="run a router, or ask the routers", epilog=_ROUTER)
+    _add_router_questions(router)
     _add_streams(commands, complete=streams)
+    _add_bench(commands, complete=bench)
+    _add_replay(commands, complete=replay)
     _add_model(commands)
     _add_config(commands)
     _add_version(commands)
@@ -206,6 +230,29 @@ def _add_drain(worker: argparse.ArgumentParser) -> None:
     drain.set_defaults(run=_run_drain, prog="headrace worker drain")
 
 
+def _add_router_questions(router: argparse.ArgumentParser) -> None:
+    actions = router.add_subparsers(metavar="", title="other router commands")
+    explain = actions.add_parser(
+        "explain",
+        help="say why a request was placed where it is",
+        description="Ask all live routers about one request and show the candidates, their costs and the choice.",
+        epilog=_EXPLAIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    explain.add_argument("request", metavar="REQUEST-ID", help="id of the request")
+    status = actions.add_parser(
+        "status",
+        help="show the routers that run",
+        description="Show every live router, its pool and what it holds.",
+        allow_abbrev=False,
+    )
+    for parser, run, name in ((explain, _run_explain, "explain"), (status, _run_router_status, "status")):
+        parser.add_argument("--json", action="store_true", help="as JSON")
+        add_setting_flags(parser, "control")
+        parser.set_defaults(run=run, prog=f"headrace router {name}")
+
+
 def _add_streams(commands: Any, *, complete: bool) -> None:
     if complete:
         from headrace.streams import add_parser
@@ -213,6 +260,24 @@ def _add_streams(commands: Any, *, complete: bool) -> None:
         add_parser(commands)
     else:
         commands.add_parser("streams", help="plan, apply, show or purge what Headrace keeps in NATS")
+
+
+def _add_bench(commands: Any, *, complete: bool) -> None:
+    if complete:
+        from headrace.bench import add_parser
+
+        add_parser(commands)
+    else:
+        commands.add_parser("bench", help="benchmarks that need neither a GPU nor a server")
+
+
+def _add_replay(commands: Any, *, complete: bool) -> None:
+    if complete:
+        from headrace.replay import add_parser
+
+        add_parser(commands)
+    else:
+        commands.add_parser("replay", help="rebuild the index of the past, or place its requests by another policy")
 
 
 def _add_model(commands: Any) -> None:
@@ -236,7 +301,9 @@ def _add_config(commands: Any) -> None:
         description="Show the settings in force for a command, secrets masked, as TOML with the source of each value.",
         allow_abbrev=False,
     )
-    config.add_argument("command", nargs="?", choices=("up", "frontend", "worker", "streams"), default="up", help="default: up")
+    config.add_argument(
+        "command", nargs="?", choices=("up", "frontend", "worker", "router", "streams"), default="up", help="default: up"
+    )
     config.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings")
     config.add_argument("--json", action="store_true", help="as JSON: key → value and source")
     config.set_defaults(run=_run_config, prog="headrace config")
@@ -277,6 +344,24 @@ def _run_drain(parsed: argparse.Namespace) -> int:
     from headrace.control import drain_worker
 
     return drain_worker(read_settings(parsed, "control"), parsed.worker, grace_s=parsed.grace)
+
+
+def _run_router(parsed: argparse.Namespace) -> int:
+    from headrace.run import run_router
+
+    return run_router(read_settings(parsed, "router"))
+
+
+def _run_explain(parsed: argparse.Namespace) -> int:
+    from headrace.explain import explain_request
+
+    return explain_request(read_settings(parsed, "control"), parsed.request, as_json=parsed.json)
+
+
+def _run_router_status(parsed: argparse.Namespace) -> int:
+    from headrace.explain import show_routers
+
+    return show_routers(read_settings(parsed, "control"), as_json=parsed.json)
 
 
 def _run_model_prepare(parsed: argparse.Namespace) -> int:

@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import SettingsError
 from headrace.settings import Settings
 from jetstream.errors import SubjectError
-from jetstream.subjects import Subjects
+from jetstream.subjects import REQUEST_CLASSES, Subjects, tenant_token
 
 if TYPE_CHECKING:
     from frontend.settings import FrontendSettings
     from jetstream.context import ConnectOptions
     from jetstream.server import ServerSettings
+    from router.options import RouterOptions
+    from router.placement.settings import SchedulerSettings
     from workers.settings import WorkerSettings
 
 SIM_MODEL = "sim"
 
 # How each engine calls the number of sequences it runs at once.
 _SLOTS_ARGUMENT = {"vllm": "max_num_seqs", "sim": "slots"}
-_WORKER_FIELDS = ("role", "drain_grace_s", "start_timeout_s", "stall_s", "metrics_port", "separate_frames")
+_WORKER_FIELDS = ("role", "drain_grace_s", "start_timeout_s", "stall_s", "metrics_port", "separate_frames", "labels")
+_ROUTER_FIELDS = ("name", "models", "metrics_port", "drain_grace_s", "start_timeout_s", "index_entries", "record")
 _NATS_FIELDS = (
     "user",
     "password",
@@ -106,6 +109,58 @@ def worker_settings(settings: Settings) -> WorkerSettings:
         )
     except ValueError as error:
         raise SettingsError(f"worker: {error}") from None
+
+
+def router_options(settings: Settings) -> RouterOptions:
+    """What one router process serves and holds."""
+    from router.options import RouterOptions, SessionOptions
+    from router.snapshots.settings import SnapshotSettings
+
+    return RouterOptions(
+        namespace=settings["namespace"],
+        session=SessionOptions(window=settings["router.window"], index_wait_s=settings["router.index_wait_s"]),
+        snapshots=SnapshotSettings(
+            every_events=settings["router.snapshot_events"],
+            every_s=settings["router.snapshot_s"],
+            keep=settings["router.snapshots"],
+        ),
+        **{name: settings[f"router.{name}"] for name in _ROUTER_FIELDS},
+    )
+
+
+def scheduler_settings(settings: Settings) -> SchedulerSettings:
+    """How the router decides. Raises SettingsError for values that are wrong together or unknown."""
+    from router.errors import SettingsInvalid
+    from router.placement.settings import SchedulerSettings
+
+    own = SchedulerSettings()
+    tuning, window = settings["router.tuning"], settings["router.window"]
+    known = {field.name for field in dataclasses.fields(SchedulerSettings)} - {"fairness", "limits", "calibration", "tiers"}
+    if unknown := sorted(tuning.keys() - known):
+        raise SettingsError(f"router.tuning: {unknown[0]!r} is none of {', '.join(sorted(known))}")
+    try:
+        return SchedulerSettings(
+            **{
+                "policy": settings["router.policy"],
+                "temperature": settings["router.temperature"],
+                "max_wait_s": settings["router.max_wait_s"],
+                "tiers": {**own.tiers, **settings["router.tier_weights"]},
+                "fairness": dataclasses.replace(
+                    own.fairness,
+                    weights={tenant_token(tenant): weight for tenant, weight in settings["router.tenant_weights"].items()},
+                ),
+                # How much is held is bounded where requests are pulled, a window for each class; the rest waits in its stream
+                # and is not refused. What one tenant may hold of it is for the scheduler to say.
+                "limits": dataclasses.replace(
+                    own.limits,
+                    window=len(REQUEST_CLASSES) * window,
+                    tenant_requests=settings["router.tenant_requests"] or max(1, int(own.limits.tenant_share * window)),
+                ),
+                **tuning,
+            }
+        )
+    except (SettingsInvalid, TypeError) as error:
+        raise SettingsError(f"router: {error}") from None
 
 
 def engine_arguments(settings: Settings) -> dict[str, Any]:

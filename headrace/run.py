@@ -16,6 +16,8 @@ from headrace.compose import (
     connect_options,
     frontend_settings,
     needs_bundled_model,
+    router_options,
+    scheduler_settings,
     subjects,
     worker_settings,
 )
@@ -100,6 +102,26 @@ def run_worker(settings: Settings) -> int:
         return _run(settings, start)
 
 
+def run_router(settings: Settings) -> int:
+    """`headrace router`. Raises SettingsError."""
+    name = settings["router.name"]
+    _start_part(settings, {"component": "router", **({"router": name} if name else {})})
+    composed = router_options(settings)
+    deciding = scheduler_settings(settings)
+    options = connect_options(settings, name=f"headrace router {name or ''}".rstrip())
+    names = subjects(settings)
+
+    def start() -> Coroutine[Any, Any, int | None]:
+        from router.assembly import builder
+        from router.main import run_router as run
+
+        if composed.metrics_port is not None:
+            _serve_metrics(composed.metrics_port)
+        return run(composed, options, names, builder(composed, deciding))
+
+    return _run(settings, start)
+
+
 def _serve_metrics(port: int) -> None:
     """Prometheus metrics of a part that has no HTTP server of its own. Raises StartFailed when the port is taken."""
     from prometheus_client import start_http_server
@@ -124,6 +146,7 @@ def run_model_prepare(settings: Settings) -> int:
 def exit_code(error: BaseException) -> int:
     """The exit code for what ended a part."""
     from frontend.errors import AddressUnavailable
+    from router.errors import SettingsInvalid
     from workers.errors import EngineDead, EngineStartFailed, ModelUnavailable, RegistrationRefused, UnsupportedByEngine
 
     configuration = (
@@ -132,6 +155,7 @@ def exit_code(error: BaseException) -> int:
         EngineStartFailed,
         ModelUnavailable,
         RegistrationRefused,
+        SettingsInvalid,
         UnsupportedByEngine,
     )
     if isinstance(error, CommandError):

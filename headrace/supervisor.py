@@ -1,9 +1,9 @@
 """`headrace up`: a whole deployment on one machine, every part a process of its own.
 
-    nats-server (unless one is given) → frontend and workers, started at once → /ready → one ready line → … → stop
+    nats-server (unless one is given) → frontend and workers, started at once → /ready → one ready line → routers → … → stop
 
 Each part has a keeper task that starts it, waits for its end and asks `headrace/restart.py` what to do about it.  Stopping goes
-against the stream: workers (they drain), frontend, nats-server.
+against the stream: workers (they drain) and routers, frontend, nats-server.  Nothing waits for a router: requests do without.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _log = structlog.get_logger()
 
 _KILL_AFTER_GRACE_S = 3.0  # a worker ends its own grace period; this is for one that does not
 _FRONTEND_GRACE_S = 5.0
+_ROUTER_GRACE_S = 5.0
+_ROUTER_WAIT_S = 15.0  # routers start once all is ready, or after this: until then requests do without, and it is ready sooner
 _POLL_S = 0.05
 _STATUS_EVERY_S = 1.0
 _QUIET_START_S = 2.0  # starts faster than this show no progress
@@ -69,9 +71,11 @@ class Supervisor:
         self._nats = NatsPart(settings)
         self._frontend: Part | None = None
         self._workers: list[Part] = []
+        self._routers: list[Part] = []
         self._stopping = asyncio.Event()
         self._insisted = False
         self._model_ready = asyncio.Event()
+        self._answering = asyncio.Event()
         self._ready = False
         self._failure: CommandError | None = None
         self._began_s = time.monotonic()
@@ -127,15 +131,23 @@ class Supervisor:
             if settings["worker.model"]:
                 argv += ["--model", settings["worker.model"]]
             self._workers.append(Part(name, tuple(argv), env, RestartState(essential=False)))
+        router_env = {**common, "HEADRACE_ROUTER_DRAIN_GRACE_S": str(_ROUTER_GRACE_S - 1.0)}
+        for number in range(1, settings["up.routers"] + 1):
+            name = f"router-{number}"
+            port = settings["router.metrics_port"]
+            env = {**router_env, "HEADRACE_ROUTER_METRICS_PORT": str(port + number - 1)} if port else router_env
+            self._routers.append(Part(name, ("router", "--name", name), env, RestartState(essential=False)))
 
     def _parts(self) -> list[Part]:
-        return [part for part in (self._frontend, *self._workers) if part is not None]
+        return [part for part in (self._frontend, *self._workers, *self._routers) if part is not None]
 
     async def _keep(self, part: Part) -> None:
         """Start the part again and again until it is to be left alone."""
         try:
-            if part is not self._frontend and not await self._model_is_ready(part):
+            if part in self._workers and not await self._model_is_ready(part):
                 return
+            if part in self._routers and self._workers:
+                await _first(part.stop_asked, self._answering, timeout_s=_ROUTER_WAIT_S)
             while not part.stop_asked.is_set():
                 code, tail = await self._run_once(part)
                 decision = part.state.exited(time.monotonic(), exit_code=code, serving=self._serves_without(part))
@@ -173,6 +185,8 @@ class Supervisor:
         self._stopping.set()
 
     def _serves_without(self, part: Part) -> bool:
+        if part in self._routers:
+            return True
         return self._ready and any(other.child is not None for other in self._workers if other is not part)
 
     async def _stop_parts(self) -> None:
@@ -182,6 +196,8 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             for worker in self._workers:
                 group.create_task(self._stop_part(worker, grace_s=worker_grace_s))
+            for router in self._routers:
+                group.create_task(self._stop_part(router, grace_s=_ROUTER_GRACE_S))
         if self._frontend is not None:
             await self._stop_part(self._frontend, grace_s=_FRONTEND_GRACE_S)
 
@@ -228,13 +244,7 @@ class Supervisor:
 
     async def _model_is_ready(self, part: Part) -> bool:
         """False when the part is to be stopped before there is a model."""
-        stop = asyncio.ensure_future(part.stop_asked.wait())
-        ready = asyncio.ensure_future(self._model_ready.wait())
-        try:
-            await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            ready.cancel()
+        await _first(part.stop_asked, self._model_ready, timeout_s=None)
         return not part.stop_asked.is_set()
 
     # -- what people and tools see ---------------------------------------------------------------------------------------------
@@ -258,6 +268,7 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
         models = await served_models(self._host, self._port)
         self._ready = True
+        self._answering.set()
         self._terminal.status("")
         self._publish_state()
         url = base_url(self._host, self._port)
@@ -285,12 +296,23 @@ class Supervisor:
             "nats": self._nats.describe(),
             "frontend": {**_describe(self._frontend), "port": self._port},
             "workers": [_describe(worker) for worker in self._workers],
+            "routers": [_describe(router) for router in self._routers],
         }
         self._run_file.write(state)
 
 
 def _describe(part: Part) -> dict[str, Any]:
     return {"name": part.name, "pid": part.child.pid if part.child else None}
+
+
+async def _first(*events: asyncio.Event, timeout_s: float | None) -> None:
+    """Return when one of them is set, or in time."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:

@@ -1,13 +1,14 @@
 """What can go wrong in a router.
 
-    RouterError
-    ├── UnknownWorker        an operation names a worker that the index or the scheduler does not have
-    ├── SnapshotError        a snapshot cannot be used
-    │   ├── SnapshotCorrupt  truncated, or its digest does not match
-    │   ├── SnapshotForeign  of another pool, block size or stream
-    │   └── SnapshotTooNew   written by a newer version
-    ├── SettingsInvalid      a policy or setting that does not exist or cannot be
-    └── TraceInvalid         a line of a trace that is no request
+RouterError
+├── UnknownWorker        an operation names a worker that the index or the scheduler does not have
+├── SnapshotError        a snapshot cannot be used
+│   ├── SnapshotCorrupt  truncated, or its digest does not match
+│   ├── SnapshotForeign  of another pool, block size or stream
+│   └── SnapshotTooNew   written by a newer version
+├── SettingsInvalid      a policy or setting that does not exist or cannot be
+├── TraceInvalid         a line of a trace that is no request
+└── ReplayStalled        in a benchmark: requests are open and nothing moves any more
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class UnknownWorker(RouterError):
 
 
 class SnapshotError(RouterError):
-    """A snapshot cannot be used. The router goes on without it: older snapshot, else empty index and inventories of all workers."""
+    """A snapshot cannot be used. The router goes on without it: with an older one, else with the inventories of all workers."""
 
 
 class SnapshotCorrupt(SnapshotError):
@@ -45,3 +46,7 @@ class SettingsInvalid(RouterError):
 
 class TraceInvalid(RouterError):
     """Names the file, the line and what is wrong with it."""
+
+
+class ReplayStalled(RouterError):
+    """A replayed trace came to a halt with open requests: tells when and how many."""

@@ -78,7 +78,7 @@ class RunningUp:
 
     def pids(self) -> list[int]:
         state = self.state()
-        parts = [state["nats"], state["frontend"], *state["workers"]]
+        parts = [state["nats"], state["frontend"], *state["workers"], *state["routers"]]
         return [self.process.pid, *(part["pid"] for part in parts if part["pid"])]
 
     def stop(self) -> None:

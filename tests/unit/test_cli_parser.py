@@ -44,7 +44,7 @@ def test_a_wrong_setting_ends_with_78_and_one_clear_line(capsys: pytest.CaptureF
     )
 
 
-@pytest.mark.parametrize("command", ["up", "frontend", "worker"])
+@pytest.mark.parametrize("command", ["up", "frontend", "worker", "router"])
 def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -59,7 +59,7 @@ def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: 
 
 
 def test_flags_of_one_command_do_not_clash() -> None:
-    for command in ("up", "frontend", "worker", "streams", "control", "model"):
+    for command in ("up", "frontend", "worker", "router", "streams", "control", "model"):
         flags = [setting.flag for setting in settings_of(command) if setting.flag]  # type: ignore[arg-type]
         assert len(flags) == len(set(flags)), command
 

@@ -10,11 +10,23 @@ import pytest
 
 from frontend.settings import FrontendSettings
 from headrace.catalogue import BY_KEY
-from headrace.compose import connect_options, frontend_settings, needs_bundled_model, server_settings, subjects, worker_settings
+from headrace.compose import (
+    connect_options,
+    frontend_settings,
+    needs_bundled_model,
+    router_options,
+    scheduler_settings,
+    server_settings,
+    subjects,
+    worker_settings,
+)
 from headrace.errors import SettingsError
 from headrace.settings import load
 from jetstream.context import ConnectOptions
 from jetstream.server import ServerSettings
+from jetstream.subjects import tenant_token
+from router.options import RouterOptions
+from router.placement.settings import SchedulerSettings
 from workers import bundled
 from workers.settings import WorkerSettings
 
@@ -32,6 +44,37 @@ def test_every_worker_setting_is_reachable_with_the_same_default() -> None:
     for field in dataclasses.fields(WorkerSettings):
         key = {"worker_name": "worker.name", "namespace": "namespace"}.get(field.name, f"worker.{field.name}")
         assert key in BY_KEY
+
+
+def test_every_router_setting_is_reachable_with_the_same_default() -> None:
+    assert router_options(load("router")) == dataclasses.replace(RouterOptions(), namespace="default")
+    for field in dataclasses.fields(RouterOptions):
+        assert field.name == "session" or f"router.{field.name}" in BY_KEY or field.name in BY_KEY
+    composed, own = scheduler_settings(load("router")), SchedulerSettings()
+    for field in dataclasses.fields(SchedulerSettings):
+        if field.name != "limits":
+            assert getattr(composed, field.name) == getattr(own, field.name), field.name
+    # each class has a window of its own, of which one tenant gets its share
+    assert composed.limits == dataclasses.replace(own.limits, window=3 * 2048, tenant_requests=1433)
+
+
+def test_router_settings_reach_the_scheduler() -> None:
+    flags = {
+        "router.policy": "power-of-two",
+        "router.temperature": "0.5",
+        "router.window": "100",
+        "router.tier_weights": ["host=0.5"],
+        "router.tenant_weights": ["Team A=3", "b=2"],
+        "router.tenant_requests": "7",
+        "router.tuning": ["congestion=2.5", "binding=early"],
+    }
+    settings = load("router", flags=flags)
+    composed = scheduler_settings(settings)
+    assert (composed.policy, composed.temperature, composed.congestion, composed.binding) == ("power-of-two", 0.5, 2.5, "early")
+    assert composed.tiers == {"device": 1.0, "host": 0.5, "disk": 0.25}
+    assert composed.fairness.weights == {tenant_token("Team A"): 3, "b": 2}
+    assert (composed.limits.window, composed.limits.tenant_requests) == (300, 7)
+    assert router_options(settings).session.window == 100
 
 
 def test_every_connect_option_is_reachable_with_the_same_default() -> None:
@@ -107,3 +150,10 @@ def test_values_that_contradict_each_other_are_a_settings_error() -> None:
 def test_a_prefix_that_is_no_token_is_a_settings_error() -> None:
     with pytest.raises(SettingsError, match=r"prefix = 'a\.b'"):
         subjects(load("worker", flags={"prefix": "a.b"}))
+
+
+def test_labels_reach_the_worker_and_a_wrong_one_is_named() -> None:
+    given = {"worker.model": "m", "worker.labels": "zone=a,big"}
+    assert worker_settings(load("worker", flags=given)).labels == ("zone=a", "big")
+    with pytest.raises(SettingsError, match=r"label 'x{65}'"):
+        worker_settings(load("worker", flags=given | {"worker.labels": "x" * 65}))

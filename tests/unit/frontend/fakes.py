@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from broker.cards import ModelCard
 from broker.errors import UnknownModel
 from broker.jobs import Job
-from broker.messages import Finish, Row, TokenLogprob
+from broker.messages import Explanation, Finish, Row, TokenLogprob
 from frontend.app import Frontend, build_frontend
 from frontend.settings import FrontendSettings
 
@@ -141,6 +141,12 @@ class FakeIngress:
         self.refusal: Exception | None = None
         self.jobs: list[Job] = []
         self.answers: list[FakeAnswer] = []
+        self.explanation = Explanation(id="", known=False)
+        self.explained: list[str] = []
+
+    async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
+        self.explained.append(request_id)
+        return self.explanation
 
     async def submit(self, job: Job) -> FakeAnswer:
         await asyncio.sleep(0)

@@ -1,0 +1,169 @@
+"""Pulls the requests of a pool and offers them to the scheduler.
+
+Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.  The server
+serves routers (priority 0) before workers that place on themselves (9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from broker import metrics as broker_metrics
+from broker.codec import parse_job_headers, unpack_u64
+from broker.errors import WireError
+from broker.messages import JobFault
+from broker.protocol.runs import Tombstones
+from jetstream.ports import Delivery, Messaging, PullLoop
+from jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
+from jetstream.topology import request_consumer
+from router import metrics
+from router.options import SessionOptions
+from router.placement.types import Shed, Waiting
+from router.ports import Scheduling
+from router.refusing import fault_of
+from router.window import Held, Window, decode_head
+
+log = structlog.get_logger()
+
+ROUTER_PRIORITY = 0
+
+
+class Intake:
+    """The way in. `run` must be running."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        window: Window,
+        scheduler: Scheduling,
+        tombstones: Tombstones,
+        *,
+        pool: str,
+        options: SessionOptions,
+        may_take: Callable[[], bool],
+        on_offered: Callable[[], None],
+        refuse: Callable[[Held, JobFault], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`may_take`: this router may hold requests. `on_offered`: one more waits."""
+        self._messaging = messaging
+        self._subjects = subjects
+        self._window = window
+        self._scheduler = scheduler
+        self._tombstones = tombstones
+        self._pool = pool
+        self._options = options
+        self._retry_s = options.timing.retry_s
+        self._may_take = may_take
+        self._on_offered = on_offered
+        self._refuse = refuse
+        self._wall = wall
+        self._loops: dict[RequestClass, PullLoop] = {}
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for request_class in REQUEST_CLASSES:
+                consumer = request_consumer(self._subjects, self._pool, request_class)
+                loop = self._messaging.pull(
+                    consumer.stream,
+                    consumer.name,
+                    lambda delivery, c=request_class: self._on_delivery(delivery, c),  # type: ignore[misc]
+                    priority=ROUTER_PRIORITY,
+                    on_missing=lambda spec=consumer: self._messaging.ensure_consumer(spec),  # type: ignore[misc]
+                )
+                self._loops[request_class] = loop
+                tasks.create_task(loop.run())
+            self.balance()
+
+    async def stop(self) -> None:
+        """Take nothing more in."""
+        for loop in self._loops.values():
+            await loop.stop()
+
+    def balance(self) -> None:
+        """Ask for as many requests of each class as its window has room for; called whenever room or permission changes."""
+        allowed = self._may_take() and self._window.bytes < self._options.window_bytes
+        for request_class, loop in self._loops.items():
+            wanted = max(0, self._options.window - self._window.count(request_class)) if allowed else 0
+            if loop.credit < wanted or (loop.credit and not allowed):
+                loop.add_credit(wanted - loop.credit)
+
+    def _on_delivery(self, delivery: Delivery, request_class: RequestClass) -> None:
+        if self._window.redelivered(delivery, request_class):
+            self.balance()
+            return
+        if not self._may_take():
+            delivery.nak()
+            return
+        try:
+            head = decode_head(delivery.data)
+            attempt, history = parse_job_headers(delivery.headers)
+            chain = unpack_u64(head.hashes)
+        except WireError as error:
+            broker_metrics.MALFORMED.labels("request").inc()
+            log.error("request.malformed", subject=delivery.subject, seq=delivery.stream_seq, error=str(error))
+            delivery.term(f"malformed: {error}")
+            self.balance()
+            return
+        held = Held(delivery, head, attempt, history, request_class)
+        if head.id in self._tombstones:
+            metrics.DROPPED.labels("cancelled").inc()
+            delivery.ack()
+            self.balance()
+        elif self._makes_way(held):
+            metrics.RECEIVED_OF[request_class].inc()
+            self._window.add(held)
+            self._offer(held, chain)
+        else:
+            delivery.nak(self._retry_s)
+            self.balance()
+
+    def _makes_way(self, held: Held) -> bool:
+        """One copy of a request is looked at at a time. A later attempt goes first; the other one comes again."""
+        other = self._window.of(held.id)
+        if other is None:
+            return True
+        if other.state != "waiting" or other.attempt >= held.attempt:
+            return False
+        self._scheduler.cancel([other.id])
+        self._window.remove(other)
+        other.delivery.nak(self._retry_s)
+        return True
+
+    def _offer(self, held: Held, chain: list[int]) -> None:
+        head = held.head
+        now, wall = self._loop.time(), self._wall()
+        shed = self._scheduler.offer(
+            Waiting(
+                id=head.id,
+                key=held,
+                attempt=held.attempt,
+                tokens=head.tokens,
+                max_tokens=head.max_tokens,
+                choices=head.choices,
+                chain=chain,
+                block_size=head.block_size,
+                request_class=held.request_class,
+                tenant=head.tenant,
+                priority=head.priority,
+                arrived_s=now - max(0.0, wall - head.created) if head.created else now,
+                deadline_s=now + head.deadline - wall,
+                adapter=head.adapter,
+                session=head.session,
+                affinity=head.affinity,
+                worker=head.worker,
+                require=frozenset(head.require),
+                prefer=head.prefer,
+            ),
+            now,
+        )
+        if isinstance(shed, Shed):
+            self._refuse(held, fault_of(shed))
+        else:
+            self._on_offered()

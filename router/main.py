@@ -1,0 +1,159 @@
+"""The router process: one session for each pool, started as models appear, drained together on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import structlog
+
+from broker.cards import ModelCard
+from broker.members import Members
+from jetstream.client import Connection, ConnectOptions
+from jetstream.errors import ServerUnreachable
+from jetstream.manage import ensure_topology
+from jetstream.ports import Messaging
+from jetstream.subjects import Subjects, check_token
+from jetstream.topology import Topology
+from router.options import RouterOptions
+from router.pools import Pools
+from router.session import RouterSession
+
+log = structlog.get_logger()
+
+CONNECT_RETRY_S = 0.5
+
+# Makes the session of one pool; the id is unique to that session.
+Build = Callable[[Messaging, Subjects, Members, ModelCard, str], RouterSession]
+
+
+def router_id(name: str | None) -> str:
+    """Unique per process start: the given name (or a random one) plus an epoch."""
+    base = check_token(name, "router name") if name else f"r-{secrets.token_hex(3)}"
+    return f"{base}-{int(time.time()):x}{secrets.token_hex(2)}"
+
+
+async def run_router(
+    options: RouterOptions,
+    connect: ConnectOptions,
+    subjects: Subjects,
+    build: Build,
+    *,
+    on_started: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises the ConnectError family when the broker cannot be used at the start."""
+    async with _connected(connect, subjects, options.start_timeout_s) as connection:
+        process = RouterProcess(connection, subjects, options, build)
+        serving = asyncio.ensure_future(process.run())
+        try:
+            with _signals(process, serving, options.drain_grace_s):
+                _quiet_gc()
+                if on_started is not None:
+                    on_started()
+                await asyncio.wait({serving})
+        finally:
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+    log.info("router.stopped")
+
+
+class RouterProcess:
+    """All sessions of one process."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, options: RouterOptions, build: Build) -> None:
+        self.id = router_id(options.name)
+        self.sessions: dict[str, RouterSession] = {}
+        self._messaging = messaging
+        self._subjects = subjects
+        self._build = build
+        self._members = Members(messaging, subjects, lease_ttl_s=options.session.timing.lease_ttl_s)
+        self._pools = Pools(messaging, subjects, self._on_pool, namespace=options.namespace, models=options.models)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._done = asyncio.Event()
+        self.draining = False
+
+    async def run(self) -> None:
+        """Until `drain` is through."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            helpers = [tasks.create_task(self._members.run()), tasks.create_task(self._pools.run())]
+            await self._done.wait()
+            for helper in helpers:
+                helper.cancel()
+
+    async def drain(self, grace_s: float) -> None:
+        self.draining = True
+        await asyncio.gather(*(session.drain(grace_s) for session in self.sessions.values()))
+        self._done.set()
+
+    def _on_pool(self, card: ModelCard) -> None:
+        if self._tasks is None or self.draining:
+            return
+        router = f"{self.id}-{card.pool[-8:]}"  # the hash of the pool: control messages go to one session
+        session = self._build(self._messaging, self._subjects, self._members, card, router)
+        self.sessions[card.pool] = session
+        log.info("pool.known", pool=card.pool, model=card.model, router=router)
+        self._tasks.create_task(session.run())
+
+
+@contextlib.contextmanager
+def _signals(process: RouterProcess, serving: asyncio.Future[None], grace_s: float) -> Iterator[None]:
+    """The first signal drains, the second ends at once: then what was held is delivered again after a while."""
+    loop = asyncio.get_running_loop()
+    draining: list[asyncio.Task[None]] = []
+
+    def leave() -> None:
+        if process.draining:
+            serving.cancel()
+        else:
+            draining.append(loop.create_task(process.drain(grace_s)))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        for task in draining:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _connected(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> AsyncIterator[Connection]:
+    async with await _connect(options, subjects, timeout_s) as connection:
+        topology = Topology(subjects)
+        await ensure_topology(connection, topology)
+
+        async def restore() -> None:
+            await ensure_topology(connection, topology)  # memory streams vanish with a server restart
+
+        connection.on_reconnect(restore)
+        yield connection
+
+
+async def _connect(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> Connection:
+    """Waits for a server that is not there yet; every other trouble is raised at once."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        try:
+            return await Connection.connect(options, subjects=subjects)
+        except ServerUnreachable as error:
+            if loop.time() >= deadline:
+                raise
+            log.info("router.waiting_for_server", reason=str(error))
+            await asyncio.sleep(CONNECT_RETRY_S)
+
+
+def _quiet_gc() -> None:
+    """What was loaded at the start stays: never look at it again, and look less often at the rest."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)

@@ -1,0 +1,70 @@
+"""How much waits, by class and tenant: requests, and prompt tokens that will have to be computed for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Amount(NamedTuple):
+    """What waits somewhere. `tokens` are uncached prompt tokens."""
+
+    requests: int = 0
+    tokens: float = 0.0
+
+
+NOTHING = Amount()
+
+
+class Backlog:
+    """Sums kept current; bounded by what waits, for empty sums are dropped."""
+
+    __slots__ = ("_both", "_classes", "_tenants", "_total")
+
+    def __init__(self) -> None:
+        self._total = NOTHING
+        self._classes: dict[str, Amount] = {}
+        self._tenants: dict[str, Amount] = {}
+        self._both: dict[str, dict[str, Amount]] = {}
+
+    @property
+    def total(self) -> Amount:
+        return self._total
+
+    def of_class(self, request_class: str) -> Amount:
+        return self._classes.get(request_class, NOTHING)
+
+    def of_tenant(self, tenant: str) -> Amount:
+        return self._tenants.get(tenant, NOTHING)
+
+    def tenants(self, request_class: str) -> Mapping[str, Amount]:
+        """What waits in a class, by tenant."""
+        return self._both.get(request_class, {})
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Requests by (class, tenant)."""
+        return {(name, tenant): amount.requests for name, sums in self._both.items() for tenant, amount in sums.items()}
+
+    def add(self, request_class: str, tenant: str, *, requests: int = 0, tokens: float = 0.0) -> None:
+        """Negative takes away."""
+        self._total = _plus(self._total, requests, tokens)
+        _change(self._classes, request_class, requests, tokens)
+        _change(self._tenants, tenant, requests, tokens)
+        sums = self._both.setdefault(request_class, {})
+        _change(sums, tenant, requests, tokens)
+        if not sums:
+            del self._both[request_class]
+
+
+def _plus(amount: Amount, requests: int, tokens: float) -> Amount:
+    left = amount.requests + requests
+    # Nothing waits = no tokens, so that rounding never adds up.
+    return Amount(left, max(amount.tokens + tokens, 0.0)) if left > 0 else NOTHING
+
+
+def _change(sums: dict[str, Amount], key: str, requests: int, tokens: float) -> None:
+    amount = _plus(sums.get(key, NOTHING), requests, tokens)
+    if amount.requests:
+        sums[key] = amount
+    else:
+        sums.pop(key, None)

@@ -1,0 +1,290 @@
+"""How fast each worker is, learnt from the step times in its load reports.
+
+    step_s ≈ base_s + prefill tokens / prefill_tokens_per_s + sequences that decode × per_decode_s
+
+Weighted recursive least squares with exponential forgetting (Ljung and Söderström, "Theory and Practice of Recursive
+Identification", 1983), in information form: three sums of products that fade by `forgetting` with every sample, and a 3 × 3
+system. Added to it are
+
+- relative errors: a sample is divided by the step time predicted for it, so that decode steps of 8 ms count as much as prefill
+  steps of 300 ms, and unknowns are factors of the prior's values;
+- Huber's weights (Huber 1964) for samples far from what is predicted, by a running mean of the absolute error;
+- a prior that is scaled as a whole by the median of the first samples, for it may be of quite another machine;
+- a fresh start from the present estimate, scaled by the next samples like a prior, once errors keep their sign (a geometric
+  moving average of them, Roberts 1959, leaves its bounds): the engine has changed;
+- a little pull towards the present estimate, so that a coefficient of which the samples say nothing (no prefill for an hour)
+  stays where it is while its evidence fades, and one towards the prior, which is gone after a few dozen samples;
+- bounds above zero, by projected Gauss-Seidel where the plain solution leaves them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import median
+
+from broker.messages import LoadReport
+from router.errors import SettingsInvalid
+
+Vector = tuple[float, float, float]
+
+LEAST_S = 1e-9  # no coefficient is smaller
+MOST_S = 1e3  # … or larger
+MOST_COUNT = 1e8  # tokens or sequences of a step that can be believed
+HUBER = 2.0  # mean absolute errors beyond which a sample counts less
+ERROR_GAIN = 0.05  # of the running mean of absolute errors
+LEAST_ERROR = 0.01  # relative; clocks are no better
+MOST_ERROR = 0.5  # counted in the running mean of signed errors, lest one outlier shift it
+DRIFT_GAIN = 0.1  # of that mean
+DRIFT = 0.2  # a larger one says that the engine has changed
+SETTLING = 20  # samples after a start before that is looked at
+PRIOR_FORGETTING = 0.9
+HOLD = 0.02  # pull towards the present estimate, in samples
+SWEEPS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationSettings:
+    """Raises SettingsInvalid naming the setting and the value. The first three are what is assumed of a worker that has said
+    nothing, while no other worker of the pool has."""
+
+    base_s: float = 0.008
+    prefill_tokens_per_s: float = 24_000.0
+    per_decode_s: float = 0.00008
+    forgetting: float = 0.99  # per sample: about the last 100 count
+    prior_samples: float = 4.0  # how many samples the prior is worth at first
+    min_samples: int = 5  # before these the prior is used as it is
+    most_step_s: float = 60.0  # a longer step is not believed
+
+    def __post_init__(self) -> None:
+        for name in ("base_s", "per_decode_s"):
+            _need(LEAST_S <= getattr(self, name) <= MOST_S, name, getattr(self, name), f"from {LEAST_S} to {MOST_S}")
+        rate = self.prefill_tokens_per_s
+        _need(1 / MOST_S <= rate <= 1 / LEAST_S, "prefill_tokens_per_s", rate, f"from {1 / MOST_S} to {1 / LEAST_S:g}")
+        _need(0.5 <= self.forgetting < 1, "forgetting", self.forgetting, "from 0.5 to below 1")
+        _need(0 < self.prior_samples < inf, "prior_samples", self.prior_samples, "above 0")
+        _need(self.min_samples >= 1, "min_samples", self.min_samples, "1 or more")
+        _need(0 < self.most_step_s <= MOST_S, "most_step_s", self.most_step_s, f"above 0 and at most {MOST_S}")
+
+
+def _need(holds: bool, name: str, value: object, what: str) -> None:
+    if not holds:
+        raise SettingsInvalid(f"{name} must be {what}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedEstimate:
+    """All above zero and finite. `samples`: steps it was learnt from."""
+
+    base_s: float
+    prefill_tokens_per_s: float
+    per_decode_s: float
+    samples: int = 0
+
+    def step_s(self, *, prefill_tokens: float, decodes: float) -> float:
+        """The predicted duration of an engine step."""
+        return self.base_s + prefill_tokens / self.prefill_tokens_per_s + decodes * self.per_decode_s
+
+
+class StepTimes:
+    """The model of one worker. `prior`: seconds of a step, of a prefill token and of a decoding sequence."""
+
+    __slots__ = (
+        "_a",
+        "_b",
+        "_drift",
+        "_error",
+        "_factors",
+        "_first",
+        "_last",
+        "_prior",
+        "_prior_weight",
+        "_seen",
+        "_settings",
+        "samples",
+    )
+
+    def __init__(self, settings: CalibrationSettings, prior: Vector) -> None:
+        self._settings = settings
+        self.samples = 0
+        self.restart(prior)
+
+    def restart(self, prior: Vector) -> None:
+        """What has been seen is no more true, and this is what is assumed."""
+        self._prior = prior
+        self._factors = [1.0, 1.0, 1.0]  # estimate = prior × factors
+        self._prior_weight = self._settings.prior_samples
+        self._a = [0.0] * 6  # upper triangle: 00 01 02 11 12 22
+        self._b = [0.0] * 3
+        self._error = 1.0
+        self._drift = 0.0
+        self._last: Vector = (0.0, 0.0, 0.0)
+        self._first: list[Vector] = []
+        self._seen = 0  # samples since
+
+    @property
+    def coefficients(self) -> Vector:
+        """Like the prior."""
+        if self._seen < self._settings.min_samples:
+            return self._prior
+        first, second, third = (
+            min(max(prior * factor, LEAST_S), MOST_S) for prior, factor in zip(self._prior, self._factors, strict=True)
+        )
+        return first, second, third
+
+    def observe(self, step_s: float, *, prefill_tokens: float, decodes: float) -> str:
+        """Learn from a step. Returns why it was not used, else "" (`repeated`: the very same step was reported before)."""
+        why = self._why_not(step_s, prefill_tokens, decodes)
+        if why:
+            return why
+        if (step_s, prefill_tokens, decodes) == self._last:
+            return "repeated"
+        self._last = (step_s, prefill_tokens, decodes)
+        self.samples += 1
+        self._seen += 1
+        if self._seen < self._settings.min_samples:
+            self._first.append(self._last)
+            return ""
+        if self._seen == self._settings.min_samples:
+            self._scale_prior([*self._first, self._last])
+            for sample in self._first:
+                self._learn(*sample)
+            self._first.clear()
+        self._learn(*self._last)
+        if self._seen > SETTLING and abs(self._drift) > DRIFT:
+            self.restart(self.coefficients)
+        return ""
+
+    def _parts(self, prefill_tokens: float, decodes: float) -> Vector:
+        return self._prior[0], self._prior[1] * prefill_tokens, self._prior[2] * decodes
+
+    def _scale_prior(self, samples: list[Vector]) -> None:
+        scale = median(step_s / sum(self._parts(prefill_tokens, decodes)) for step_s, prefill_tokens, decodes in samples)
+        first, second, third = (min(max(value * scale, LEAST_S), MOST_S) for value in self._prior)
+        self._prior = first, second, third
+
+    def _learn(self, step_s: float, prefill_tokens: float, decodes: float) -> None:
+        factors, parts = self._factors, self._parts(prefill_tokens, decodes)
+        predicted = parts[0] * factors[0] + parts[1] * factors[1] + parts[2] * factors[2]
+        error = step_s / predicted - 1.0
+        size, bound = abs(error), HUBER * self._error
+        weight = bound / size if size > bound else 1.0
+        # Weighted by the larger of both times: what came before the engine slowed down would else outweigh all that follows.
+        scale = max(predicted, step_s if weight >= 1.0 else 0.0)
+        self._error = max(self._error + ERROR_GAIN * (min(size, 3.0 * bound) - self._error), LEAST_ERROR)
+        self._drift += DRIFT_GAIN * (max(-MOST_ERROR, min(MOST_ERROR, error)) - self._drift)
+        keep = self._settings.forgetting
+        self._prior_weight *= PRIOR_FORGETTING
+        a, b = self._a, self._b
+        z0, z1, z2 = (part / scale for part in parts)
+        target = step_s / scale
+        a[0] = keep * a[0] + weight * z0 * z0
+        a[1] = keep * a[1] + weight * z0 * z1
+        a[2] = keep * a[2] + weight * z0 * z2
+        a[3] = keep * a[3] + weight * z1 * z1
+        a[4] = keep * a[4] + weight * z1 * z2
+        a[5] = keep * a[5] + weight * z2 * z2
+        b[0] = keep * b[0] + weight * z0 * target
+        b[1] = keep * b[1] + weight * z1 * target
+        b[2] = keep * b[2] + weight * z2 * target
+        self._solve()
+
+    def _why_not(self, step_s: float, prefill_tokens: float, decodes: float) -> str:
+        if step_s == 0.0 or (prefill_tokens == 0 and decodes == 0):
+            return "no_step"
+        if not (isfinite(step_s) and isfinite(prefill_tokens) and isfinite(decodes)):
+            return "not_finite"
+        if step_s < 0 or prefill_tokens < 0 or decodes < 0:
+            return "negative"
+        if step_s > self._settings.most_step_s or prefill_tokens > MOST_COUNT or decodes > MOST_COUNT:
+            return "too_large"
+        return ""
+
+    def _solve(self) -> None:
+        """The factors that fit best. With the pulls on its diagonal the system is positive definite."""
+        a, old = self._a, self._factors
+        least = [LEAST_S / prior for prior in self._prior]
+        hold = [HOLD / max(factor, 1.0) ** 2 for factor in old]  # never so strong that a factor near zero stays there
+        pull = self._prior_weight
+        a00, a11, a22 = a[0] + hold[0] + pull, a[3] + hold[1] + pull, a[5] + hold[2] + pull
+        a01, a02, a12 = a[1], a[2], a[4]
+        b0, b1, b2 = (self._b[i] + hold[i] * old[i] + pull for i in range(3))
+        # Cholesky: as exact as it gets for three unknowns, and it tells when rounding has eaten the pulls.
+        l00 = a00**0.5
+        l10, l20 = a01 / l00, a02 / l00
+        d11 = a11 - l10 * l10
+        if d11 > 1e-12 * a11:
+            l11 = d11**0.5
+            l21 = (a12 - l20 * l10) / l11
+            d22 = a22 - l20 * l20 - l21 * l21
+            if d22 > 1e-12 * a22:
+                y0 = b0 / l00
+                y1 = (b1 - l10 * y0) / l11
+                x2 = (b2 - l20 * y0 - l21 * y1) / d22
+                x1 = (y1 - l21 * x2) / l11
+                x0 = (y0 - l10 * x1 - l20 * x2) / l00
+                if x0 >= least[0] and x1 >= least[1] and x2 >= least[2]:
+                    self._factors = [x0, x1, x2]
+                    return
+        x0, x1, x2 = (max(factor, bound) for factor, bound in zip(old, least, strict=True))
+        for _ in range(SWEEPS):
+            x0 = max((b0 - a01 * x1 - a02 * x2) / a00, least[0])
+            x1 = max((b1 - a01 * x0 - a12 * x2) / a11, least[1])
+            x2 = max((b2 - a02 * x0 - a12 * x1) / a22, least[2])
+        self._factors = [x0, x1, x2]
+
+
+class Calibration:
+    """The models of all workers of a pool. A worker that nobody has heard of yet is assumed to be like the others."""
+
+    def __init__(self, settings: CalibrationSettings) -> None:
+        self._settings = settings
+        self._default: Vector = (settings.base_s, 1.0 / settings.prefill_tokens_per_s, settings.per_decode_s)
+        self._workers: dict[str, StepTimes] = {}
+        self._epochs: dict[str, int] = {}
+        self._cache: dict[str, SpeedEstimate] = {}
+        self.unused: Counter[str] = Counter()  # reported steps that taught nothing, by reason
+
+    def observe(self, report: LoadReport) -> None:
+        """Fine whatever it says. An engine that was started again is assumed to be as fast as it was."""
+        worker = report.worker
+        model = self._workers.get(worker)
+        if model is None:
+            model = self._workers[worker] = StepTimes(self._settings, self._mean())
+        elif self._epochs[worker] != report.epoch:
+            model.restart(model.coefficients)
+        self._epochs[worker] = report.epoch
+        why = model.observe(report.step_s, prefill_tokens=report.step_prefill_tokens, decodes=report.step_decodes)
+        if why:
+            self.unused[why] += 1
+        self._cache.pop(worker, None)
+
+    def forget(self, worker: str) -> None:
+        """It has left. Fine when unknown."""
+        self._workers.pop(worker, None)
+        self._epochs.pop(worker, None)
+        self._cache.pop(worker, None)
+
+    def estimate(self, worker: str) -> SpeedEstimate:
+        """Of an unknown worker, the pool's."""
+        model = self._workers.get(worker)
+        if model is None:
+            return self.pool()
+        known = self._cache.get(worker)
+        if known is None:
+            base_s, per_token_s, per_decode_s = model.coefficients
+            known = self._cache[worker] = SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s, model.samples)
+        return known
+
+    def pool(self) -> SpeedEstimate:
+        """The mean of the workers that are known well enough, else the settings. O(workers)."""
+        base_s, per_token_s, per_decode_s = self._mean()
+        return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s)
+
+    def _mean(self) -> Vector:
+        known = [model.coefficients for model in self._workers.values() if model.samples >= self._settings.min_samples]
+        if not known:
+            return self._default
+        count = len(known)
+        return sum(one[0] for one in known) / count, sum(one[1] for one in known) / count, sum(one[2] for one in known) / count

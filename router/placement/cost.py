@@ -1,0 +1,134 @@
+"""What it costs to place each of these requests on each worker: the predicted time to first token, and what it does to others.
+
+For request r and worker w, in seconds:
+
+    wait(w)       = prefill tokens before it / speed(w) + until a slot is free
+    service(r, w) = uncached(r, w) / speed(w) + one step's base and decode time, and the decode time of the steps it takes
+    cost(r, w)    = wait(w) + service(r, w) × (1 + thrift + congestion × other waiting requests per worker)
+    choice(r, w)  = cost(r, w) + service(r, w) × (unevenness(w) − 1)
+
+*Congestion.* Prefill that could have been saved delays everybody who waits; so the more wait, the more a cached prefix is worth
+compared with an idle worker.  With an empty queue only the thrift is left, and the cost is close to the predicted time to first
+token: of two workers that would start a request at about the same time, the one that has to compute less gets it.
+
+*Unevenness.* (1 + balance × excess of recent tokens) × (1 + balance × excess of recent requests), the excess over the mean of
+all workers, as a fraction.  Every prompt shares its first blocks with all others, so longest prefix alone would send all to one
+worker; and caches that are filled at the same pace together act like one large LRU cache.  While requests wait, the queues
+balance by themselves, so this decides only between workers that have room and is no reason to wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from router.placement.load import LoadTable, WorkerLoad
+from router.placement.settings import SchedulerSettings
+from router.placement.window import Bools, Floats
+
+_STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
+
+
+@dataclass(slots=True)
+class Workers:
+    """All workers at one moment, a value per column."""
+
+    wait_s: Floats
+    pending: Floats
+    token_s: Floats  # seconds per uncached token, with the decodes of the steps it fills
+    step_s: Floats  # what a step costs beside its prefill
+    room: Bools
+    blocks_free: Floats
+    running: list[int]
+    unevenness: Floats
+
+
+class RecentWork:
+    """Shares of recent requests and uncached tokens per worker, fading with every request (an exponential window of
+    `horizon` requests)."""
+
+    def __init__(self, horizon: float) -> None:
+        self._fade = 1.0 - 1.0 / max(horizon, 1.0)
+        self._scale = 1.0
+        self._tokens: dict[str, float] = {}
+        self._requests: dict[str, float] = {}
+
+    def add(self, worker: str, tokens: float) -> None:
+        """New work weighs ever more instead of old work less: the same ratios, and one operation per request."""
+        self._scale /= self._fade
+        self._tokens[worker] = self._tokens.get(worker, 0.0) + tokens * self._scale
+        self._requests[worker] = self._requests.get(worker, 0.0) + self._scale
+        if self._scale > 1e100:
+            for sums in (self._tokens, self._requests):
+                for name in sums:
+                    sums[name] /= self._scale
+            self._scale = 1.0
+
+    def forget(self, worker: str) -> None:
+        self._tokens.pop(worker, None)
+        self._requests.pop(worker, None)
+
+    def join(self, worker: str, others: list[str]) -> None:
+        """A new worker is taken to have had its share, lest everything go there until it has caught up."""
+        if others:
+            self._tokens[worker] = sum(self._tokens.get(name, 0.0) for name in others) / len(others)
+            self._requests[worker] = sum(self._requests.get(name, 0.0) for name in others) / len(others)
+
+    def unevenness(self, workers: list[str], strength: float) -> Floats:
+        """Per worker, at least 1."""
+        factor = np.ones(len(workers))
+        if strength <= 0 or len(workers) < 2:
+            return factor
+        # A request or a small prompt's worth of tokens more than the others is no unevenness yet.
+        for sums, unit in ((self._tokens, 1.0), (self._requests, 1.0)):
+            share = np.array([sums.get(name, 0.0) for name in workers]) / self._scale
+            mean = share.mean()
+            factor *= 1.0 + strength * np.maximum(share - mean, 0.0) / (mean + unit)
+        return factor
+
+
+def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
+    """Prefill before a worker, in tokens, below which it may get more."""
+    return max(settings.lookahead * load.info.step_tokens, settings.lookahead_s * load.speed.prefill_tokens_per_s)
+
+
+def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float) -> bool:
+    """Whether it may get anything now. KV blocks are looked at per request."""
+    if load.info.draining:
+        return False
+    if settings.binding == "early":
+        return True
+    if load.full_s is not None or load.slots_left(settings.spare_slots) <= 0:
+        return False
+    return load.pending_tokens(now_s) < lookahead_tokens(load, settings)
+
+
+def look(loads: LoadTable, settings: SchedulerSettings, recent: RecentWork, now_s: float) -> Workers:
+    """The workers as they are now."""
+    pending, speeds, bases, decodes, waits, blocks, running, room, budgets = [], [], [], [], [], [], [], [], []
+    for load in loads:
+        speed, info = load.speed, load.info
+        pending.append(load.pending_tokens(now_s))
+        speeds.append(speed.prefill_tokens_per_s)
+        bases.append(speed.base_s)
+        decodes.append(speed.per_decode_s)
+        busy = load.running
+        running.append(busy)
+        blocks.append(load.blocks_free() if busy else np.inf)  # an empty worker takes anything
+        room.append(has_room(load, settings, now_s))
+        waits.append(load.slot_wait_s() if busy >= info.slots else 0.0)
+        budgets.append(info.step_tokens or _STEP_TOKENS)
+    rate = np.array(speeds)
+    decode_s = np.array(decodes) * np.array(running)
+    tokens = np.array(pending)
+    return Workers(
+        wait_s=tokens / rate + np.array(waits),
+        pending=tokens,
+        token_s=1.0 / rate + decode_s / np.array(budgets),
+        step_s=np.array(bases) + decode_s,
+        room=np.array(room, dtype=np.bool_),
+        blocks_free=np.array(blocks),
+        running=running,
+        unevenness=recent.unevenness([load.info.worker for load in loads], settings.balance),
+    )

@@ -1,0 +1,38 @@
+"""Which workers may take a request at all: named worker, required labels, adapter, session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import xxhash
+
+from router.placement.load import LoadTable, WorkerLoad
+from router.placement.types import Waiting
+
+
+def why_not(request: Waiting, load: WorkerLoad) -> str:
+    """The reason this worker may not take it; empty when it may."""
+    info = load.info
+    if info.draining:
+        return "draining"
+    if request.worker and request.worker != info.worker:
+        return "another worker is named"
+    if missing := request.require - info.labels:
+        return f"no label {', '.join(sorted(missing))}"
+    if request.adapter and request.adapter not in info.adapters:
+        return f"no adapter {request.adapter}"
+    return ""
+
+
+def eligible_columns(request: Waiting, loads: LoadTable) -> list[int]:
+    """Columns of the workers that may take it."""
+    if not request.worker and not request.require and not request.adapter:
+        return [load.column for load in loads if not load.info.draining]
+    return [load.column for load in loads if not why_not(request, load)]
+
+
+def session_column(session: str, columns: Sequence[int], loads: LoadTable) -> int:
+    """The worker that a session belongs to: by rendezvous hashing (Thaler and Ravishankar 1998), so that all routers agree
+    without a word, a restart forgets nothing, and a worker that comes or goes moves only the sessions it gains or had."""
+    names = loads.ordered
+    return max(columns, key=lambda column: xxhash.xxh3_64_intdigest(f"{session}\0{names[column].info.worker}".encode()))

@@ -1,0 +1,104 @@
+"""What the router remembers of its decisions, to explain them when somebody asks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.messages import Candidate, Explanation
+from router.index.types import NO_OVERLAP, Overlap
+from router.placement.cost import Workers
+from router.placement.eligibility import why_not
+from router.placement.load import LoadTable
+from router.placement.types import Waiting
+from router.placement.window import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The moment of a decision, kept as it was; made into words only when somebody asks."""
+
+    names: tuple[str, ...]
+    reasons: tuple[str, ...]  # why a worker may not take it
+    overlaps: Mapping[str, Overlap]
+    uncached: Floats
+    cost: Floats
+    workers: Workers
+
+    def candidates(self) -> list[Candidate]:
+        """Per worker, cheapest first."""
+        found = []
+        for column, (name, reason) in enumerate(zip(self.names, self.reasons, strict=True)):
+            overlap = self.overlaps.get(name, NO_OVERLAP)
+            workers = self.workers
+            found.append(
+                Candidate(
+                    worker=name,
+                    device=overlap.device,
+                    host=overlap.host,
+                    disk=overlap.disk,
+                    uncached=int(self.uncached[column]),
+                    pending=int(workers.pending[column]),
+                    running=workers.running[column],
+                    wait_s=round(float(workers.wait_s[column]), 6),
+                    cost_s=round(float(self.cost[column]), 6),
+                    room=bool(workers.room[column]),
+                    why_not=reason,
+                )
+            )
+        return sorted(found, key=lambda one: (bool(one.why_not), one.cost_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """One decision."""
+
+    id: str
+    state: str
+    reason: str
+    worker: str = ""
+    at_s: float
+    waited_s: float
+    predicted_ttft_s: float = 0.0
+    seen: Seen | None = None
+
+
+class Memory:
+    """The last `most` decisions."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._decisions: OrderedDict[str, Remembered] = OrderedDict()
+
+    def add(self, decision: Remembered) -> None:
+        self._decisions.pop(decision.id, None)
+        self._decisions[decision.id] = decision
+        while len(self._decisions) > self._most:
+            self._decisions.popitem(last=False)
+
+    def get(self, request_id: str) -> Remembered | None:
+        return self._decisions.get(request_id)
+
+
+def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
+    """Per column, why that worker may not take it."""
+    if not request.worker and not request.require and not request.adapter:
+        return tuple("draining" if load.info.draining else "" for load in loads)
+    return tuple(why_not(request, load) for load in loads)
+
+
+def explanation(decision: Remembered, *, router: str, policy: str) -> Explanation:
+    """As it goes over the wire; `at` is on the scheduler's clock."""
+    return Explanation(
+        id=decision.id,
+        router=router,
+        policy=policy,
+        state=decision.state,
+        worker=decision.worker,
+        reason=decision.reason,
+        at=decision.at_s,
+        waited_s=round(decision.waited_s, 6),
+        predicted_ttft_s=round(decision.predicted_ttft_s, 6),
+        candidates=decision.seen.candidates() if decision.seen is not None else [],
+    )

@@ -1,0 +1,146 @@
+"""How busy the workers are, as one router knows it.
+
+The reports of a worker are the truth; what was placed there and is not in a report yet is counted on top, and nothing else is
+remembered.  So the load of a lost request vanishes within seconds by construction: it is either in the worker's own report, or
+its entry expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from broker.messages import LoadReport
+from router.placement.calibration import SpeedEstimate
+from router.placement.types import WorkerInfo
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request on its way to (or just taken by) a worker."""
+
+    tokens: int  # uncached
+    blocks: int
+    placed_s: float
+    started_s: float | None = None
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """One worker. Times are seconds of the scheduler's clock."""
+
+    info: WorkerInfo
+    column: int
+    speed: SpeedEstimate
+    entries: dict[str, Entry] = field(default_factory=dict)
+    report: LoadReport | None = None
+    reported_s: float = 0.0
+    residency_s: float = 0.0  # mean time from start to end of a request
+    _entry_tokens: int = 0
+    _entry_blocks: int = 0
+    full_s: float | None = None  # since when it has refused a placement
+    opened_s: float | None = None  # since when it has had room
+
+    # -- what is on its way ------------------------------------------------------------------------------------------
+
+    def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float) -> None:
+        self.forget(request_id)
+        self.entries[request_id] = Entry(tokens, blocks, now_s)
+        self._entry_tokens += tokens
+        self._entry_blocks += blocks
+
+    def started(self, request_id: str, now_s: float) -> None:
+        entry = self.entries.get(request_id)
+        if entry is not None and entry.started_s is None:
+            entry.started_s = now_s
+
+    def forget(self, request_id: str) -> Entry | None:
+        entry = self.entries.pop(request_id, None)
+        if entry is not None:
+            self._entry_tokens -= entry.tokens
+            self._entry_blocks -= entry.blocks
+        return entry
+
+    def heard(self, report: LoadReport, now_s: float) -> None:
+        """A worker counts what it has started in its next report, so those entries have done their duty."""
+        self.report = report
+        self.reported_s = now_s
+        for request_id in [i for i, entry in self.entries.items() if entry.started_s is not None]:
+            self.forget(request_id)
+
+    def expire(self, before_s: float) -> list[str]:
+        """Entries that are older than this: nobody has ever confirmed them."""
+        late = [i for i, entry in self.entries.items() if entry.placed_s < before_s]
+        for request_id in late:
+            self.forget(request_id)
+        return late
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Requests it has or is about to have."""
+        return len(self.entries) + (self.report.running if self.report is not None else 0)
+
+    def pending_tokens(self, now_s: float) -> float:
+        """Prompt tokens to be computed before anything placed now: reported ones less what was computed since, and those on
+        their way."""
+        queued = 0.0
+        if self.report is not None and self.report.queued_prefill_tokens:
+            done = (now_s - self.reported_s) * self.speed.prefill_tokens_per_s
+            queued = max(0.0, self.report.queued_prefill_tokens - done)
+        return queued + self._entry_tokens
+
+    def blocks_free(self) -> float:
+        """KV blocks; infinite when the worker does not say."""
+        if self.report is None or not self.report.blocks_total:
+            return float("inf")
+        return self.report.blocks_total - self.report.blocks_used - self._entry_blocks
+
+    def slots_left(self, spare: int) -> int:
+        return self.info.slots + spare - self.running if self.info.slots else 1_000_000
+
+    def settled(self, took_s: float) -> None:
+        self.residency_s = took_s if not self.residency_s else 0.9 * self.residency_s + 0.1 * took_s
+
+    def slot_wait_s(self) -> float:
+        """Until a slot is free, while all are taken: they end one after the other."""
+        if self.slots_left(0) > 0:
+            return 0.0
+        return self.residency_s / max(1, self.info.slots)
+
+
+class LoadTable:
+    """All workers of a pool, each with a column of the scheduler's arrays; columns are dense, 0 … n-1."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, WorkerLoad] = {}
+        self.ordered: list[WorkerLoad] = []
+
+    def __len__(self) -> int:
+        return len(self.ordered)
+
+    def __iter__(self) -> Iterator[WorkerLoad]:
+        return iter(self.ordered)
+
+    def get(self, worker: str) -> WorkerLoad | None:
+        return self._by_name.get(worker)
+
+    def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
+        """Returns whether the columns have changed."""
+        known = self._by_name.get(info.worker)
+        if known is not None:
+            known.info = info
+            return False
+        load = WorkerLoad(info, len(self.ordered), speed)
+        self._by_name[info.worker] = load
+        self.ordered.append(load)
+        return True
+
+    def remove(self, worker: str) -> WorkerLoad | None:
+        load = self._by_name.pop(worker, None)
+        if load is not None:
+            self.ordered.remove(load)
+            for column, other in enumerate(self.ordered):
+                other.column = column
+        return load

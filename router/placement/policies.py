@@ -1,0 +1,152 @@
+"""Which request goes where: the choice among those whose turn it is and the workers that have room.
+
+`kv` looks at all candidates at once and may let a request wait for the worker that will start it sooner.  The other policies
+take the requests in fair order and differ only in the worker they choose; they are there to compare with, and for engines
+without a cache.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from router.placement.cost import Workers
+from router.placement.settings import PolicyName, SchedulerSettings
+from router.placement.types import Waiting
+from router.placement.window import Bools, Floats, Ints, Window
+
+_OUT_OF_TURN_S = 1e6  # seconds of score that set those who have waited too long apart from all others
+_PRIORITY_S = 1e3  # … and one priority from the next
+_DEADLINE_MARGIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The `at`-th of the group goes to the worker in this column."""
+
+    at: int
+    column: int
+    cost_s: float
+    aged: bool = False
+
+
+@dataclass(slots=True)
+class Costs:
+    """Per candidate (row) and worker (column); infinite where the worker may not take it."""
+
+    cost: Floats
+    choice: Floats
+    free: Bools  # eligible, and there is room now
+
+
+def costs(window: Window, rows: Ints, workers: Workers, congestion: float) -> Costs:
+    """`congestion`: what a second of prefill costs the others, in seconds."""
+    service = window.work[rows] * workers.token_s + workers.step_s
+    eligible = window.eligible[rows]
+    cost = np.where(eligible, workers.wait_s + service * (1.0 + congestion), np.inf)
+    free = eligible & workers.room & (window.blocks[rows][:, None] <= workers.blocks_free)
+    return Costs(cost, cost + service * (workers.unevenness - 1.0), free)
+
+
+class KvPolicy:
+    """Cost with cached prefixes, shortest work first with ageing, delay scheduling.
+
+    Delay scheduling: Zaharia et al., EuroSys 2010; here a request waits for a worker without room only while that worker is
+    still predicted to start it at less cost than any that has room, and never beyond `max_wait_s`.
+    """
+
+    def __init__(self, settings: SchedulerSettings, rng: random.Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self.passed_up = False  # in the last pick, somebody could have been placed and waits for a better worker
+
+    def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
+        settings = self._settings
+        rows = window.numbers(group)
+        table = costs(window, rows, workers, congestion)
+        choice = np.where(table.free, table.choice, np.inf)
+        every = np.arange(len(rows))
+        column = choice.argmin(axis=1)
+        here = table.cost[every, column]
+        possible = np.isfinite(choice[every, column])
+        best = table.cost.argmin(axis=1)
+        age = now_s - window.arrived[rows]
+        urgent = window.deadline[rows] - now_s < here + _DEADLINE_MARGIN_S
+        aged = (age > settings.max_wait_s) | urgent
+        waits = ~table.free[every, best] & (table.cost[every, best] < here - 1e-9) & ~aged
+        self.passed_up = bool((possible & waits).any())
+        possible &= ~waits
+        if not possible.any():
+            return None
+        score = window.work[rows, column] * workers.token_s[column] - settings.ageing * age
+        score += window.priority[rows] * _PRIORITY_S
+        score[aged] -= _OUT_OF_TURN_S + age[aged]
+        score[~possible] = np.inf
+        at = int(score.argmin())
+        target = self._soften(table, at, int(column[at]))
+        return Pick(at, target, float(table.cost[at, target]), bool(aged[at]))
+
+    def _soften(self, table: Costs, at: int, column: int) -> int:
+        """With a temperature: p ∝ exp(-(cost - least) / ((most - least) × temperature)) over the workers with room."""
+        temperature = self._settings.temperature
+        free = np.flatnonzero(table.free[at])
+        if temperature <= 0 or len(free) < 2:
+            return column
+        cost = table.choice[at, free]
+        spread = cost.max() - cost.min()
+        weights = np.exp(-(cost - cost.min()) / (spread * temperature)) if spread > 0 else np.ones(len(free))
+        return int(self._rng.choices(free.tolist(), weights.tolist())[0])
+
+
+Choose = Callable[[list[int], Workers], int]
+
+
+class SimplePolicy:
+    """The first request in fair order that some worker with room may take; `choose` says which one."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self.passed_up = False
+
+    def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
+        if not workers.room.any():
+            return None
+        rows = window.numbers(group)
+        table = costs(window, rows, workers, 0.0)
+        possible = table.free.any(axis=1)
+        if not possible.any():
+            return None
+        at = int(possible.argmax())
+        column = self._choose([int(c) for c in np.flatnonzero(table.free[at])], workers)
+        return Pick(at, column, float(table.cost[at, column]))
+
+
+class _RoundRobin:
+    def __init__(self) -> None:
+        self._last = -1
+
+    def __call__(self, columns: list[int], workers: Workers) -> int:
+        self._last = next((column for column in columns if column > self._last), columns[0])
+        return self._last
+
+
+def _least_loaded(columns: list[int], workers: Workers) -> int:
+    """By time, not by count: a long prompt is more load than a short one."""
+    return min(columns, key=lambda column: (workers.wait_s[column], workers.running[column], workers.unevenness[column]))
+
+
+def make_policy(settings: SchedulerSettings, rng: random.Random) -> KvPolicy | SimplePolicy:
+    """The policy of this name. `direct` requires a named worker, which eligibility sees to; else it is `least-loaded`."""
+    name: PolicyName = settings.policy
+    if name == "kv":
+        return KvPolicy(settings, rng)
+    if name == "round-robin":
+        return SimplePolicy(_RoundRobin())
+    if name == "random":
+        return SimplePolicy(lambda columns, workers: rng.choice(columns))
+    if name == "power-of-two":
+        return SimplePolicy(lambda columns, workers: _least_loaded(rng.sample(columns, min(2, len(columns))), workers))
+    return SimplePolicy(_least_loaded)

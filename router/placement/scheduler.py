@@ -1,0 +1,410 @@
+"""The scheduler of one router: which waiting request goes to which worker, and when. Sans-io: all it knows it is told, with the
+time.
+
+Late binding: a request is given to a worker when that worker has room (a free slot, KV blocks, and less prefill before it than
+a part of one engine step), not before, so that it meets the cache as it then is.  Which one: `fairness` says whose turn it is,
+`policies` pairs requests and workers among those.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from broker.codec import unpack_u64
+from broker.messages import Explanation, JobEvent, LoadReport
+from router.index.types import NO_OVERLAP, CacheView, Overlap
+from router.placement.calibration import Calibration
+from router.placement.cost import RecentWork, Workers, has_room, look, lookahead_tokens
+from router.placement.explain import Memory, Remembered, Seen, explanation, reasons
+from router.placement.fairness import FairQueue
+from router.placement.limits import Limits, PoolSpeed
+from router.placement.load import LoadTable, WorkerLoad
+from router.placement.policies import Pick, costs, make_policy
+from router.placement.settings import SchedulerSettings
+from router.placement.turns import Turns
+from router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
+from router.placement.window import Row, Window
+
+_LOOK_AGAIN_S = 0.05  # while requests wait, at least so often
+_SOONEST_S = 0.001
+_MOST_RUNNING = 65_536
+
+
+class Scheduler:
+    """Times are seconds of one monotonic clock. Not for several threads."""
+
+    def __init__(self, settings: SchedulerSettings, view: CacheView, *, name: str = "", seed: int = 0) -> None:
+        self.settings = settings
+        self.name = name
+        self.routers: tuple[str, ...] = (name,)  # of this pool, this one included: all share what waits
+        self.several_tenants = False  # more than one has requests in the queue before the window
+        self._view = view
+        self._rng = random.Random(f"{name} {seed}")  # noqa: S311 - choices, no secrets
+        self._loads = LoadTable()
+        self._calibration = Calibration(settings.calibration)
+        self._queue = FairQueue(settings.fairness)
+        self._limits = Limits(settings.limits)
+        self._window = Window(self._loads, settings.tiers)
+        self._recent = RecentWork(settings.balance_horizon)
+        self._policy = make_policy(settings, self._rng)
+        self._memory = Memory(settings.explained)
+        self._turns = Turns(name, settings.turn_s)
+        self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
+        self._nobody: dict[str, None] = {}  # waiting requests that no worker may take
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def put_worker(self, info: WorkerInfo, now_s: float) -> None:
+        """A worker has come, or its lease says something new."""
+        known = self._loads.get(info.worker)
+        if known is not None and known.info == info:
+            return
+        others = [load.info.worker for load in self._loads]
+        if self._loads.put(info, self._calibration.estimate(info.worker)):
+            self._recent.join(info.worker, others)
+        self._columns_changed(now_s)
+
+    def remove_worker(self, worker: str, now_s: float) -> None:
+        """Fine when unknown. What was on its way there is for the movers."""
+        if self._loads.remove(worker) is None:
+            return
+        self._calibration.forget(worker)
+        self._recent.forget(worker)
+        self._columns_changed(now_s)
+
+    def set_routers(self, names: Iterable[str]) -> None:
+        """The live routers of this pool; this one is always counted."""
+        self.routers = tuple(sorted({*names, self.name}))
+
+    def workers(self) -> Sequence[WorkerLoad]:
+        return self._loads.ordered
+
+    def _columns_changed(self, now_s: float) -> None:
+        self._window.columns_changed(now_s)
+        self._nobody = {row.request.id: None for row in self._window.rows.values() if row.nobody_since_s is not None}
+
+    # -- load --------------------------------------------------------------------------------------------------------
+
+    def on_report(self, report: LoadReport, now_s: float) -> None:
+        """Of an unknown worker it is ignored: its lease comes first."""
+        load = self._loads.get(report.worker)
+        if load is None:
+            return
+        load.heard(report, now_s)
+        load.full_s = None
+        self._calibration.observe(report)
+        load.speed = self._calibration.estimate(report.worker)
+
+    def on_event(self, event: JobEvent, now_s: float) -> None:
+        """Anything unknown in it is ignored."""
+        load = self._loads.get(event.worker)
+        if event.kind == "placed":
+            if load is not None and event.by != self.name:
+                load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
+                self._recent.add(event.worker, event.uncached or event.tokens)
+                if event.hashes:
+                    self._view.predict(event.worker, unpack_u64(event.hashes), now_s=now_s)
+        elif event.kind == "started":
+            if load is not None:
+                load.started(event.id, now_s)
+                self._running[event.id] = (event.worker, now_s)
+                while len(self._running) > _MOST_RUNNING:
+                    self._running.popitem(last=False)
+        elif event.kind == "prefilled":
+            self._queue.correct(event.id, uncached=event.uncached)
+        else:
+            self._ended(event, load, now_s)
+
+    def _ended(self, event: JobEvent, load: WorkerLoad | None, now_s: float) -> None:
+        started = self._running.pop(event.id, None)
+        if load is not None:
+            load.forget(event.id)
+            if event.kind == "settled" and started is not None and started[0] == event.worker:
+                load.settled(now_s - started[1])
+        if event.kind == "settled":
+            self._queue.settle(event.id, output=event.tokens)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        return len(self._window)
+
+    def waiting_by(self) -> dict[tuple[str, str], int]:
+        """Waiting requests by class and tenant."""
+        return self._queue.counts()
+
+    def offer(self, request: Waiting, now_s: float) -> Shed | None:
+        """Take it into the window, or say why not. One that waits already is left as it is."""
+        if request.id in self._window:
+            return None
+        self._view.track(request.id, request.chain)
+        overlaps = self._view.overlaps(request.id)
+        row = self._window.add(request, overlaps, now_s)
+        uncached = self._least_uncached(row)
+        shed = self._limits.admit(
+            request,
+            uncached=uncached,
+            queue=self._queue,
+            pool=self._pool_speed(now_s),
+            now_s=now_s,
+            service_s=uncached / self._calibration.pool().prefill_tokens_per_s,
+        )
+        if shed is not None and not (shed.code == "tenant_limit" and not self._crowded(request.tenant)):
+            self._forget(request.id)
+            self._remember_shed(shed, now_s)
+            return shed
+        self._queue.add(request, tokens=uncached)
+        if row.nobody_since_s is not None:
+            self._nobody[request.id] = None
+        return None
+
+    def _crowded(self, tenant: str) -> bool:
+        """Whether limits of one tenant protect anybody."""
+        return self.several_tenants or any(name != tenant for _, name in self._queue.counts())
+
+    def cancel(self, ids: Iterable[str]) -> list[Waiting]:
+        """Drop these; returns those that were waiting."""
+        dropped = []
+        for request_id in ids:
+            request = self._queue.remove(request_id)
+            if request is not None:
+                self._forget(request_id)
+                dropped.append(request)
+        return dropped
+
+    def drain(self) -> list[Waiting]:
+        """Drop all that waits and return it."""
+        return self.cancel([request.id for request in self._queue])
+
+    def unplace(self, placement: Placement, now_s: float) -> None:
+        """The placement did not happen, for the worker's queue is full: it waits again, and that worker gets nothing before its
+        next report."""
+        request = placement.request
+        load = self._loads.get(placement.worker)
+        if load is not None:
+            load.forget(request.id)
+            load.full_s = now_s
+        self._view.track(request.id, request.chain)
+        row = self._window.add(request, self._view.overlaps(request.id), now_s)
+        self._queue.unplace(request, tokens=self._least_uncached(row))
+
+    def _forget(self, request_id: str) -> None:
+        self._window.remove(request_id)
+        self._view.untrack(request_id)
+        self._nobody.pop(request_id, None)
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    def decide(self, now_s: float) -> list[Decision]:
+        """All that can be decided now. Call it after any change, and at `next_wake_s`."""
+        self._view.expire(now_s)
+        for load in self._loads:
+            if load.entries:
+                load.expire(now_s - self.settings.entry_expiry_s)
+        if not len(self._window):
+            return []
+        self._refresh()
+        decisions: list[Decision] = self._give_up(now_s)
+        if not len(self._loads):
+            return decisions
+        while len(self._window):
+            if not self._any_room(now_s):
+                break
+            workers = look(self._loads, self.settings, self._recent, now_s)
+            self._turns.look(workers.room, self._loads, now_s)
+            placement = self._place_one(workers, now_s)
+            if placement is None:
+                break
+            decisions.append(placement)
+        return decisions
+
+    def _refresh(self) -> None:
+        for request_id in self._view.stale():
+            row = self._window.refresh(request_id, self._view.overlaps(request_id))
+            if row is not None:
+                self._queue.update(request_id, self._least_uncached(row))
+
+    def _any_room(self, now_s: float) -> bool:
+        if any(has_room(load, self.settings, now_s) for load in self._loads):
+            return True
+        self._turns.nobody(self._loads)
+        return False
+
+    def _place_one(self, workers: Workers, now_s: float) -> Placement | None:
+        others = len(self._window) * len(self.routers) - 1
+        congestion = self.settings.thrift + self.settings.congestion * others / len(self._loads)
+        passed_up = False
+        for group in self._queue.groups(self.settings.candidates, now_s):
+            if group.over_share and passed_up:
+                continue  # or a flood would get every worker that others leave for the sake of their caches
+            requests = group.requests
+            while (pick := self._policy.pick(requests, self._window, workers, congestion, now_s)) is not None:
+                load = self._loads.ordered[pick.column]
+                service_s = max(pick.cost_s - float(workers.wait_s[pick.column]), 0.0) / (1.0 + congestion)
+                if not self._turns.must_wait(load, self.routers, service_s, now_s):
+                    return self._place(requests[pick.at], pick, workers, now_s)
+                workers.room[pick.column] = False
+            passed_up = self._policy.passed_up
+        return None
+
+    def _place(self, request: Waiting, pick: Pick, workers: Workers, now_s: float) -> Placement:
+        row = self._window.rows[request.id]
+        load = self._loads.ordered[self._session_choice(row, pick, workers)]
+        worker = load.info.worker
+        overlap = self._verified(worker, request)
+        uncached = max(request.tokens - overlap.blocks * request.block_size, 1)
+        wait_s = float(workers.wait_s[load.column])
+        service_s = uncached * float(workers.token_s[load.column]) + float(workers.step_s[load.column])
+        waited_s = max(now_s - request.arrived_s, 0.0)
+        new_blocks = request.chain[overlap.device :]
+        placement = Placement(
+            request=request,
+            worker=worker,
+            uncached=uncached,
+            new_blocks=new_blocks,
+            predicted_ttft_s=waited_s + wait_s + service_s,
+            waited_s=waited_s,
+            reason=self._reason(row, load, overlap, pick),
+        )
+        self._remember(placement, row, workers, now_s)
+        self._queue.place(request.id, uncached=uncached)
+        self._forget(request.id)
+        blocks = len(request.chain) - overlap.blocks
+        load.place(request.id, tokens=uncached, blocks=blocks, now_s=now_s)
+        self._recent.add(worker, uncached)
+        # A worker without events is known by what was placed on it, so its cached blocks are refreshed as well.
+        self._view.predict(worker, new_blocks if load.info.kv_events else request.chain, now_s=now_s)
+        self._refresh()
+        return placement
+
+    def _verified(self, worker: str, request: Waiting) -> Overlap:
+        return self._view.verify(worker, request.chain) if len(request.chain) else NO_OVERLAP
+
+    def _session_choice(self, row: Row, pick: Pick, workers: Workers) -> int:
+        """The session's own worker, if it has room and does not cost much more."""
+        column = row.session
+        if column < 0 or column == pick.column or not workers.room[column]:
+            return pick.column
+        table = costs(self._window, np.array([row.number]), workers, 0.0)
+        if not table.free[0, column]:
+            return pick.column
+        own, best = float(table.cost[0, column]), float(table.cost[0, pick.column])
+        return column if own <= best * (1.0 + self.settings.session_slack) else pick.column
+
+    def _reason(self, row: Row, load: WorkerLoad, overlap: Overlap, pick: Pick) -> str:
+        if row.request.worker:
+            return "direct"
+        if row.session == load.column:
+            return "session"
+        if int(self._window.eligible[row.number].sum()) == 1:
+            return "only"
+        if self.settings.policy != "kv":
+            return self.settings.policy
+        if pick.aged:
+            return "aged"
+        best = max((found.blocks for found in row.overlaps.values()), default=0)
+        return "prefix" if overlap.blocks and overlap.blocks >= best else "load"
+
+    def _give_up(self, now_s: float) -> list[Decision]:
+        """Requests whose deadline has passed, and those that nobody may take for too long."""
+        decisions: list[Decision] = []
+        for request in self._queue.expired(now_s):
+            self._forget(request.id)
+            decisions.append(self._limits.late(request, now_s))
+        for request_id in list(self._nobody):
+            row = self._window.rows.get(request_id)
+            if row is None or row.nobody_since_s is None:
+                self._nobody.pop(request_id)
+            elif len(self._loads) and now_s - row.nobody_since_s > self.settings.no_worker_s:
+                self._queue.remove(request_id)
+                self._forget(request_id)
+                decisions.append(_nobody(row.request, now_s - row.nobody_since_s))
+        for shed in decisions:
+            if isinstance(shed, Shed):
+                self._remember_shed(shed, now_s)
+        return decisions
+
+    def next_wake_s(self, now_s: float) -> float | None:
+        """When to decide again if nothing happens before; None = not needed."""
+        if not len(self._window):
+            return None
+        wake_s = min(self._queue.next_deadline_s(), now_s + _LOOK_AGAIN_S, self._turns.next_s)
+        for load in self._loads:
+            speed = load.speed.prefill_tokens_per_s
+            over = load.pending_tokens(now_s) - lookahead_tokens(load, self.settings)
+            if over > 0:
+                wake_s = min(wake_s, now_s + over / speed)
+        return max(wake_s, now_s + _SOONEST_S)
+
+    def _least_uncached(self, row: Row) -> float:
+        uncached = self._window.uncached[row.number]
+        return float(uncached.min()) if uncached.size else float(row.request.tokens)
+
+    def _pool_speed(self, now_s: float) -> PoolSpeed:
+        pending = sum(load.pending_tokens(now_s) for load in self._loads)
+        # Other routers' windows hold about as much as this one, and drain through the same workers.
+        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) / len(self.routers)
+        return PoolSpeed(tokens_per_s=speed, pending_tokens=pending / len(self.routers))
+
+    # -- explanations ------------------------------------------------------------------------------------------------
+
+    def explain(self, request_id: str, now_s: float) -> Explanation | None:
+        """A decision that is remembered, or how things stand for one that waits. `at` is on this scheduler's clock."""
+        row = self._window.rows.get(request_id)
+        if row is not None:
+            self._refresh()
+            workers = look(self._loads, self.settings, self._recent, now_s)
+            waited_s = max(now_s - row.request.arrived_s, 0.0)
+            seen = self._seen(row, workers)
+            found = Remembered(id=request_id, state="waiting", reason="", at_s=now_s, waited_s=waited_s, seen=seen)
+        else:
+            remembered = self._memory.get(request_id)
+            if remembered is None:
+                return None
+            found = remembered
+        return explanation(found, router=self.name, policy=self.settings.policy)
+
+    def _seen(self, row: Row, workers: Workers) -> Seen:
+        cost: Any = np.zeros(0)
+        if len(self._loads):
+            cost = costs(self._window, np.array([row.number]), workers, 0.0).cost[0]
+        return Seen(
+            names=tuple(load.info.worker for load in self._loads),
+            reasons=reasons(row.request, self._loads),
+            overlaps=row.overlaps,
+            uncached=self._window.uncached[row.number].copy(),
+            cost=cost,
+            workers=workers,
+        )
+
+    def _remember(self, placement: Placement, row: Row, workers: Workers, now_s: float) -> None:
+        self._memory.add(
+            Remembered(
+                id=placement.request.id,
+                state="placed",
+                reason=placement.reason,
+                worker=placement.worker,
+                at_s=now_s,
+                waited_s=placement.waited_s,
+                predicted_ttft_s=placement.predicted_ttft_s,
+                seen=self._seen(row, workers),
+            )
+        )
+
+    def _remember_shed(self, shed: Shed, now_s: float) -> None:
+        waited_s = max(now_s - shed.request.arrived_s, 0.0)
+        self._memory.add(Remembered(id=shed.request.id, state="refused", reason=shed.code, at_s=now_s, waited_s=waited_s))
+
+
+def _nobody(request: Waiting, waited_s: float) -> Shed:
+    wants = [f"worker {request.worker!r}"] if request.worker else []
+    wants += [f"label {label!r}" for label in sorted(request.require)]
+    wants += [f"adapter {request.adapter!r}"] if request.adapter else []
+    message = f"no live worker may take it since {waited_s:.1f} s: it wants {', '.join(wants) or 'one that does not drain'}"
+    return Shed(request=request, code="no_eligible_worker", message=message, retry_after_s=5.0)

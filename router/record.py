@@ -1,0 +1,61 @@
+"""A record of every placement, for later: what would another policy have done?
+
+Sent without waiting for an ack: a record that is lost costs nothing, one that is waited for costs time on the way of a request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from broker.codec import encode
+from broker.messages import Routed
+from jetstream.errors import PayloadTooLarge
+from jetstream.ports import Messaging
+from jetstream.subjects import Subjects
+from router.placement.types import Placement
+from router.window import Held
+
+MAX_HASHES = 2048  # 16 KiB a record at most
+_HASH_BYTES = 8
+
+
+class Recorder:
+    """Records of one router in one pool: `placed` is what a session's `record` wants."""
+
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, *, pool: str, router: str, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._messaging = messaging
+        self._subject = subjects.route(pool)
+        self._router = router
+        self._wall = wall
+
+    def placed(self, held: Held, placement: Placement) -> None:
+        """Never raises."""
+        head = held.head
+        routed = Routed(
+            at=self._wall(),
+            id=held.id,
+            attempt=held.attempt,
+            router=self._router,
+            worker=placement.worker,
+            reason=placement.reason,
+            tokens=head.tokens,
+            max_tokens=head.max_tokens,
+            uncached=placement.uncached,
+            waited_s=placement.waited_s,
+            predicted_ttft_s=placement.predicted_ttft_s,
+            tenant=head.tenant,
+            request_class=held.request_class,
+            priority=head.priority,
+            block_size=head.block_size,
+            blocks=len(head.hashes) // _HASH_BYTES,
+            hashes=head.hashes[: MAX_HASHES * _HASH_BYTES],
+            adapter=head.adapter,
+            session=head.session,
+        )
+        try:
+            self._messaging.send(self._subject, encode(routed))
+        except PayloadTooLarge:  # of a server with a tiny limit
+            return

@@ -1,0 +1,234 @@
+"""Placements of the past under another policy.
+
+The record says when each request came, what its blocks were and where it went.  Both are played through the same model: one
+request after the other, every worker a cache with least-recently-used eviction, the caches at the start as the index says they
+were.  So what differs is what the policy decided; what the model leaves out (time, queues, the end of a request) is left out of
+both.  `headrace bench replay` is for what happens in time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from broker.codec import unpack_u64
+from broker.messages import JobEvent, LoadReport, Routed
+from router.bench.engine import PrefixCache
+from router.errors import ReplayStalled
+from router.index.types import TIERS, Tier
+from router.index.view import Caches
+from router.packed import u64s
+from router.placement.scheduler import Scheduler
+from router.placement.settings import SchedulerSettings
+from router.placement.types import Decision, Placement, Waiting, WorkerInfo
+
+SLOTS = 64
+STEP_TOKENS = 8192
+PATIENCE_S = 60.0
+PAUSE_S = 0.01
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What placements came to. Balance is the most loaded worker over the mean."""
+
+    requests: int
+    hit_blocks: int
+    hit_rate: float  # of blocks
+    uncached_tokens: int
+    balance_requests: float
+    balance_uncached: float
+    per_worker: dict[str, int]
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that went elsewhere; blocks of its prompt that its worker had."""
+
+    id: str
+    blocks: int
+    recorded: str
+    recorded_hit: int
+    replayed: str
+    replayed_hit: int
+
+
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """The record, and the same requests under `policy`. `shed`: requests the policy refused, by reason."""
+
+    policy: str
+    workers: list[str]
+    recorded: Outcome
+    replayed: Outcome
+    moved: int
+    differences: list[Difference]
+    shed: dict[str, int]
+
+
+def rerun(
+    records: Sequence[Routed],
+    settings: SchedulerSettings,
+    *,
+    capacity: Mapping[str, int],
+    held: Mapping[str, Mapping[Tier, bytes]] | None = None,
+    seed: int = 0,
+    differences: int = 20,
+) -> Rerun:
+    """`capacity`: blocks of each worker's cache; those not named get the largest of them. `held`: what each had at the start.
+
+    Raises ReplayStalled when the policy does not place a request although nobody is busy.
+    """
+    arrived = sorted(records, key=lambda record: record.at - record.waited_s)
+    workers = sorted({record.worker for record in records} | capacity.keys())
+    most = max(capacity.values(), default=1 << 30)
+    chains = [unpack_u64(record.hashes) for record in arrived]
+    before = _World(workers, capacity, most, held or {})
+    recorded = [before.serve(record.worker, chain) for record, chain in zip(arrived, chains, strict=True)]
+    after = _Policy(_World(workers, capacity, most, held or {}), settings, seed)
+    replayed = [after.place(record, chain) for record, chain in zip(arrived, chains, strict=True)]
+    moved = [
+        Difference(
+            id=record.id,
+            blocks=len(chain),
+            recorded=record.worker,
+            recorded_hit=hit,
+            replayed=other[0],
+            replayed_hit=other[1],
+        )
+        for record, chain, hit, other in zip(arrived, chains, recorded, replayed, strict=True)
+        if other is not None and other[0] != record.worker
+    ]
+    moved.sort(key=lambda difference: -abs(difference.replayed_hit - difference.recorded_hit))
+    then = [(record.worker, hit) for record, hit in zip(arrived, recorded, strict=True)]
+    return Rerun(
+        policy=settings.policy,
+        workers=workers,
+        recorded=_outcome(arrived, chains, then, workers),
+        replayed=_outcome(arrived, chains, replayed, workers),
+        moved=len(moved),
+        differences=moved[:differences],
+        shed=dict(after.shed),
+    )
+
+
+class _World:
+    """The workers' caches."""
+
+    def __init__(
+        self, workers: Sequence[str], capacity: Mapping[str, int], most: int, held: Mapping[str, Mapping[Tier, bytes]]
+    ) -> None:
+        self.capacity = {worker: capacity.get(worker, most) for worker in workers}
+        self.caches = {worker: PrefixCache(self.capacity[worker]) for worker in workers}
+        for worker, tiers in held.items():
+            if worker in self.caches:
+                for tier in reversed(TIERS):  # what is on the device is the most recent
+                    self.caches[worker].touch(u64s(tiers.get(tier, b"")))
+
+    def serve(self, worker: str, chain: Sequence[int]) -> int:
+        """The blocks that were there; from then on all are."""
+        cache = self.caches[worker]
+        hit = cache.match(chain)
+        cache.touch(chain)
+        return hit
+
+
+class _Policy:
+    """A scheduler whose workers are always idle when the next request comes."""
+
+    def __init__(self, world: _World, settings: SchedulerSettings, seed: int) -> None:
+        self.shed: Counter[str] = Counter()
+        self._world = world
+        self._view = Caches()
+        self._scheduler = Scheduler(settings, self._view, name="replay", seed=seed)
+        self._now_s = 0.0
+        self._reports = 0
+        for worker, cache in world.caches.items():
+            self._view.add_worker(worker)
+            capacity = world.capacity[worker]
+            info = WorkerInfo(worker=worker, slots=SLOTS, blocks=capacity, block_size=0, step_tokens=STEP_TOKENS)
+            self._scheduler.put_worker(info, 0.0)
+            self._tell(worker, cache)
+            self._report(worker)
+
+    def place(self, record: Routed, chain: Sequence[int]) -> tuple[str, int] | None:
+        """Where it goes and how many blocks are there; None when it is refused."""
+        self._now_s += PAUSE_S
+        request = Waiting(
+            id=record.id,
+            tokens=record.tokens,
+            max_tokens=record.max_tokens,
+            chain=chain,
+            block_size=record.block_size,
+            request_class=record.request_class,
+            tenant=record.tenant,
+            priority=record.priority,
+            session=record.session,
+            arrived_s=self._now_s,
+        )
+        shed = self._scheduler.offer(request, self._now_s)
+        decision = shed if shed is not None else self._decision(request)
+        if not isinstance(decision, Placement):
+            self.shed[decision.code] += 1
+            return None
+        hit = self._world.serve(decision.worker, chain)
+        self._ended(decision, record, hit)
+        return decision.worker, hit
+
+    def _decision(self, request: Waiting) -> Decision:
+        until_s = self._now_s + PATIENCE_S
+        while self._now_s < until_s:
+            for decision in self._scheduler.decide(self._now_s):
+                return decision
+            wake_s = self._scheduler.next_wake_s(self._now_s)
+            self._now_s = max(wake_s if wake_s is not None else until_s, self._now_s + PAUSE_S)
+        raise ReplayStalled(f"request {request.id} is not placed although all workers are idle")
+
+    def _ended(self, placement: Placement, record: Routed, hit: int) -> None:
+        worker, uncached = placement.worker, max(0, record.tokens - hit * record.block_size)
+        for kind in ("started", "prefilled", "settled"):
+            self._scheduler.on_event(JobEvent(kind, record.id, record.attempt, worker, record.tokens, uncached), self._now_s)
+        self._tell(worker, self._world.caches[worker])
+        self._report(worker)
+
+    def _tell(self, worker: str, cache: PrefixCache) -> None:
+        stored, removed = cache.changes()
+        self._view.apply(worker, removed={"device": removed}, stored={"device": stored}, now_s=self._now_s)
+
+    def _report(self, worker: str) -> None:
+        self._reports += 1
+        report = LoadReport(
+            worker=worker, epoch=0, n=self._reports, at=self._now_s, slots=SLOTS, running=0, waiting=0,
+            blocks_total=self._world.capacity[worker], blocks_used=0,
+        )  # fmt: skip
+        self._scheduler.on_report(report, self._now_s)
+
+
+def _outcome(
+    records: Sequence[Routed],
+    chains: Sequence[Sequence[int]],
+    placed: Sequence[tuple[str, int] | None],
+    workers: Sequence[str],
+) -> Outcome:
+    requests: Counter[str] = Counter()
+    uncached: Counter[str] = Counter()
+    hits = 0
+    for record, place in zip(records, placed, strict=True):
+        if place is not None:
+            worker, hit = place
+            requests[worker] += 1
+            hits += hit
+            uncached[worker] += max(0, record.tokens - hit * record.block_size)
+    blocks = sum(map(len, chains))
+    return Outcome(
+        requests=requests.total(),
+        hit_blocks=hits,
+        hit_rate=hits / blocks if blocks else 0.0,
+        uncached_tokens=uncached.total(),
+        balance_requests=_balance(requests, workers),
+        balance_uncached=_balance(uncached, workers),
+        per_worker=dict(sorted(requests.items())),
+    )
+
+
+def _balance(load: Counter[str], workers: Sequence[str]) -> float:
+    return max(load.values()) * len(workers) / load.total() if load.total() else 1.0

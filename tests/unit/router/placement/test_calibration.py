@@ -1,0 +1,271 @@
+"""Step times are learnt from reports: near the truth with noise and outliers, after a change, and never nonsense."""
+
+from __future__ import annotations
+
+import random
+from math import inf, isfinite, nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.messages import LoadReport
+from router.errors import SettingsInvalid
+from router.placement.calibration import Calibration, CalibrationSettings, SpeedEstimate, StepTimes
+
+TRUTH = (0.008, 1 / 24_000, 0.00008)
+
+
+def prior() -> tuple[float, float, float]:
+    defaults = CalibrationSettings()
+    return defaults.base_s, 1 / defaults.prefill_tokens_per_s, defaults.per_decode_s
+
+
+def drive(
+    model: StepTimes, truth, *, steps: int, seed: int = 0, noise: float = 0.05, outliers: float = 0.0, prefill=True
+) -> None:
+    """An engine of these coefficients: mixed steps, relative noise, now and then a pause or an impossibly short time."""
+    rng = random.Random(seed)
+    for _ in range(steps):
+        tokens = rng.choice([0, 0, rng.randint(1, 8192), 8192]) if prefill else 0
+        decodes = rng.randint(0 if tokens else 1, 64)
+        step_s = (truth[0] + truth[1] * tokens + truth[2] * decodes) * max(0.1, rng.gauss(1.0, noise))
+        if rng.random() < outliers:
+            step_s *= rng.choice([0.02, 30.0, 100.0])
+        assert model.observe(step_s, prefill_tokens=tokens, decodes=decodes) in ("", "too_large")
+
+
+def error(model: StepTimes, truth) -> float:
+    """The largest relative error of a coefficient."""
+    return max(abs(found / true - 1) for found, true in zip(model.coefficients, truth, strict=True))
+
+
+def step_error(model: StepTimes, truth) -> float:
+    """The largest relative error of predicted step times, which is what counts; a tiny coefficient may be off."""
+    found = model.coefficients
+    worst = 0.0
+    for tokens, decodes in ((0, 1), (0, 64), (512, 32), (8192, 0), (8192, 64)):
+        true = truth[0] + truth[1] * tokens + truth[2] * decodes
+        worst = max(worst, abs((found[0] + found[1] * tokens + found[2] * decodes) / true - 1))
+    return worst
+
+
+engines = st.tuples(st.floats(1e-4, 0.5), st.floats(1e-6, 5e-3), st.floats(1e-5, 2e-3))
+
+
+@settings(max_examples=40, deadline=None)
+@given(truth=engines, seed=st.integers(0, 10_000))
+def test_it_finds_the_coefficients_of_any_engine(truth, seed) -> None:
+    model = StepTimes(CalibrationSettings(), prior())
+    drive(model, truth, steps=400, seed=seed)
+    assert step_error(model, truth) < 0.10
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_where_all_three_matter_each_is_found(seed) -> None:
+    truth = (0.02, 1 / 860, 0.0007)  # a CPU engine, 30 times slower than the prior
+    model = StepTimes(CalibrationSettings(), prior())
+    drive(model, truth, steps=400, seed=seed)
+    assert error(model, truth) < 0.15
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), outliers=st.floats(0.0, 0.05))
+def test_outliers_do_not_carry_it_away(seed, outliers) -> None:
+    model = StepTimes(CalibrationSettings(), prior())
+    drive(model, TRUTH, steps=400, seed=seed, outliers=outliers)
+    assert step_error(model, TRUTH) < 0.10
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), factor=st.sampled_from([0.2, 0.5, 2.0, 5.0]), only=st.sampled_from([None, 1]))
+def test_it_follows_a_change(seed, factor, only) -> None:
+    model = StepTimes(CalibrationSettings(), prior())
+    drive(model, TRUTH, steps=400, seed=seed)
+    changed = tuple(value * factor if only is None or only == place else value for place, value in enumerate(TRUTH))
+    drive(model, changed, steps=100, seed=seed + 1)
+    assert step_error(model, changed) < 0.15
+
+
+def test_a_change_is_followed_faster_than_the_memory_is_long() -> None:
+    model = StepTimes(CalibrationSettings(forgetting=0.999), prior())
+    drive(model, TRUTH, steps=3000)
+    slower = (TRUTH[0] * 3, TRUTH[1] * 3, TRUTH[2] * 3)
+    drive(model, slower, steps=60)
+    assert step_error(model, slower) < 0.15
+
+
+def test_what_the_samples_say_nothing_about_stays() -> None:
+    model = StepTimes(CalibrationSettings(), prior())
+    truth = (0.02, 1 / 860, 0.0007)
+    drive(model, truth, steps=400)
+    rate = model.coefficients[1]
+    drive(model, truth, steps=5000, prefill=False)
+    assert model.coefficients[1] == pytest.approx(rate, rel=0.02)
+
+
+def test_evidence_that_fades_away_altogether_leaves_the_estimate_where_it_was() -> None:
+    model = StepTimes(CalibrationSettings(forgetting=0.5), prior())
+    drive(model, TRUTH, steps=400, noise=0.01)
+    rate = model.coefficients[1]
+    drive(model, TRUTH, steps=3000, noise=0.01, prefill=False)
+    assert model.coefficients[1] == pytest.approx(rate, rel=0.02)
+
+
+@pytest.mark.parametrize("factor", [0.01, 300.0])
+def test_a_prior_of_quite_another_machine_is_overcome_at_once(factor: float) -> None:
+    truth = (0.01 * factor, 1e-6 * factor, 1e-4 * factor)
+    model = StepTimes(CalibrationSettings(), (0.01, 1e-6, 1e-4))
+    drive(model, truth, steps=6)
+    assert step_error(model, truth) < 0.15
+
+
+def test_the_prior_holds_until_there_are_enough_samples() -> None:
+    model = StepTimes(CalibrationSettings(min_samples=5), prior())
+    drive(model, (1.0, 0.001, 0.01), steps=4)
+    assert model.coefficients == prior()
+    drive(model, (1.0, 0.001, 0.01), steps=1, seed=1)
+    assert model.coefficients != prior()
+
+
+def test_one_step_reported_again_and_again_counts_once() -> None:
+    model = StepTimes(CalibrationSettings(), prior())
+    drive(model, TRUTH, steps=100)
+    before = model.coefficients
+    assert model.observe(0.5, prefill_tokens=10, decodes=1) == ""
+    after = model.coefficients
+    for _ in range(1000):
+        assert model.observe(0.5, prefill_tokens=10, decodes=1) == "repeated"
+    assert model.coefficients == after != before
+    assert model.samples == 101
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ((nan, 1, 1), "not_finite"),
+        ((inf, 1, 1), "not_finite"),
+        ((0.1, nan, 1), "not_finite"),
+        ((0.1, 1, -inf), "not_finite"),
+        ((-0.1, 1, 1), "negative"),
+        ((0.1, -1, 1), "negative"),
+        ((0.1, 1, -1), "negative"),
+        ((61.0, 1, 1), "too_large"),
+        ((0.1, 10**18, 1), "too_large"),
+        ((0.1, 1, 2**63), "too_large"),
+        ((0.0, 1, 1), "no_step"),
+        ((0.1, 0, 0), "no_step"),
+    ],
+)
+def test_an_impossible_step_teaches_nothing_and_is_counted(step, why) -> None:
+    calibration = Calibration(CalibrationSettings(min_samples=1))
+    for n in range(3):
+        calibration.observe(report("w", n=n, step=step))
+    assert calibration.unused == {why: 3}
+    assert calibration.estimate("w") == calibration.pool()
+    assert calibration.estimate("w").samples == 0
+
+
+anything = st.one_of(st.floats(), st.floats(1e-6, 60.0), st.sampled_from([5e-324, 1e-12, 60.0, -1.0]))
+counts = st.one_of(st.integers(-10, 10**20), st.integers(0, 8192), st.floats())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(anything, counts, counts), max_size=150))
+def test_estimates_are_positive_and_finite_whatever_is_reported(steps) -> None:
+    calibration = Calibration(CalibrationSettings(min_samples=1))
+    for n, step in enumerate(steps):
+        calibration.observe(report("w", n=n, step=step))
+        for found in (calibration.estimate("w"), calibration.pool()):
+            for value in (
+                found.base_s,
+                found.prefill_tokens_per_s,
+                found.per_decode_s,
+                found.step_s(prefill_tokens=1, decodes=1),
+            ):
+                assert isfinite(value)
+                assert value > 0
+
+
+# -- a pool ------------------------------------------------------------------------------------------------------------------
+
+
+def report(worker: str, *, n: int, step, epoch: int = 1) -> LoadReport:
+    step_s, tokens, decodes = step
+    return LoadReport(
+        worker=worker,
+        epoch=epoch,
+        n=n,
+        at=0.0,
+        slots=8,
+        running=1,
+        waiting=0,
+        step_s=step_s,
+        step_prefill_tokens=tokens,
+        step_decodes=decodes,
+    )
+
+
+def run(calibration: Calibration, worker: str, truth, *, steps: int, epoch: int = 1) -> None:
+    rng = random.Random(3)
+    for n in range(steps):
+        tokens, decodes = rng.choice([0, rng.randint(1, 8192)]), rng.randint(1, 64)
+        step_s = (truth[0] + truth[1] * tokens + truth[2] * decodes) * rng.gauss(1.0, 0.02)
+        calibration.observe(report(worker, n=n, step=(step_s, tokens, decodes), epoch=epoch))
+
+
+def test_a_new_worker_is_assumed_to_be_like_the_others() -> None:
+    calibration = Calibration(CalibrationSettings())
+    assert calibration.estimate("nobody") == SpeedEstimate(0.008, 24_000.0, 0.00008)
+    run(calibration, "a", (0.02, 1 / 1000, 0.001), steps=300)
+    run(calibration, "b", (0.04, 1 / 500, 0.003), steps=300)
+    assert calibration.estimate("new").base_s == pytest.approx(0.03, rel=0.1)
+    assert 1 / calibration.estimate("new").prefill_tokens_per_s == pytest.approx(0.0015, rel=0.1)
+    run(calibration, "new", (0.02, 1 / 1000, 0.001), steps=1)
+    assert calibration.estimate("new").base_s == pytest.approx(0.03, rel=0.1)
+    assert calibration.estimate("a").step_s(prefill_tokens=1000, decodes=10) == pytest.approx(1.03, rel=0.05)
+    assert calibration.estimate("a").samples == 300
+
+
+def test_a_restarted_engine_is_assumed_to_be_as_it_was_and_learnt_anew() -> None:
+    calibration = Calibration(CalibrationSettings())
+    run(calibration, "a", (0.02, 1 / 1000, 0.001), steps=300)
+    run(calibration, "a", (0.002, 1 / 10_000, 0.0001), steps=1, epoch=2)
+    assert calibration.estimate("a").base_s == pytest.approx(0.02, rel=0.1)
+    run(calibration, "a", (0.002, 1 / 10_000, 0.0001), steps=40, epoch=2)
+    assert calibration.estimate("a").step_s(prefill_tokens=1000, decodes=10) == pytest.approx(0.103, rel=0.1)
+
+
+def test_a_restart_forgets_what_the_engine_was_before() -> None:
+    calibration = Calibration(CalibrationSettings(forgetting=0.999))
+    run(calibration, "a", (0.02, 1 / 1000, 0.001), steps=1000)
+    run(calibration, "a", (0.023, 1 / 870, 0.00115), steps=50, epoch=2)  # no change that would be noticed by itself
+    assert calibration.estimate("a").step_s(prefill_tokens=1000, decodes=10) == pytest.approx(1.184, rel=0.04)
+
+
+def test_a_worker_that_left_is_forgotten() -> None:
+    calibration = Calibration(CalibrationSettings())
+    run(calibration, "a", (0.02, 1 / 1000, 0.001), steps=300)
+    calibration.forget("a")
+    calibration.forget("never seen")
+    assert calibration.estimate("a") == SpeedEstimate(0.008, 24_000.0, 0.00008)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("base_s", 0.0),
+        ("base_s", nan),
+        ("per_decode_s", -1.0),
+        ("prefill_tokens_per_s", 0.0),
+        ("prefill_tokens_per_s", inf),
+        ("forgetting", 1.0),
+        ("prior_samples", 0.0),
+        ("min_samples", 0),
+        ("most_step_s", inf),
+    ],
+)
+def test_settings_that_cannot_be_are_named(name: str, value: float) -> None:
+    with pytest.raises(SettingsInvalid, match=f"^{name} must be .*, got {value}$"):
+        CalibrationSettings(**{name: value})
