@@ -33,8 +33,8 @@ from jetstream.manage import ensure_topology
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
-from router.follow import KvFollower
-from router.gathering import WorkerSlice
+from router.feed.follow import KvFollower
+from router.feed.gathering import WorkerSlice
 from router.index.create import create_index
 from router.index.view import Caches
 from router.snapshots.settings import SnapshotSettings

@@ -29,8 +29,8 @@ from jetstream.subjects import Subjects, check_token, pool_id
 from router.errors import RouterError
 from router.index.types import TIERS
 from router.placement.settings import POLICIES, SchedulerSettings
-from router.rebuild import Rebuilt, rebuild
-from router.replay import Rerun, rerun
+from router.replay.placements import Rerun, rerun
+from router.replay.rebuild import Rebuilt, rebuild
 
 _EXAMPLES = """examples:
   headrace replay index --model Qwen/Qwen3-0.6B                       what every worker holds now, by the events

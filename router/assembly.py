@@ -8,15 +8,15 @@ from broker.cards import ModelCard
 from broker.members import Members
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
-from router.follow import KvFollower
+from router.feed.follow import KvFollower
 from router.index.create import create_index
 from router.index.view import Caches
 from router.main import Build
 from router.options import RouterOptions
 from router.placement.scheduler import Scheduler
 from router.placement.settings import SchedulerSettings
-from router.record import Recorder
-from router.session import RouterSession
+from router.replay.record import Recorder
+from router.session.session import RouterSession
 
 
 def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:

@@ -22,7 +22,7 @@ from jetstream.subjects import Subjects, check_token
 from jetstream.topology import Topology
 from router.options import RouterOptions
 from router.pools import Pools
-from router.session import RouterSession
+from router.session.session import RouterSession
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ import xxhash
 
 from broker.codec import encode as pack
 from router.errors import SnapshotCorrupt, SnapshotForeign, SnapshotTooNew
-from router.gathering import Packed, WorkerSlice
+from router.feed.gathering import Packed, WorkerSlice
 from router.index.types import TIERS, Tier
 
 MAGIC = b"HRKVSNAP"

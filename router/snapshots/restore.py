@@ -14,11 +14,11 @@ import structlog
 
 from jetstream.errors import ObjectCorrupt, ObjectNotFound, TopologyError
 from jetstream.ports import StreamState
-from router import feed_metrics as metrics
-from router.applying import Work
 from router.errors import SnapshotCorrupt, SnapshotError, SnapshotForeign, SnapshotTooNew
-from router.feed import Feed
-from router.gathering import WorkerSlice
+from router.feed import metrics
+from router.feed.applying import Work
+from router.feed.feed import Feed
+from router.feed.gathering import WorkerSlice
 from router.snapshots.encode import Header, Source, check_source, decode
 from router.snapshots.store import Kept, Pointer, SnapshotStore, UnreadablePointer
 

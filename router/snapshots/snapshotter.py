@@ -18,10 +18,10 @@ from jetstream.errors import JetStreamError
 from jetstream.lease import LeaseKeeper
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
-from router import feed_metrics as metrics
 from router.errors import SnapshotError, SnapshotForeign, UnknownWorker
-from router.feed import Feed
-from router.gathering import WorkerSlice
+from router.feed import metrics
+from router.feed.feed import Feed
+from router.feed.gathering import WorkerSlice
 from router.snapshots.encode import Source
 from router.snapshots.settings import SnapshotSettings
 from router.snapshots.store import Pointer, SnapshotStore

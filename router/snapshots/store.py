@@ -21,9 +21,9 @@ from broker.messages import Record
 from jetstream.errors import LeaseLost
 from jetstream.ports import Messaging, StreamState
 from jetstream.subjects import Subjects
-from router import feed_metrics as metrics
 from router.errors import SnapshotCorrupt
-from router.gathering import WorkerSlice
+from router.feed import metrics
+from router.feed.gathering import WorkerSlice
 from router.snapshots.encode import Source
 from router.snapshots.encode import encode as encode_snapshot
 from router.snapshots.settings import KEEP

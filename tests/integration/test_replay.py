@@ -18,13 +18,13 @@ from headrace.replay import recorded, run_index, run_placements
 from jetstream.client import Connection
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
-from router.gathering import WorkerSlice
+from router.feed.gathering import WorkerSlice
 from router.placement.types import Placement, Waiting
-from router.rebuild import NotKept, rebuild
-from router.record import MAX_HASHES, Recorder
+from router.replay.rebuild import NotKept, rebuild
+from router.replay.record import MAX_HASHES, Recorder
+from router.session.window import Held, RequestHead
 from router.snapshots.encode import Source
 from router.snapshots.store import SnapshotStore
-from router.window import Held, RequestHead
 
 POOL = "p"
 

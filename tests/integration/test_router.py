@@ -26,7 +26,7 @@ from jetstream.client import Connection
 from jetstream.ports import Delivery, Message
 from jetstream.subjects import Subjects
 from router.options import SessionOptions
-from router.session import RouterSession
+from router.session.session import RouterSession
 from tests.conftest import Connect
 from tests.integration.test_job_path import CARD, POOL, collect, has_worker, job, nothing_stored
 from tests.support.executor import ScriptedExecutor, expected

@@ -17,7 +17,7 @@ from jetstream.ports import Message
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
-from router.follow import KvFollower
+from router.feed.follow import KvFollower
 from router.snapshots.settings import SnapshotSettings
 from router.snapshots.store import Pointer, SnapshotStore, UnreadablePointer
 from tests.unit.router.oracle import OracleView, contents

@@ -27,7 +27,7 @@ from broker.worker import WorkerSession
 from jetstream.errors import JetStreamError
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
-from router.ports import Scheduling
+from router.session.ports import Scheduling
 from tests.simulation.protocol_engine import SimEngine
 from tests.simulation.protocol_requests import POOL, Request, RunNote, Wish
 from tests.simulation.protocol_router import random_scheduler, run_router

@@ -26,12 +26,12 @@ from broker.worker import WorkerSession
 from broker.worker_inbox import WorkerInbox
 from jetstream.errors import NoResponder
 from jetstream.ports import Delivery
-from router.desk import Desk
 from router.placement.types import Placement
-from router.placer import Placer
-from router.refusing import Refuser
-from router.session import RouterSession
-from router.window import Held
+from router.session.desk import Desk
+from router.session.placer import Placer
+from router.session.refusing import Refuser
+from router.session.session import RouterSession
+from router.session.window import Held
 from tests.simulation.messaging import SimMessaging
 
 Guard = Callable[[pytest.MonkeyPatch], None]

@@ -14,8 +14,8 @@ from router.options import SessionOptions
 from router.placement.scheduler import Scheduler
 from router.placement.settings import SchedulerSettings
 from router.placement.types import Decision
-from router.ports import Scheduling
-from router.session import RouterSession
+from router.session.ports import Scheduling
+from router.session.session import RouterSession
 from tests.simulation.world import Machine
 from tests.support.scheduler import RandomScheduler
 

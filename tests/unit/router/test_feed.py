@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from broker.codec import encode, pack_u64
 from broker.messages import KvReset, KvStep
-from router import gathering
-from router.applying import SLICE_BLOCKS
-from router.feed import Feed
-from router.gathering import MAX_STEP_BLOCKS
-from router.senders import MAX_STRANGERS, STRANGER_S
+from router.feed import gathering
+from router.feed.applying import SLICE_BLOCKS
+from router.feed.feed import Feed
+from router.feed.gathering import MAX_STEP_BLOCKS
+from router.feed.senders import MAX_STRANGERS, STRANGER_S
 from tests.unit.router.oracle import OracleView
 
 

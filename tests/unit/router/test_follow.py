@@ -13,8 +13,8 @@ from broker.codec import encode, pack_u64
 from broker.members import Members
 from broker.messages import KvReset, KvStep, WorkerMember
 from jetstream.ports import Messaging
-from router import applying, follow, senders
-from router.follow import KvFollower
+from router.feed import applying, follow, senders
+from router.feed.follow import KvFollower
 from router.snapshots.encode import Source
 from tests.unit.router.oracle import OracleView
 from tests.unit.router.snapshots.fakes import POOL, SUBJECTS, FakeNats

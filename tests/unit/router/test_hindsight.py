@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from broker.messages import JobEvent
-from router import hindsight, metrics
-from router.hindsight import Hindsight
 from router.placement.types import Placement, Waiting
+from router.session import hindsight, metrics
+from router.session.hindsight import Hindsight
 
 
 def value(name: str) -> float:

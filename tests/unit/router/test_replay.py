@@ -7,7 +7,7 @@ import random
 from broker.codec import pack_u64
 from broker.messages import Routed
 from router.placement.settings import SchedulerSettings
-from router.replay import rerun
+from router.replay.placements import rerun
 
 BLOCK = 16
 

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 from broker.messages import JobEvent, WorkerMember
 from router.options import SessionOptions
-from router.roster import Roster
+from router.session.roster import Roster
 from tests.support.scheduler import RandomScheduler
 
 MEMBER = WorkerMember(

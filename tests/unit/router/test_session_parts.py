@@ -16,8 +16,8 @@ from jetstream.ports import Change
 from jetstream.subjects import Subjects
 from router.placement.types import Shed, Waiting
 from router.pools import Pools
-from router.refusing import fault_of
-from router.upkeep import index_ready
+from router.session.refusing import fault_of
+from router.session.upkeep import index_ready
 
 
 def test_a_refusal_reaches_the_client_as_a_refusal_and_never_as_a_failed_engine() -> None:

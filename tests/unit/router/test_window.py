@@ -10,7 +10,7 @@ import pytest
 from broker.codec import encode
 from broker.errors import WireError
 from broker.messages import Envelope
-from router.window import Held, RequestHead, Window, decode_head
+from router.session.window import Held, RequestHead, Window, decode_head
 
 
 @dataclass(eq=False)

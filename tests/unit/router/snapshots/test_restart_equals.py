@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 from broker.codec import encode, pack_u64
 from broker.messages import KvReset, KvStep
 from jetstream.ports import Messaging, StoredMessage
-from router import applying, gathering
-from router.feed import Feed
+from router.feed import applying, gathering
+from router.feed.feed import Feed
 from router.snapshots.restore import restore
 from router.snapshots.settings import SnapshotSettings
 from router.snapshots.snapshotter import Snapshotter

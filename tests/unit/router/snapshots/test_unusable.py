@@ -16,10 +16,10 @@ from broker.codec import pack_u64, unpack_u64
 from broker.messages import KvStep
 from jetstream.errors import LeaseLost, RevisionConflict
 from jetstream.ports import Entry, Messaging
-from router import gathering
 from router.errors import SettingsInvalid, SnapshotCorrupt, SnapshotError, SnapshotForeign, SnapshotTooNew
-from router.feed import Feed
-from router.gathering import WorkerSlice
+from router.feed import gathering
+from router.feed.feed import Feed
+from router.feed.gathering import WorkerSlice
 from router.snapshots import encode as format_
 from router.snapshots.encode import Source, decode, encode
 from router.snapshots.restore import Restored, restore

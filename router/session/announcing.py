@@ -9,7 +9,7 @@ from broker.messages import JobEvent, JobEvents
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
 from router.placement.types import Placement
-from router.window import Held
+from router.session.window import Held
 
 MAX_HASHES = 512  # of new blocks in one event
 

@@ -20,12 +20,12 @@ from broker.protocol.runs import Tombstones
 from jetstream.ports import Delivery, Messaging, PullLoop
 from jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
 from jetstream.topology import request_consumer
-from router import metrics
 from router.options import SessionOptions
 from router.placement.types import Shed, Waiting
-from router.ports import Scheduling
-from router.refusing import fault_of
-from router.window import Held, Window, decode_head
+from router.session import metrics
+from router.session.ports import Scheduling
+from router.session.refusing import fault_of
+from router.session.window import Held, Window, decode_head
 
 log = structlog.get_logger()
 

@@ -19,13 +19,13 @@ import structlog
 from broker.codec import decode
 from broker.errors import MalformedMessage, UnsupportedVersion
 from broker.messages import KvMessage, KvReset
-from router import feed_metrics as metrics
-from router import gathering as gathering_
-from router.applying import Applier, Blocks, UnusableBlocks, Work, unpack
-from router.gathering import NO_EPOCH, Gathering, Packed, WorkerSlice, WorkerState, parts_of
+from router.feed import gathering as gathering_
+from router.feed import metrics
+from router.feed.applying import Applier, Blocks, UnusableBlocks, Work, unpack
+from router.feed.gathering import NO_EPOCH, Gathering, Packed, WorkerSlice, WorkerState, parts_of
+from router.feed.packed import u64s
+from router.feed.senders import Senders
 from router.index.types import TIERS, CacheView, PrefixIndex, Tier
-from router.packed import u64s
-from router.senders import Senders
 
 log = structlog.get_logger(__name__)
 

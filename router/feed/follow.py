@@ -19,8 +19,8 @@ from broker.messages import KvDump
 from jetstream.errors import JetStreamError, StreamTrimmed
 from jetstream.ports import Follow, Messaging
 from jetstream.subjects import Subjects
-from router import feed_metrics as metrics
-from router.feed import Feed
+from router.feed import metrics
+from router.feed.feed import Feed
 from router.index.types import CacheView, PrefixIndex
 from router.snapshots.restore import Restored, in_turns, restore
 from router.snapshots.settings import SnapshotSettings

@@ -23,18 +23,18 @@ from jetstream.lease import LeaseKeeper
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
 from jetstream.topology import request_stream
-from router import metrics
-from router.desk import Desk
-from router.hindsight import Hindsight
-from router.inbox import RouterInbox
 from router.index.types import CacheView
-from router.intake import Intake
 from router.options import SessionOptions
 from router.placement.types import Placement
-from router.ports import CacheFeed, Feed, Scheduling
-from router.roster import Roster
-from router.upkeep import Upkeep, index_ready, members_known
-from router.window import Held, Window
+from router.session import metrics
+from router.session.desk import Desk
+from router.session.hindsight import Hindsight
+from router.session.inbox import RouterInbox
+from router.session.intake import Intake
+from router.session.ports import CacheFeed, Feed, Scheduling
+from router.session.roster import Roster
+from router.session.upkeep import Upkeep, index_ready, members_known
+from router.session.window import Held, Window
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from jetstream.errors import JetStreamError
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
 from router.errors import RouterError
-from router.feed import Feed
+from router.feed.feed import Feed
 from router.index.view import Caches
 from router.snapshots.restore import in_turns, restore
 from router.snapshots.store import SnapshotStore, UnreadablePointer

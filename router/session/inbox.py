@@ -15,11 +15,11 @@ from broker.messages import Cancel, Explain, Explanation, Inspection, JobEvents,
 from broker.protocol.runs import Tombstones
 from jetstream.ports import Message, Messaging
 from jetstream.subjects import Subjects
-from router import metrics
-from router.hindsight import Hindsight
-from router.ports import Scheduling
-from router.roster import Roster
-from router.window import Held
+from router.session import metrics
+from router.session.hindsight import Hindsight
+from router.session.ports import Scheduling
+from router.session.roster import Roster
+from router.session.window import Held
 
 log = structlog.get_logger()
 

@@ -11,15 +11,15 @@ from broker.messages import JobFault
 from broker.protocol.runs import Tombstones
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
-from router import metrics
-from router.announcing import Announcer
-from router.hindsight import Hindsight
 from router.options import SessionOptions
 from router.placement.types import Placement, Shed
-from router.placer import Placer
-from router.ports import Scheduling
-from router.refusing import Refuser, fault_of
-from router.window import Held, Window
+from router.session import metrics
+from router.session.announcing import Announcer
+from router.session.hindsight import Hindsight
+from router.session.placer import Placer
+from router.session.ports import Scheduling
+from router.session.refusing import Refuser, fault_of
+from router.session.window import Held, Window
 
 
 class Desk:

@@ -16,7 +16,7 @@ from broker.codec import decode
 from broker.messages import HistoryEntry, Record
 from jetstream.ports import Delivery
 from jetstream.subjects import RequestClass
-from router import metrics
+from router.session import metrics
 
 State = Literal["waiting", "placing", "refusing", "gone"]
 

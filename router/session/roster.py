@@ -12,11 +12,11 @@ import structlog
 
 from broker.members import Members
 from broker.messages import JobEvent, WorkerMember
-from router import metrics
 from router.index.types import CacheView
 from router.options import SessionOptions
 from router.placement.types import WorkerInfo
-from router.ports import CacheFeed, Scheduling
+from router.session import metrics
+from router.session.ports import CacheFeed, Scheduling
 
 log = structlog.get_logger()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import structlog
 
-from router import feed_metrics as metrics
-from router.complaints import Complaints
-from router.gathering import NO_EPOCH, WorkerState
+from router.feed import metrics
+from router.feed.complaints import Complaints
+from router.feed.gathering import NO_EPOCH, WorkerState
 from router.index.types import CacheView
 
 log = structlog.get_logger(__name__)

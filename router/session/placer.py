@@ -19,10 +19,10 @@ from broker.settings import Timing
 from jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
-from router import metrics
-from router.announcing import Announcer
 from router.placement.types import Placement
-from router.window import Held
+from router.session import metrics
+from router.session.announcing import Announcer
+from router.session.window import Held
 
 log = structlog.get_logger()
 

@@ -16,9 +16,9 @@ from broker.settings import Timing
 from jetstream.errors import NoResponder, NotConnected, RequestTimeout
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
-from router import metrics
 from router.placement.types import Shed
-from router.window import Held
+from router.session import metrics
+from router.session.window import Held
 
 log = structlog.get_logger()
 

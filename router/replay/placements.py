@@ -17,9 +17,9 @@ from broker.codec import unpack_u64
 from broker.messages import JobEvent, LoadReport, Routed
 from router.bench.engine import PrefixCache
 from router.errors import ReplayStalled
+from router.feed.packed import u64s
 from router.index.types import TIERS, Tier
 from router.index.view import Caches
-from router.packed import u64s
 from router.placement.scheduler import Scheduler
 from router.placement.settings import SchedulerSettings
 from router.placement.types import Decision, Placement, Waiting, WorkerInfo

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.messages import JobEvent
-from router import metrics
 from router.placement.types import Placement
+from router.session import metrics
 
 LIMIT = 20_000  # placements remembered
 

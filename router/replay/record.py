@@ -14,7 +14,7 @@ from jetstream.errors import PayloadTooLarge
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
 from router.placement.types import Placement
-from router.window import Held
+from router.session.window import Held
 
 MAX_HASHES = 2048  # 16 KiB a record at most
 _HASH_BYTES = 8

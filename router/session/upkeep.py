@@ -12,9 +12,9 @@ from broker.protocol.runs import Tombstones
 from broker.settings import Timing
 from jetstream.errors import JetStreamError
 from jetstream.ports import Messaging
-from router import metrics
-from router.ports import Feed
-from router.window import Held, Window
+from router.session import metrics
+from router.session.ports import Feed
+from router.session.window import Held, Window
 
 log = structlog.get_logger()
 

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
-from router import feed_metrics as metrics
 from router.errors import UnknownWorker
-from router.gathering import MAX_STEP_BLOCKS
+from router.feed import metrics
+from router.feed.gathering import MAX_STEP_BLOCKS
+from router.feed.packed import u64s
 from router.index.types import TIERS, CacheView, Tier
-from router.packed import u64s
 
 SLICE_BLOCKS = 4096  # a few milliseconds
 
