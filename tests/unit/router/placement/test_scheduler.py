@@ -8,6 +8,7 @@ import pytest
 
 from broker.codec import pack_u64
 from router.errors import SettingsInvalid
+from router.placement.fairness import FairnessSettings
 from router.placement.settings import SchedulerSettings
 from router.placement.types import Placement, Shed
 from tests.unit.router.placement.pool import BLOCK, Pool, chain
@@ -278,14 +279,39 @@ def test_a_session_stays_with_its_worker() -> None:
     assert len(homes) == 4, "sessions are spread"
 
 
-def test_a_soft_session_leaves_its_worker_when_that_costs_much_more_and_a_hard_one_waits() -> None:
+@pytest.mark.parametrize(("affinity", "stays"), [("soft", False), ("hard", True)])
+def test_a_soft_session_leaves_its_worker_when_that_costs_much_more_and_a_hard_one_does_not(affinity: str, stays: bool) -> None:
     pool = Pool("ab")
-    pool.offer("1", chain(1, 4), session="s")
+    pool.offer("1", chain(1, 1), session="s")
     home = pool.placed()["1"]
-    pool.report(home, running=8, queued_prefill_tokens=100_000)
-    pool.offer("soft", chain(2, 4), session="s")
-    pool.offer("hard", chain(3, 4), session="s", affinity="hard")
-    assert pool.placed() == {"soft": "a" if home == "b" else "b"}
+    pool.event("started", "1", home)
+    pool.report(home)
+    other = "a" if home == "b" else "b"
+    pool.holds(other, LONG)
+    pool.offer("2", LONG, session="s", affinity=affinity)
+    assert pool.placed() == {"2": home if stays else other}
+
+
+def test_a_soft_session_stays_with_its_worker_while_that_costs_little_more() -> None:
+    for n in range(8):
+        pool = Pool("ab")
+        pool.offer("1", chain(1, 1), session=f"s{n}")
+        home = pool.placed()["1"]
+        pool.event("started", "1", home)
+        pool.report(home, queued_prefill_tokens=400)
+        pool.offer("2", chain(2, 8), session=f"s{n}")
+        (decision,) = pool.decide()
+        assert isinstance(decision, Placement)
+        assert (decision.worker, decision.reason) == (home, "session")
+
+
+def test_a_busy_worker_keeps_its_hard_sessions_waiting() -> None:
+    pool = Pool("ab")
+    pool.offer("1", chain(1, 1), session="s", affinity="hard")
+    home = pool.placed()["1"]
+    pool.report(home, running=8)
+    pool.offer("2", chain(2, 1), session="s", affinity="hard")
+    assert pool.placed() == {}
 
 
 # -- policies --------------------------------------------------------------------------------------------------------------
@@ -302,6 +328,14 @@ def spread(policy: str, count: int = 40) -> list[str]:
             pool.event("started", f"r{n}", worker)
             pool.report(worker)
     return workers
+
+
+def test_least_loaded_goes_by_tokens_not_by_requests() -> None:
+    pool = Pool("ab", policy="least-loaded", lookahead=1.0)
+    pool.report("a", running=1, queued_prefill_tokens=6000)
+    pool.report("b", running=5, queued_prefill_tokens=100)
+    pool.offer("r", LONG)
+    assert pool.placed() == {"r": "b"}
 
 
 def test_round_robin_goes_round() -> None:
@@ -385,6 +419,24 @@ def test_one_tenant_may_fill_the_window_only_while_it_is_alone() -> None:
     refused = pool.offer("one more", tokens=1, tenant="t")
     assert isinstance(refused, Shed)
     assert refused.code == "tenant_limit"
+
+
+def test_a_tenant_over_its_share_does_not_get_a_worker_that_another_leaves_for_the_sake_of_its_cache() -> None:
+    pool = Pool("ab", fairness=FairnessSettings(slack_tokens=1000.0))
+    pool.holds("a", LONG)
+    pool.offer("first", chain(5, 10), tenant="greedy")
+    pool.offer("other", chain(7, 1), tenant="modest")
+    pool.placed()
+    for worker in "ab":
+        pool.event("started", "first", worker)
+        pool.event("started", "other", worker)
+    pool.report("a", running=1, queued_prefill_tokens=8_000)
+    pool.report("b")
+    pool.offer("modest", LONG, tenant="modest")
+    pool.offer("greedy", chain(6, 10), tenant="greedy")
+    assert pool.placed() == {}, "b stays free for a moment"
+    pool.scheduler.cancel(["modest"])
+    assert pool.placed() == {"greedy": "b"}
 
 
 def test_cancelled_requests_leave_the_window() -> None:
