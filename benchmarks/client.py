@@ -1,4 +1,4 @@
-"""A closed-loop streaming client: N connections, each sends its next request when the last has ended.
+"""A streaming client: N connections, each sends its next request when the last has ended; or one that sends at given times.
 
 It speaks HTTP/1.1 on a raw asyncio protocol, because a general client would cost more CPU than the server under test: on two
 cores that would measure the client.  What it counts, it parses from the bytes that came: a token chunk is an SSE event whose
@@ -11,12 +11,15 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 WORDS = tuple(f"word{n}" for n in range(24))
 CHUNK = b'"delta":{"content":'
 EMPTY_ROLE = b'"delta":{"role":'
+PATH = "/v1/chat/completions"
 DONE = b"data: [DONE]"
+USAGE = b'"usage":{'
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Outcome:
     first_token_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    reported: int = 0  # answers that told their usage, as those do that were asked to
+    prompt_tokens: int = 0  # of these
+    cached_tokens: int = 0
 
     def percentile_ms(self, which: str, p: float) -> float:
         values = sorted(getattr(self, which))
@@ -108,8 +114,17 @@ class _Connection(asyncio.Protocol):
         if n and not self.chunks:
             self.first = time.perf_counter()
         self.chunks += n
+        at = whole.rfind(USAGE)
+        if at >= 0:
+            self._count(whole[at + len(USAGE) - 1 : whole.index(b"\n", at) - 1])
         if DONE in whole:
             self._end(None)
+
+    def _count(self, usage: bytes) -> None:
+        found = json.loads(usage)
+        self.outcome.reported += 1
+        self.outcome.prompt_tokens += found["prompt_tokens"]
+        self.outcome.cached_tokens += found["prompt_tokens_details"]["cached_tokens"]
 
     def _end(self, error: str | None) -> None:
         now = time.perf_counter()
@@ -132,16 +147,21 @@ class _Connection(asyncio.Protocol):
 
 async def run_workload(host: str, port: int, workload: Workload, *, first: int = 0, timeout_s: float = 300.0) -> Outcome:
     """Run it once. `first` numbers the first request, so that runs do not repeat each other's prompts."""
+    bodies = [request_body(workload, n) for n in range(first, first + workload.requests)]
+    return await run_bodies(host, port, bodies, streams=workload.streams, timeout_s=timeout_s)
+
+
+async def run_bodies(host: str, port: int, bodies: Iterable[bytes], *, streams: int, timeout_s: float = 300.0) -> Outcome:
+    """Send these, each connection its next one when its last has ended."""
     outcome = Outcome()
-    numbers = iter(range(first, first + workload.requests))
-    bodies = {n: request_body(workload, n) for n in range(first, first + workload.requests)}
+    waiting = iter(bodies)
     loop = asyncio.get_running_loop()
 
     async def stream() -> None:
         _, connection = await loop.create_connection(lambda: _Connection(outcome), host, port)
         try:
-            for number in numbers:
-                await connection.send(bodies[number], "/v1/chat/completions")
+            for body in waiting:
+                await connection.send(body, PATH)
                 await asyncio.sleep(0)  # the server's last chunk of this response is on its way
         finally:
             assert connection.transport is not None
@@ -149,7 +169,31 @@ async def run_workload(host: str, port: int, workload: Workload, *, first: int =
 
     started = time.perf_counter()
     async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-        for _ in range(workload.streams):
+        for _ in range(streams):
             tasks.create_task(stream())
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+async def run_arrivals(
+    host: str, port: int, bodies: Sequence[bytes], *, at_s: Sequence[float], timeout_s: float = 300.0
+) -> Outcome:
+    """Send each at its time after the start, however many are under way: an open loop, each on a connection of its own."""
+    outcome = Outcome()
+    loop = asyncio.get_running_loop()
+
+    async def one(body: bytes, when_s: float) -> None:
+        await asyncio.sleep(max(0.0, started + when_s - time.perf_counter()))
+        _, connection = await loop.create_connection(lambda: _Connection(outcome), host, port)
+        try:
+            await connection.send(body, PATH)
+        finally:
+            assert connection.transport is not None
+            connection.transport.close()
+
+    started = time.perf_counter()
+    async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+        for body, when_s in zip(bodies, at_s, strict=True):
+            tasks.create_task(one(body, when_s))
     outcome.seconds = time.perf_counter() - started
     return outcome

@@ -14,18 +14,15 @@ import argparse
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
 import uvloop
 
 from benchmarks.client import Outcome, Workload, run_workload
+from benchmarks.deployment import Deployment
 from benchmarks.direct import direct_first_token_s
 from benchmarks.processes import Usage, processes_of, usage
 
@@ -35,29 +32,6 @@ WORKLOADS = (
     Workload(streams=64, requests=8000, tokens=16),
     Workload(streams=64, requests=2000, tokens=128),
 )
-START_TIMEOUT_S = 60.0
-
-
-def start(data_dir: Path, port: int, workers: int, slots: int) -> subprocess.Popen[bytes]:
-    """A running `headrace up` with all its workers ready."""
-    headrace = str(Path(sys.executable).with_name("headrace"))
-    command = [headrace, "up", "--engine", "sim", "--workers", str(workers), "--port", str(port)]
-    command += ["--data-dir", str(data_dir), "--log-level", "warning", "--engine-arg", f"slots={slots}"]
-    log = (data_dir / "up.log").open("wb")
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    until = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < until:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-                if json.load(answer)["models"]["sim"]["workers"] >= workers:
-                    return process
-        except (OSError, KeyError, ValueError):
-            pass
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    process.kill()
-    raise SystemExit(f"the server did not start: {(data_dir / 'up.log').read_text()[-2000:]}")
 
 
 def snapshot(parts: dict[str, int]) -> dict[str, Usage]:
@@ -142,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--routers", type=int, default=0, help="0: the worker places on itself, as in docs/performance.md")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of requests")
@@ -149,17 +124,15 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data_dir = Path(folder)
-        process = start(data_dir, args.port, args.workers, args.slots)
-        try:
-            runs = uvloop.run(measure(args, processes_of(data_dir, process.pid)))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
+        arguments = ["--engine-arg", f"slots={args.slots}"]
+        with Deployment(data_dir, args.port, args.workers, routers=args.routers, arguments=arguments) as deployment:
+            runs = uvloop.run(measure(args, processes_of(data_dir, deployment.pid)))
     direct = uvloop.run(direct_first_token_s(200))
     rows = median_rows(runs)
     light = rows[0]["ttft_p50_ms"]
     conditions = (
         f"{os.cpu_count()} cores shared by everything, Python {platform.python_version()}, {args.workers} worker(s), "
+        f"{args.routers} router(s), "
         f"median of {args.runs} run(s)"
     )
     print(f"\n{conditions}\n\n{table(rows)}\n")

@@ -99,6 +99,7 @@ class Scheduler:
         load.full_s = None
         self._calibration.observe(report)
         load.speed = self._calibration.estimate(report.worker)
+        self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
         """Anything unknown in it is ignored."""
@@ -107,6 +108,7 @@ class Scheduler:
             if load is not None and event.by != self.name:
                 load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
                 self._recent.add(event.worker, event.uncached or event.tokens)
+                self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
                 if event.hashes:
                     self._view.predict(event.worker, unpack_u64(event.hashes), now_s=now_s)
         elif event.kind == "started":

@@ -33,10 +33,15 @@ class Turns:
         """Note which workers have had room since when."""
         self.next_s = float("inf")
         for load in loads:
-            if not room[load.column]:
-                load.opened_s = None
-            elif load.opened_s is None:
-                load.opened_s = now_s
+            self.heard(load, room=bool(room[load.column]), now_s=now_s)
+
+    @staticmethod
+    def heard(load: WorkerLoad, *, room: bool, now_s: float) -> None:
+        """What is known of this worker has changed. Room that opened while nothing waited here is nobody's turn any more."""
+        if not room:
+            load.opened_s = None
+        elif load.opened_s is None:
+            load.opened_s = now_s
 
     def nobody(self, loads: LoadTable) -> None:
         """None has room."""
