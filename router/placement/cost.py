@@ -11,7 +11,7 @@ For request r and worker w, in seconds:
 compared with an idle worker.  With an empty queue only the thrift is left, and the cost is close to the predicted time to first
 token: of two workers that would start a request at about the same time, the one that has to compute less gets it.
 
-*Unevenness.* (1 + balance × excess of recent tokens) × (1 + balance × excess of recent requests), the excess over the mean of
+*Unevenness.* (1 + balance × excess of recent tokens) × (1 + 2 balance × excess of recent requests), the excess over the mean of
 all workers, as a fraction.  Every prompt shares its first blocks with all others, so longest prefix alone would send all to one
 worker; and caches that are filled at the same pace together act like one large LRU cache.  While requests wait, the queues
 balance by themselves, so this decides only between workers that have room and is no reason to wait.
@@ -27,6 +27,7 @@ from router.placement.load import LoadTable, WorkerLoad
 from router.placement.settings import SchedulerSettings
 from router.placement.window import Bools, Floats
 
+_FEW = 3.0
 _STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
 
 
@@ -80,11 +81,13 @@ class RecentWork:
         factor = np.ones(len(workers))
         if strength <= 0 or len(workers) < 2:
             return factor
-        # A request or a small prompt's worth of tokens more than the others is no unevenness yet.
-        for sums, unit in ((self._tokens, 1.0), (self._requests, 1.0)):
+        # A few requests more than the others are no unevenness yet.
+        tokens_each = max(sum(self._tokens.values()) / (sum(self._requests.values()) or 1.0), 1.0)
+        # Requests count twice: their tokens even out by themselves as caches fill, their number does not.
+        for sums, unit, weight in ((self._tokens, _FEW * tokens_each, strength), (self._requests, _FEW, 2 * strength)):
             share = np.array([sums.get(name, 0.0) for name in workers]) / self._scale
             mean = share.mean()
-            factor *= 1.0 + strength * np.maximum(share - mean, 0.0) / (mean + unit)
+            factor *= 1.0 + weight * np.maximum(share - mean, 0.0) / (mean + unit)
         return factor
 
 
