@@ -35,8 +35,8 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sim WORKERS=
 test: $(VENV)/.test $(VENV)/.engine ## all tests, those with a real engine too (minutes)
 	$(BIN)/pytest $(ARGS)
 
-test-fast: $(VENV)/.test ## the tests that need no engine and kill no processes (under a minute)
-	$(BIN)/pytest -m 'not engine and not fault' -n 2 --dist loadfile $(ARGS)
+test-fast: $(VENV)/.test ## the tests that need no engine, kill no processes and search not long (about a minute)
+	$(BIN)/pytest -m 'not engine and not fault and not deep' -n 2 --dist loadfile $(ARGS)
 
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
 	$(BIN)/pytest tests/docs $(ARGS)

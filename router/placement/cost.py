@@ -11,9 +11,9 @@ For request r and worker w, in seconds:
 compared with an idle worker.  With an empty queue only the thrift is left, and the cost is close to the predicted time to first
 token: of two workers that would start a request at about the same time, the one that has to compute less gets it.
 
-*Unevenness.* (1 + balance × excess of recent tokens) × (1 + 2 balance × excess of recent requests), the excess over the mean of
-all workers, as a fraction.  Every prompt shares its first blocks with all others, so longest prefix alone would send all to one
-worker; and caches that are filled at the same pace together act like one large LRU cache.  While requests wait, the queues
+*Unevenness.* (1 + balance × excess of recent tokens) × (1 + 2 balance × excess of recent requests), the excess over the mean
+of all workers, as a fraction.  Every prompt shares its first blocks with all others, so longest prefix alone would send all to
+one worker; and caches that are filled at the same pace together act like one large LRU cache.  While requests wait, the queues
 balance by themselves, so this decides only between workers that have room and is no reason to wait.
 """
 

@@ -6,6 +6,8 @@ from tests.simulation.protocol_configs import CONFIGS
 from tests.simulation.protocol_guards import GUARDS
 from tests.simulation.search import play
 
+pytestmark = pytest.mark.deep
+
 SEEDS = 200
 # In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.
 WHERE = {
