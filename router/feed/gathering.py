@@ -77,9 +77,5 @@ class WorkerState:
 
 
 def parts_of(index: PrefixIndex, worker: str, tier: Tier) -> Iterator[bytes]:
-    """Its blocks of a tier, some at a time where the index can do that: 100,000 take tens of milliseconds in pure Python."""
-    some_at_a_time = getattr(index, "iter_blocks", None)
-    if some_at_a_time is None:
-        yield index.blocks(worker, tier)
-    else:
-        yield from some_at_a_time(worker, tier, PART_BLOCKS)
+    """Its blocks of a tier, some at a time: all together they take tens of milliseconds."""
+    return index.iter_blocks(worker, tier, PART_BLOCKS)

@@ -1,5 +1,5 @@
 from cpython.object cimport PyObject
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef class Chain:
@@ -10,4 +10,5 @@ cdef class Chain:
     cdef PyObject **items
 
     cdef int read(self, Py_ssize_t start, int count, uint64_t *out) except -1
+    cdef int pick(self, uint32_t *at, int count, uint64_t *out) except -1
     cdef int _borrow(self, blocks) except -1

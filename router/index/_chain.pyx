@@ -3,7 +3,7 @@
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.object cimport PyObject
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from router.index._bits cimport hr_prefetch, hr_u64
@@ -52,4 +52,17 @@ cdef class Chain:
             hr_prefetch(self.items[start + i])
         for i in range(count):
             out[i] = hr_u64(self.items[start + i])
+        return 0
+
+    cdef int pick(self, uint32_t *at, int count, uint64_t *out) except -1:
+        """Those at some places."""
+        cdef int i
+        if self.buffered:
+            for i in range(count):
+                out[i] = (<uint64_t *>self.view.buf)[at[i]]
+            return 0
+        for i in range(count):
+            hr_prefetch(self.items[at[i]])
+        for i in range(count):
+            out[i] = hr_u64(self.items[at[i]])
         return 0

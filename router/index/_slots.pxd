@@ -82,3 +82,15 @@ cdef inline int erase(Shard *shards, Slot *found) except -1:
     if mask + 1 > LEAST and shard.count * 8 < mask:
         resize(shard, (mask + 1) // 2)
     return 0
+
+
+cdef inline Slot *find_room(Shard *shards, uint64_t key) except NULL:
+    """The slot for a key that is not there yet. Is empty until it is given holders."""
+    cdef Shard *shard = &shards[mixed_key(key) >> 56]
+    cdef Slot *found
+    if (shard.count + 1) * 5 > (shard.mask + 1) * 4:
+        resize(shard, (shard.mask + 1) * 2)
+    shard.count += 1
+    found = find(shards, key)
+    found.key = key
+    return found

@@ -6,13 +6,15 @@ that no tombstones remain.  It is split into shards by the upper bits of the has
 the caller for longer than one shard takes.  Beside it stands one array of blocks per worker, for all that concerns a worker as
 a whole; it may name blocks that the worker has lost, and is cleaned when those become many.
 
-A match reads the chain in steps that grow (8, 32, 128, 256 blocks) and prefetches the entries of a step before it looks at the
-first, so that their cache misses overlap; every block is looked at.
+An exact match reads the chain in steps that grow (8, 32, 128, 256 blocks) and prefetches the entries of a step before it looks
+at the first, so that their cache misses overlap.  A galloping one does the same with the blocks of a round, of which none waits
+for another: the memory is waited for once a round.
 
 Eviction samples: of 64 entries, those that come next as a hand goes round the table, the 8 go that were stored or matched
 longest ago.  Blocks at the end of a list count as a little older than those at its beginning.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -21,10 +23,10 @@ from libc.string cimport memset
 from router.index._bits cimport hr_lowest
 from router.index._chain cimport Chain
 from router.index._holders cimport Holders
-from router.index._slots cimport LEAST, SHARDS, Shard, Slot, erase, find, mixed_key, prefetch, resize
+from router.index._slots cimport LEAST, SHARDS, Shard, Slot, erase, find, find_room, mixed_key, prefetch
 
 from router.errors import UnknownWorker
-from router.index.table import plane_of
+from router.index.table import ROUND, plane_of
 from router.index.types import Overlap
 
 cdef enum:
@@ -37,6 +39,7 @@ cdef enum:
     BATCH = 256       # entries evicted at a time
     AGES = 8          # steps of age inside one call
     INTERNED = 4096
+    PROBES = 4        # `router.index.table.ROUND`
 
 cdef struct Worker:
     uint64_t *keys      # blocks it was given, without order; some may be gone, and only then some twice
@@ -44,6 +47,7 @@ cdef struct Worker:
     size_t room
     size_t gone         # how many of `keys` it has lost since they were cleaned
     size_t counts[PLANES]
+    uint64_t changes    # of what it has by events, and of the order of `keys`; what was evicted is no change
 
 cdef struct Memo:       # what one call has learned: this set becomes that one
     uint32_t origin
@@ -55,6 +59,8 @@ cdef struct Memo:       # what one call has learned: this set becomes that one
 cdef object _overlap_new = tuple.__new__
 cdef object _Overlap = Overlap
 cdef list _interned = [None] * INTERNED
+if ROUND != PROBES:
+    raise ImportError("the index was compiled with another router.index.table than the one here")
 
 
 cdef object _overlap(uint32_t device, uint32_t host, uint32_t disk):
@@ -67,6 +73,32 @@ cdef object _overlap(uint32_t device, uint32_t host, uint32_t disk):
             _interned[device] = found
         return found
     return _overlap_new(_Overlap, (device, host - device, disk - host))
+
+
+cdef class _Seen:
+    """Blocks that went by."""
+    cdef Shard shards[SHARDS]
+
+    def __cinit__(self):
+        cdef int i
+        for i in range(SHARDS):
+            self.shards[i].slots = <Slot *>calloc(LEAST, sizeof(Slot))
+            self.shards[i].mask = LEAST - 1
+            if self.shards[i].slots == NULL:
+                raise MemoryError
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(SHARDS):
+            free(self.shards[i].slots)
+
+    cdef bint add(self, uint64_t key) except -1:
+        """False if it was there."""
+        cdef Slot *found = find(self.shards, key)
+        if found.holders:
+            return False
+        find_room(self.shards, key).holders = 1
+        return True
 
 
 cdef class CompiledPrefixIndex:
@@ -167,6 +199,7 @@ cdef class CompiledPrefixIndex:
         cdef int plane
         cdef uint64_t *keys
         cdef Slot *found
+        cdef uint64_t changes = record.changes + 1
         self._forget()
         for start in range(0, record.size, STEP):
             n = min(<size_t>STEP, record.size - start)
@@ -182,6 +215,7 @@ cdef class CompiledPrefixIndex:
             self.entries[plane] -= record.counts[plane]
         free(record.keys)
         memset(record, 0, sizeof(Worker))
+        record.changes = changes
         self.holders.sweep()
 
     cdef int _add(self, uint32_t slot, int plane, Chain chain) except -1:
@@ -191,7 +225,6 @@ cdef class CompiledPrefixIndex:
         cdef int i, count
         cdef Memo *memo
         cdef Slot *found
-        cdef Shard *shard
         cdef uint32_t origin
         for start in range(0, n, STEP):
             count = <int>min(<Py_ssize_t>STEP, n - start)
@@ -206,16 +239,12 @@ cdef class CompiledPrefixIndex:
                     if not memo.before:
                         self._note(record, slot, keys[i])
                     if origin == 0:
-                        shard = &self.shards[mixed_key(keys[i]) >> 56]
-                        if (shard.count + 1) * 5 > (shard.mask + 1) * 4:
-                            resize(shard, (shard.mask + 1) * 2)
-                            found = find(self.shards, keys[i])
-                        shard.count += 1
-                        found.key = keys[i]
+                        found = find_room(self.shards, keys[i])
                     self.holders.refs[memo.result] += 1
                     found.holders = memo.result
                     self.holders.release(origin)
                     record.counts[plane] += 1
+                    record.changes += plane != GUESSED
                     self.entries[plane] += 1
                 found.used = self.clock - <uint32_t>((start + i) * AGES // n)
             self.holders.sweep()
@@ -245,6 +274,7 @@ cdef class CompiledPrefixIndex:
                 memo = self._changed(found.holders, plane, slot, False)
                 if memo.result != found.holders:
                     record.counts[plane] -= 1
+                    record.changes += plane != GUESSED
                     self.entries[plane] -= 1
                     if not memo.after:
                         record.gone += 1
@@ -256,19 +286,31 @@ cdef class CompiledPrefixIndex:
 
     def match(self, blocks):
         cdef Chain chain = Chain(blocks)
-        cdef Holders holders = self.holders
+        cdef uint32_t at[PROBES + 1]
+        cdef uint32_t sets[PROBES + 1]
+        cdef int i, count
+        if chain.n == 0:
+            return {}
+        count = <int>min(<Py_ssize_t>PROBES, chain.n - 1)
+        at[0] = 0
+        for i in range(count):
+            at[i + 1] = <uint32_t>((i + 1) * (chain.n - 1) // count)
+        self._probe(chain, at, count + 1, sets)
+        if not self._begin(sets[0]):
+            return {}
+        for i in range(count):
+            if not self._narrow(chain, at[i], at[i + 1], sets[i + 1]):
+                break
+        return self._answer(<uint32_t>chain.n)
+
+    def match_exact(self, blocks):
+        cdef Chain chain = Chain(blocks)
         cdef uint64_t keys[STEP]
         cdef Py_ssize_t start = 0, n = chain.n
-        cdef int i, count = 8, tier
-        cdef uint32_t words = holders.words, which = 0, at, x, slot
-        cdef uint64_t held, gone, left = 1
-        cdef uint64_t *bits
-        cdef uint64_t *alive = self.alive
-        cdef uint32_t *reach = self.reach
-        cdef uint32_t stride = 64 * words
+        cdef int i, count = 8
+        cdef uint32_t which = 0, at
         cdef Slot *found
-        cdef bint stamp = self.max_entries != 0
-        cdef dict result = {}
+        cdef bint stamp = self.max_entries != 0, left = True
         while start < n and left:
             if count > n - start:
                 count = <int>(n - start)
@@ -277,48 +319,21 @@ cdef class CompiledPrefixIndex:
             for i in range(count):
                 found = find(self.shards, keys[i])
                 at = <uint32_t>(start + i)
-                if found.holders != which or at == 0:
+                if at == 0:
                     which = found.holders
-                    if at == 0 and which == 0:
-                        return result
-                    bits = holders.bits + <size_t>which * holders.row
-                    left = 0
-                    for x in range(words):
-                        held = bits[x] | bits[GUESSED * words + x]
-                        if at == 0:
-                            alive[x] = alive[words + x] = alive[2 * words + x] = ~<uint64_t>0
-                            alive[3 * words + x] = held | bits[words + x] | bits[2 * words + x]
-                        for tier in range(3):
-                            if tier:
-                                held |= bits[tier * words + x]
-                            gone = alive[tier * words + x] & ~held
-                            alive[tier * words + x] ^= gone
-                            gone &= alive[3 * words + x]
-                            while gone:
-                                reach[tier * stride + 64 * x + hr_lowest(gone)] = at
-                                gone &= gone - 1
-                        left |= alive[2 * words + x]
-                    if left == 0:
+                    if not self._begin(which):
+                        return {}
+                elif found.holders != which:
+                    which = found.holders
+                    left = self._drop(which, at)
+                    if not left:
                         break
                 if stamp:
                     found.used = self.clock - <uint32_t>(at * AGES // n)
             start += count
             count = min(<int>STEP, count * 4)
-        if n == 0:
-            return result
         self.clock += AGES
-        for x in range(words):
-            for tier in range(3):
-                gone = alive[tier * words + x]
-                while gone:
-                    reach[tier * stride + 64 * x + hr_lowest(gone)] = <uint32_t>n
-                    gone &= gone - 1
-            gone = alive[3 * words + x]
-            while gone:
-                slot = 64 * x + hr_lowest(gone)
-                gone &= gone - 1
-                result[self.names[slot]] = _overlap(reach[slot], reach[stride + slot], reach[2 * stride + slot])
-        return result
+        return self._answer(<uint32_t>n) if n else {}
 
     def match_worker(self, str worker not None, blocks):
         cdef uint32_t slot = self._slot(worker)
@@ -374,6 +389,21 @@ cdef class CompiledPrefixIndex:
         assert at == n * 8
         return result
 
+    def iter_blocks(self, str worker not None, tier, Py_ssize_t size):
+        cdef uint32_t slot = self._slot(worker)
+        cdef int plane = plane_of(tier)
+        cdef Worker *record = &self.workers_at[slot]
+        cdef uint64_t changes = record.changes
+        cdef size_t start = 0, end = record.size  # beyond that is what was assumed since
+        cdef _Seen seen = _Seen() if record.gone else None
+        if size < 1:
+            raise ValueError(f"parts of {size} blocks")
+        while start < end:
+            if self.workers_at[slot].changes != changes:  # not `record`: where the workers are may change
+                raise RuntimeError(f"the blocks of worker {worker!r} changed while they were read")
+            yield self._part(slot, plane, start, min(<size_t>size, end - start), seen)
+            start += size
+
     def count(self, str worker not None):
         cdef Worker *record = &self.workers_at[self._slot(worker)]
         return record.counts[0] + record.counts[1] + record.counts[2]
@@ -396,6 +426,132 @@ cdef class CompiledPrefixIndex:
         return total
 
     # -- parts
+
+    cdef int _begin(self, uint32_t which) noexcept:
+        """A match begins with the holders of its first block. 0 if there are none."""
+        cdef Holders holders = self.holders
+        cdef uint32_t words = holders.words, x
+        cdef int tier
+        cdef uint64_t *bits = holders.bits + <size_t>which * holders.row
+        cdef uint64_t held
+        if which == 0:
+            return 0
+        for x in range(words):
+            held = bits[x] | bits[words + x] | bits[2 * words + x] | bits[3 * words + x]
+            for tier in range(4):
+                self.alive[tier * words + x] = held
+        self._drop(which, 0)
+        return 1
+
+    cdef bint _drops(self, uint32_t which) noexcept:
+        """Whether somebody is still in who is not in this set."""
+        cdef Holders holders = self.holders
+        cdef uint32_t words = holders.words, x
+        cdef uint64_t *bits = holders.bits + <size_t>which * holders.row
+        cdef uint64_t *alive = self.alive
+        cdef uint64_t held
+        for x in range(words):
+            held = bits[x] | bits[GUESSED * words + x]
+            if alive[x] & ~held:
+                return True
+            held |= bits[words + x]
+            if alive[words + x] & ~held:
+                return True
+            if alive[2 * words + x] & ~(held | bits[2 * words + x]):
+                return True
+        return False
+
+    cdef bint _drop(self, uint32_t which, uint32_t at) noexcept:
+        """Block `at` has these holders: how far the others got is known now. False if nobody is left."""
+        cdef Holders holders = self.holders
+        cdef uint32_t words = holders.words, x
+        cdef uint32_t *reach
+        cdef uint64_t *bits = holders.bits + <size_t>which * holders.row
+        cdef uint64_t *alive = self.alive
+        cdef uint64_t held, gone, left = 0
+        cdef int tier
+        for x in range(words):
+            held = bits[x] | bits[GUESSED * words + x]
+            for tier in range(3):
+                if tier:
+                    held |= bits[tier * words + x]
+                gone = alive[tier * words + x] & ~held
+                alive[tier * words + x] ^= gone
+                reach = self.reach + 64 * (tier * words + x)
+                while gone:
+                    reach[hr_lowest(gone)] = at
+                    gone &= gone - 1
+            left |= alive[2 * words + x]
+        return left != 0
+
+    cdef int _probe(self, Chain chain, uint32_t *at, int count, uint32_t *sets) except -1:
+        """The holders of some blocks."""
+        cdef uint64_t keys[PROBES + 1]
+        cdef int i
+        chain.pick(at, count, keys)
+        prefetch(self.shards, keys, count)
+        for i in range(count):
+            sets[i] = find(self.shards, keys[i]).holders
+        return 0
+
+    cdef int _narrow(self, Chain chain, uint32_t low, uint32_t high, uint32_t which) except -1:
+        """Who drops out after block `low`, which all have that are still in, up to `high`, whose holders are `which`. 0 if
+        nobody is left."""
+        cdef uint32_t at[PROBES]
+        cdef uint32_t sets[PROBES]
+        cdef uint64_t gap = high - low
+        cdef int i, count
+        if not self._drops(which):
+            return 1
+        if gap == 1:
+            return self._drop(which, high)
+        count = <int>min(<uint64_t>PROBES, gap - 1)
+        for i in range(count):
+            at[i] = low + <uint32_t>((i + 1) * gap // (count + 1))
+        self._probe(chain, at, count, sets)
+        for i in range(count):
+            if not self._narrow(chain, low, at[i], sets[i]):
+                return 0
+            low = at[i]
+        return self._narrow(chain, low, high, which)
+
+    cdef dict _answer(self, uint32_t n):
+        """How far everybody got that had the first block; whoever is still in, to the end."""
+        cdef uint32_t words = self.holders.words, x, slot
+        cdef uint32_t stride = 64 * words
+        cdef uint32_t *reach = self.reach
+        cdef uint64_t left
+        cdef dict result = {}
+        cdef int tier
+        for tier in range(3):
+            for x in range(words):
+                left = self.alive[tier * words + x]
+                while left:
+                    reach[tier * stride + 64 * x + hr_lowest(left)] = n
+                    left &= left - 1
+        for x in range(words):
+            left = self.alive[3 * words + x]
+            while left:
+                slot = 64 * x + hr_lowest(left)
+                left &= left - 1
+                result[self.names[slot]] = _overlap(reach[slot], reach[stride + slot], reach[2 * stride + slot])
+        return result
+
+    cdef bytes _part(self, uint32_t slot, int plane, size_t start, size_t n, _Seen seen):
+        """Of its keys from `start` on, those that it has in this tier and that were not seen."""
+        cdef uint64_t *keys = self.workers_at[slot].keys
+        cdef bytearray result = bytearray(n * 8)
+        cdef unsigned char *out = <unsigned char *>PyByteArray_AS_STRING(result)
+        cdef size_t i, at = 0
+        cdef int byte
+        for i in range(start, start + n):
+            if (i - start) % STEP == 0:
+                prefetch(self.shards, keys + i, <int>min(<size_t>STEP, start + n - i))
+            if self.holders.has(find(self.shards, keys[i]).holders, plane, slot) and (seen is None or seen.add(keys[i])):
+                for byte in range(8):
+                    out[at + byte] = (keys[i] >> (8 * byte)) & 0xFF
+                at += 8
+        return PyBytes_FromStringAndSize(<char *>out, at)
 
     cdef uint32_t _slot(self, str worker) except? 0xFFFFFFFF:
         slot = self.slots.get(worker)
@@ -479,6 +635,7 @@ cdef class CompiledPrefixIndex:
                 find(self.shards, record.keys[i]).holders &= ~mark
         record.size = kept
         record.gone = 0
+        record.changes += 1
         return 0
 
     cdef int _make_room(self) except -1:

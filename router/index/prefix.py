@@ -3,8 +3,8 @@
 One dict per plane (tier or assumption) maps a block to the set of its workers, an int with a bit for each; beside it stands one
 set of blocks per worker and plane, so that what concerns one worker costs as much as it has blocks.
 
-A match walks the chain once and notes at which block each worker drops out.  It is exact: bisecting would look at fewer blocks,
-but answers wrongly for a worker that has lost one in the middle, and such a mistake costs a prefill.
+An exact match walks the chain once and notes at which block each worker drops out.  A galloping one looks at a few blocks all
+over the chain, then between two of them at a few more if somebody dropped out there, until it has both sides of every end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import islice, repeat
 from operator import or_
 
 from router.errors import UnknownWorker
-from router.index.table import ASSUMED, PLANES, OnEvict, plane_of
+from router.index.table import ASSUMED, PLANES, ROUND, OnEvict, plane_of
 from router.index.types import NO_OVERLAP, Overlap, Tier
 
 _EVENTS = range(ASSUMED)
@@ -39,6 +39,7 @@ class PurePrefixIndex:
         self._names: list[str | None] = []
         self._tables: list[dict[int, int]] = [{} for _ in range(PLANES)]
         self._held: list[list[set[int]]] = []  # per slot and plane
+        self._changes: list[int] = []  # per slot, of what it has by events
         self._entries = [0] * PLANES
         self._used: dict[int, None] = {}  # blocks, longest unused first; only kept where there is a limit
 
@@ -51,6 +52,7 @@ class PurePrefixIndex:
         if slot == len(self._names):
             self._names.append(None)
             self._held.append([set() for _ in range(PLANES)])
+            self._changes.append(0)
         self._names[slot] = worker
         self._slots[worker] = slot
 
@@ -93,6 +95,7 @@ class PurePrefixIndex:
             before = len(held)
             held.update(fresh)
             self._entries[plane] += len(held) - before
+            self._changes[slot] += plane != ASSUMED and len(held) != before
             if self.max_entries:
                 self._touch(part)
                 self._make_room()
@@ -102,6 +105,7 @@ class PurePrefixIndex:
         gone = held.intersection(blocks)
         held -= gone
         self._entries[plane] -= len(gone)
+        self._changes[slot] += plane != ASSUMED and bool(gone)
         for block in gone:
             left = table[block] & others
             if left:
@@ -116,23 +120,30 @@ class PurePrefixIndex:
     def match(self, chain: Sequence[int]) -> dict[str, Overlap]:
         if not len(chain):
             return {}
+        names = self._names
+        if not self._tables[1] and not self._tables[2]:
+            found = {}
+            for at, gone in self._ends(chain):
+                overlap = Overlap(at)
+                for slot in _bits(gone):
+                    if (name := names[slot]) is not None:
+                        found[name] = overlap
+            return found
+        reach = {bit: at for at, gone in self._ends(chain) for bit in _bits(gone)}
+        return self._named(*({slot: reach.get(tier * len(names) + slot, 0) for slot in range(len(names))} for tier in range(3)))
+
+    def match_exact(self, chain: Sequence[int]) -> dict[str, Overlap]:
+        if not len(chain):
+            return {}
         device, host, disk, assumed = self._tables
         reach = {slot: at for at, gone in self._drop_outs((device, assumed), chain) for slot in _bits(gone)}
-        if not host and not disk:
-            found = {slot: Overlap(blocks) for slot, blocks in reach.items()}
-            furthest = max(reach.values(), default=0)
-        else:
+        with_disk = with_host = reach
+        if host or disk:
             with_host = {slot: at for at, gone in self._drop_outs((device, assumed, host), chain) for slot in _bits(gone)}
             with_disk = {slot: at for at, gone in self._drop_outs((device, assumed, host, disk), chain) for slot in _bits(gone)}
-            furthest = max(with_disk.values(), default=0)
-            found = {}
-            for slot, blocks in with_disk.items():
-                first, second = reach.get(slot, 0), with_host.get(slot, 0)
-                found[slot] = Overlap(first, second - first, blocks - second)
         if self.max_entries:
-            self._touch(chain[:furthest])
-        names = self._names
-        return {name: overlap for slot, overlap in found.items() if (name := names[slot]) is not None}
+            self._touch(chain[: max(with_disk.values(), default=0)])
+        return self._named(reach, with_host, with_disk)
 
     def match_worker(self, worker: str, chain: Sequence[int]) -> Overlap:
         device, host, disk, assumed = self._held[self._slot(worker)]
@@ -159,12 +170,16 @@ class PurePrefixIndex:
         return values.tobytes()
 
     def iter_blocks(self, worker: str, tier: Tier, size: int) -> Iterator[bytes]:
-        """`blocks` in parts of `size`. Raises RuntimeError from the next part on when the worker's blocks changed meanwhile."""
-        held = iter(self._held[self._slot(worker)][plane_of(tier)])
+        slot, plane = self._slot(worker), plane_of(tier)
+        if size < 1:
+            raise ValueError(f"parts of {size} blocks")
+        changes, held = self._changes[slot], iter(self._held[slot][plane])  # what was evicted shows in the set
         while values := array("Q", islice(held, size)):
             if sys.byteorder == "big":
                 values.byteswap()
             yield values.tobytes()
+            if self._changes[slot] != changes:
+                raise RuntimeError(f"the blocks of worker {worker!r} changed while they were read")
 
     def count(self, worker: str) -> int:
         held = self._held[self._slot(worker)]
@@ -191,6 +206,58 @@ class PurePrefixIndex:
         if slot is None:
             raise UnknownWorker(f"the index has no worker {worker!r}")
         return slot
+
+    def _named(self, device: dict[int, int], host: dict[int, int], disk: dict[int, int]) -> dict[str, Overlap]:
+        """From how far the tiers reach together."""
+        found = {}
+        for slot, blocks in disk.items():
+            name = self._names[slot]
+            if blocks and name is not None:
+                first, second = device.get(slot, 0), host.get(slot, 0)
+                found[name] = Overlap(first, second - first, blocks - second)
+        return found
+
+    def _ends(self, chain: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """(block, who has the one before it and not it), in order, looking at no more blocks than that takes; a mask for each
+        reach: device, with host, with disk, one above the other; the lowest alone if there are no such blocks."""
+        ((low, left),) = self._holders(chain, [0])
+        if not left:
+            return
+        last = len(chain) - 1
+        count = min(ROUND, last)
+        # blocks that were looked at and come next, the nearest at the end, each with its holders
+        ahead = self._holders(chain, [step * last // count for step in range(count, 0, -1)])
+        while ahead:
+            at, holders = ahead.pop()
+            gone = left & ~holders
+            if gone:
+                gap = at - low
+                if gap > 1:
+                    ahead.append((at, holders))
+                    count = min(gap, ROUND + 1)
+                    ahead += self._holders(chain, [low + step * gap // count for step in range(count - 1, 0, -1)])
+                    continue
+                yield at, gone
+                left &= holders
+                if not left:
+                    return
+            low = at
+        yield len(chain), left
+
+    def _holders(self, chain: Sequence[int], at: list[int]) -> list[tuple[int, int]]:
+        """(block, its holders) of some blocks, as `_ends` has them."""
+        device, host, disk, assumed = self._tables
+        if not host and not disk:
+            if not assumed:
+                return [(i, device.get(chain[i], 0)) for i in at]
+            return [(i, device.get(block := chain[i], 0) | assumed.get(block, 0)) for i in at]
+        width, found = len(self._names), []
+        for i in at:
+            block = chain[i]
+            first = device.get(block, 0) | assumed.get(block, 0)
+            second = first | host.get(block, 0)
+            found.append((i, first | second << width | (second | disk.get(block, 0)) << 2 * width))
+        return found
 
     def _drop_outs(self, tables: Sequence[dict[int, int]], chain: Sequence[int]) -> Iterator[tuple[int, int]]:
         """(block, workers whose prefix ends before it), in order; only for workers that hold the first one."""

@@ -6,15 +6,16 @@ match, and for nothing else: `blocks`, `count` and `len` speak of what events sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from router.index.types import PrefixIndex, Tier
+from router.index.types import Overlap, PrefixIndex, Tier
 
 OnEvict = Callable[[list[int]], None]
 
 PLANES: Final = 4  # the tiers in their order, then the assumed blocks
 ASSUMED: Final = 3
+ROUND: Final = 4  # blocks that a galloping match looks at before it decides where to look on
 PLANE_OF: Final[dict[str, int]] = {"device": 0, "host": 1, "disk": 2}
 
 
@@ -39,6 +40,10 @@ class BlockTable(PrefixIndex, Protocol):
     @property
     def nbytes(self) -> int:
         """Memory that the tables take, without what the interpreter needs for itself. The pure one estimates."""
+
+    def match_exact(self, chain: Sequence[int]) -> Mapping[str, Overlap]:
+        """`match` with every block looked at, as far as anybody has them. Counts as use of these blocks where there is a limit,
+        as `match_worker` does and `match` does not: half a chain that was used would be the next to go."""
 
     def assume(self, worker: str, blocks: Sequence[int]) -> None:
         """Raises UnknownWorker."""

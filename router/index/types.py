@@ -5,7 +5,7 @@ All block names are chain values (`broker.blocks`), u64; a *chain* is the list o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 Tier = Literal["device", "host", "disk"]
@@ -49,13 +49,23 @@ class PrefixIndex(Protocol):
         """It holds nothing any more. Raises UnknownWorker."""
 
     def match(self, chain: Sequence[int]) -> Mapping[str, Overlap]:
-        """The workers that have at least the first block in some tier."""
+        """The workers that have at least the first block in some tier.
+
+        May gallop: where a worker has two blocks of the chain it is trusted to have those between, for it cannot have computed
+        the later one without them. Both sides of each end it reports were looked at: the worker has the last block and not the
+        next. So for a worker that has lost a block in the middle and kept later ones the answer may be too long, never too
+        short; `match_worker` tells.
+        """
 
     def match_worker(self, worker: str, chain: Sequence[int]) -> Overlap:
         """The same for one worker, every block looked at. Raises UnknownWorker."""
 
     def blocks(self, worker: str, tier: Tier) -> bytes:
         """All its blocks of a tier as u64 little endian, in no order. Raises UnknownWorker."""
+
+    def iter_blocks(self, worker: str, tier: Tier, size: int) -> Iterator[bytes]:
+        """`blocks` in parts of at most `size`, some perhaps empty, each taken when it is asked for. Raises RuntimeError for the
+        next part when events changed its blocks meanwhile; ValueError for a size below 1; UnknownWorker."""
 
     def count(self, worker: str) -> int:
         """Entries (block, tier) of a worker. Raises UnknownWorker."""

@@ -179,7 +179,7 @@ class WaitingChains:
     def _refresh(self, run: _Run) -> None:
         reach = run.reach
         if run.unknown or run.odd:
-            now = self._index.match(run.blocks)
+            now = self._index.match_exact(run.blocks)
             run.log.extend(worker for worker in now.keys() | reach.keys() if now.get(worker) != reach.get(worker))
             run.reach = reach = dict(now)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router.index.table import ASSUMED, PLANE_OF, BlockTable
 from router.index.types import Overlap, Tier
@@ -43,7 +43,7 @@ class ModelIndex:
 
     def match_worker(self, worker: str, chain: Sequence[int]) -> Overlap:
         reach = []
-        for planes in ((0, ASSUMED), (0, ASSUMED, 1), (0, ASSUMED, 1, 2)):
+        for planes in REACHES:
             n = 0
             while n < len(chain) and any((worker, plane, chain[n]) in self.entries for plane in planes):
                 n += 1
@@ -56,6 +56,24 @@ class ModelIndex:
 
     def blocks(self, worker: str, tier: Tier) -> list[int]:
         return sorted(block for name, plane, block in self.entries if (name, plane) == (worker, PLANE_OF[tier]))
+
+
+REACHES = ((0, ASSUMED), (0, ASSUMED, 1), (0, ASSUMED, 1, 2))  # planes that count for device, with host, with disk
+
+
+def reaches(overlap: Overlap) -> tuple[int, int, int]:
+    return (overlap.device, overlap.device + overlap.host, overlap.blocks)
+
+
+def check_ends(found: Mapping[str, Overlap], model: ModelIndex, chain: Sequence[int]) -> None:
+    """What `match` promises even for workers with holes: never too short, and both sides of each end are true."""
+    exact = model.match(chain)
+    assert found.keys() == exact.keys()
+    for worker, overlap in found.items():
+        for planes, end, least in zip(REACHES, reaches(overlap), reaches(exact[worker]), strict=True):
+            assert end >= least
+            assert end == 0 or any((worker, plane, chain[end - 1]) in model.entries for plane in planes)
+            assert end == len(chain) or not any((worker, plane, chain[end]) in model.entries for plane in planes)
 
 
 def dumped(index: BlockTable, worker: str, tier: Tier) -> list[int]:

@@ -23,7 +23,7 @@ def test_it_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(sys, "argv", [*SMALL, "--memory", ""])
     prefix_index.main()
     printed = capsys.readouterr().out
-    for figure in ("store", "lookup, hit all", "lookup, hit half", "lookup, miss", "tier move", "remove", "drop a worker"):
+    for figure in ("store", "lookup, hit all", "lookup, miss", "exact lookup, miss", "tier move", "remove", "drop a worker"):
         assert f"| {figure}" in printed
     if not prefix_index.importlib.util.find_spec("dynamo"):
         assert prefix_index.NOT_INSTALLED in printed

@@ -211,9 +211,9 @@ def test_overlaps_after_a_long_history(seed: int) -> None:
             view.apply(worker, removed={tier: blocks[-5:]}, stored={}, now_s=0)
             index.remove(worker, tier, blocks[-5:])
         for request_id in rng.sample(sorted(chains), min(3, len(chains))):
-            assert view.overlaps(request_id) == index.match(chains[request_id]), turn
+            assert view.overlaps(request_id) == index.match_exact(chains[request_id]), turn
     for request_id, chain in chains.items():
-        assert view.overlaps(request_id) == index.match(chain)
+        assert view.overlaps(request_id) == index.match_exact(chain)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -239,9 +239,9 @@ def test_chains_that_no_hash_could_make(chains: list[list[int]], steps: list[Any
             view.apply(worker, removed={"device": blocks}, stored={}, now_s=0)
             index.remove(worker, "device", blocks)
         if asked < len(chains):
-            assert view.overlaps(str(asked)) == index.match(chains[asked])
+            assert view.overlaps(str(asked)) == index.match_exact(chains[asked])
     for number, chain in enumerate(chains):
-        assert view.overlaps(str(number)) == index.match(chain)
+        assert view.overlaps(str(number)) == index.match_exact(chain)
         view.untrack(str(number))
     assert view.watched_blocks == 0
 
@@ -259,10 +259,10 @@ def test_eviction_reaches_the_overlaps(name: str) -> None:
         for asked in rng.sample(sorted(chains), 5):
             known = chains[asked] if asked in view._chains._requests else []
             if known:
-                assert view.overlaps(asked) == view.index.match(known)
+                assert view.overlaps(asked) == view.index.match_exact(known)
     assert len(told) == view.index.evicted > 0
     for request_id, chain in chains.items():
-        assert view.overlaps(request_id) == view.index.match(chain)
+        assert view.overlaps(request_id) == view.index.match_exact(chain)
 
 
 # -- predictions --------------------------------------------------------------------------------------------------------
