@@ -6,13 +6,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from broker.messages import Candidate, Explanation
 from router.index.types import NO_OVERLAP, Overlap
 from router.placement.cost import Workers
 from router.placement.eligibility import why_not
 from router.placement.load import LoadTable
-from router.placement.types import Waiting
-from router.placement.window import Floats
+from router.placement.policies import costs
+from router.placement.types import Placement, Shed, Waiting
+from router.placement.window import Floats, Row, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,47 @@ class Memory:
         while len(self._decisions) > self._most:
             self._decisions.popitem(last=False)
 
+    def placed(self, placement: Placement, seen: Seen, now_s: float) -> None:
+        self.add(
+            Remembered(
+                id=placement.request.id,
+                state="placed",
+                reason=placement.reason,
+                worker=placement.worker,
+                at_s=now_s,
+                waited_s=placement.waited_s,
+                predicted_ttft_s=placement.predicted_ttft_s,
+                seen=seen,
+            )
+        )
+
+    def shed(self, shed: Shed, now_s: float) -> None:
+        waited_s = max(now_s - shed.request.arrived_s, 0.0)
+        self.add(Remembered(id=shed.request.id, state="refused", reason=shed.code, at_s=now_s, waited_s=waited_s))
+
     def get(self, request_id: str) -> Remembered | None:
         return self._decisions.get(request_id)
+
+
+def see(row: Row, window: Window, loads: LoadTable, workers: Workers) -> Seen:
+    """The moment as it is for this request."""
+    cost: Floats = np.zeros(0)
+    if len(loads):
+        cost = costs(window, np.array([row.number]), workers, 0.0).cost[0]
+    return Seen(
+        names=tuple(load.info.worker for load in loads),
+        reasons=reasons(row.request, loads),
+        overlaps=row.overlaps,
+        uncached=window.uncached[row.number].copy(),
+        cost=cost,
+        workers=workers,
+    )
+
+
+def waiting(row: Row, seen: Seen, now_s: float) -> Remembered:
+    """How things stand for one that waits, told like a decision."""
+    waited_s = max(now_s - row.request.arrived_s, 0.0)
+    return Remembered(id=row.request.id, state="waiting", reason="", at_s=now_s, waited_s=waited_s, seen=seen)
 
 
 def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:

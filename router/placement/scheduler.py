@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from broker.messages import Explanation, JobEvent, LoadReport
 from router.index.types import NO_OVERLAP, CacheView, Overlap
 from router.placement.calibration import Calibration
 from router.placement.cost import RecentWork, Workers, has_room, look, lookahead_tokens
-from router.placement.explain import Memory, Remembered, Seen, explanation, reasons
+from router.placement.explain import Memory, explanation, see, waiting
 from router.placement.fairness import FairQueue
 from router.placement.limits import Limits, PoolSpeed
 from router.placement.load import LoadTable, WorkerLoad
@@ -159,7 +158,7 @@ class Scheduler:
         )
         if shed is not None and not (shed.code == "tenant_limit" and not self._crowded(request.tenant)):
             self._forget(request.id)
-            self._remember_shed(shed, now_s)
+            self._memory.shed(shed, now_s)
             return shed
         self._queue.add(request, tokens=uncached)
         if row.nobody_since_s is not None:
@@ -274,7 +273,7 @@ class Scheduler:
             waited_s=waited_s,
             reason=self._reason(row, load, overlap, pick),
         )
-        self._remember(placement, row, workers, now_s)
+        self._memory.placed(placement, see(row, self._window, self._loads, workers), now_s)
         self._queue.place(request.id, uncached=uncached)
         self._forget(request.id)
         blocks = len(request.chain) - overlap.blocks
@@ -329,7 +328,7 @@ class Scheduler:
                 decisions.append(_nobody(row.request, now_s - row.nobody_since_s))
         for shed in decisions:
             if isinstance(shed, Shed):
-                self._remember_shed(shed, now_s)
+                self._memory.shed(shed, now_s)
         return decisions
 
     def next_wake_s(self, now_s: float) -> float | None:
@@ -359,49 +358,13 @@ class Scheduler:
     def explain(self, request_id: str, now_s: float) -> Explanation | None:
         """A decision that is remembered, or how things stand for one that waits. `at` is on this scheduler's clock."""
         row = self._window.rows.get(request_id)
-        if row is not None:
+        if row is None:
+            found = self._memory.get(request_id)
+        else:
             self._refresh()
             workers = look(self._loads, self.settings, self._recent, now_s)
-            waited_s = max(now_s - row.request.arrived_s, 0.0)
-            seen = self._seen(row, workers)
-            found = Remembered(id=request_id, state="waiting", reason="", at_s=now_s, waited_s=waited_s, seen=seen)
-        else:
-            remembered = self._memory.get(request_id)
-            if remembered is None:
-                return None
-            found = remembered
-        return explanation(found, router=self.name, policy=self.settings.policy)
-
-    def _seen(self, row: Row, workers: Workers) -> Seen:
-        cost: Any = np.zeros(0)
-        if len(self._loads):
-            cost = costs(self._window, np.array([row.number]), workers, 0.0).cost[0]
-        return Seen(
-            names=tuple(load.info.worker for load in self._loads),
-            reasons=reasons(row.request, self._loads),
-            overlaps=row.overlaps,
-            uncached=self._window.uncached[row.number].copy(),
-            cost=cost,
-            workers=workers,
-        )
-
-    def _remember(self, placement: Placement, row: Row, workers: Workers, now_s: float) -> None:
-        self._memory.add(
-            Remembered(
-                id=placement.request.id,
-                state="placed",
-                reason=placement.reason,
-                worker=placement.worker,
-                at_s=now_s,
-                waited_s=placement.waited_s,
-                predicted_ttft_s=placement.predicted_ttft_s,
-                seen=self._seen(row, workers),
-            )
-        )
-
-    def _remember_shed(self, shed: Shed, now_s: float) -> None:
-        waited_s = max(now_s - shed.request.arrived_s, 0.0)
-        self._memory.add(Remembered(id=shed.request.id, state="refused", reason=shed.code, at_s=now_s, waited_s=waited_s))
+            found = waiting(row, see(row, self._window, self._loads, workers), now_s)
+        return None if found is None else explanation(found, router=self.name, policy=self.settings.policy)
 
 
 def _nobody(request: Waiting, waited_s: float) -> Shed:

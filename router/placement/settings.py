@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from router.errors import SettingsInvalid
 from router.index.types import TIERS, Tier
 from router.placement.calibration import CalibrationSettings
-from router.placement.fairness import FairnessSettings
+from router.placement.fair_settings import FairnessSettings
 from router.placement.limits import LimitSettings
 
 PolicyName = Literal["kv", "least-loaded", "round-robin", "random", "power-of-two", "direct"]

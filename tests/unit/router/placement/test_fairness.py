@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from router.errors import SettingsInvalid
 from router.placement.due import DueHeap
-from router.placement.fairness import FairClass, FairnessSettings, FairQueue
+from router.placement.fair_settings import FairClass, FairnessSettings
+from router.placement.fairness import FairQueue
 from router.placement.types import Waiting
 
 _numbers = itertools.count()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import SettingsInvalid
-from router.placement.fairness import FairnessSettings, FairQueue
+from router.placement.fair_settings import FairnessSettings
+from router.placement.fairness import FairQueue
 from router.placement.limits import Limits, LimitSettings, PoolSpeed
 from router.placement.types import Shed, Waiting
 

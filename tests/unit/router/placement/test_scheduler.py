@@ -8,7 +8,7 @@ import pytest
 
 from broker.codec import pack_u64
 from router.errors import SettingsInvalid
-from router.placement.fairness import FairnessSettings
+from router.placement.fair_settings import FairnessSettings
 from router.placement.settings import SchedulerSettings
 from router.placement.types import Placement, Shed
 from tests.unit.router.placement.pool import BLOCK, Pool, chain
