@@ -6,14 +6,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from broker.messages import Candidate, Explanation
 from router.index.types import NO_OVERLAP, Overlap
 from router.placement.cost import Workers
 from router.placement.eligibility import why_not
 from router.placement.load import LoadTable
-from router.placement.policies import costs
 from router.placement.types import Placement, Shed, Waiting
 from router.placement.window import Floats, Row, Window
 
@@ -26,15 +23,16 @@ class Seen:
     reasons: tuple[str, ...]  # why a worker may not take it
     overlaps: Mapping[str, Overlap]
     uncached: Floats
-    cost: Floats
+    work: Floats
     workers: Workers
 
     def candidates(self) -> list[Candidate]:
         """Per worker, cheapest first."""
         found = []
+        workers = self.workers
+        cost = workers.wait_s + self.work * workers.token_s + workers.step_s
         for column, (name, reason) in enumerate(zip(self.names, self.reasons, strict=True)):
             overlap = self.overlaps.get(name, NO_OVERLAP)
-            workers = self.workers
             found.append(
                 Candidate(
                     worker=name,
@@ -45,7 +43,7 @@ class Seen:
                     pending=int(workers.pending[column]),
                     running=workers.running[column],
                     wait_s=round(float(workers.wait_s[column]), 6),
-                    cost_s=round(float(self.cost[column]), 6),
+                    cost_s=round(float(cost[column]), 6),
                     room=bool(workers.room[column]),
                     why_not=reason,
                 )
@@ -104,15 +102,12 @@ class Memory:
 
 def see(row: Row, window: Window, loads: LoadTable, workers: Workers) -> Seen:
     """The moment as it is for this request."""
-    cost: Floats = np.zeros(0)
-    if len(loads):
-        cost = costs(window, np.array([row.number]), workers, 0.0).cost[0]
     return Seen(
         names=tuple(load.info.worker for load in loads),
         reasons=reasons(row.request, loads),
         overlaps=row.overlaps,
         uncached=window.uncached[row.number].copy(),
-        cost=cost,
+        work=window.work[row.number].copy(),
         workers=workers,
     )
 
