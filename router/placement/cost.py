@@ -102,7 +102,7 @@ def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float) -> boo
         return False
     if settings.binding == "early":
         return True
-    if load.full_s is not None or load.slots_left(settings.spare_slots) <= 0:
+    if load.full_s is not None or load.slots_left(settings.spare_slots + load.ending_within(settings.lookahead_s)) <= 0:
         return False
     return load.pending_tokens(now_s) < lookahead_tokens(load, settings)
 

@@ -100,6 +100,12 @@ class WorkerLoad:
     def slots_left(self, spare: int) -> int:
         return self.info.slots + spare - self.running if self.info.slots else 1_000_000
 
+    def ending_within(self, seconds: float) -> int:
+        """Slots that are free by then, about: what is placed meanwhile finds one when it arrives."""
+        if not self.residency_s:
+            return 0
+        return min(int(self.info.slots * seconds / self.residency_s), self.info.slots)
+
     def settled(self, took_s: float) -> None:
         self.residency_s = took_s if not self.residency_s else 0.9 * self.residency_s + 0.1 * took_s
 

@@ -56,6 +56,22 @@ def test_kv_memory_that_is_not_there_holds_a_request_back_unless_the_worker_is_e
     assert pool.placed() == {"larger-than-all": "a"}, "the engine says what is impossible, not the router"
 
 
+def test_slots_that_are_free_before_a_placement_arrives_are_room_already() -> None:
+    pool = Pool("a", lookahead_s=0.02)
+    for n in range(8):
+        pool.offer(f"r{n}", tokens=1)
+    pool.placed()
+    for n in range(8):
+        pool.event("started", f"r{n}", "a")
+    pool.report("a", running=8)
+    pool.offer("next", tokens=1)
+    assert pool.placed() == {}, "nobody knows yet how long requests take"
+    pool.pass_time(0.04)
+    pool.event("settled", "r0", "a")  # eight slots, 40 ms each: four are free in 20 ms
+    pool.report("a", running=8)
+    assert pool.placed() == {"next": "a"}
+
+
 def test_early_binding_waits_for_nothing() -> None:
     pool = Pool("a", binding="early")
     for n in range(20):
