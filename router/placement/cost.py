@@ -5,11 +5,14 @@ For request r and worker w, in seconds:
     wait(w)       = prefill tokens before it / speed(w) + until a slot is free
     service(r, w) = uncached(r, w) / speed(w) + one step's base and decode time, and the decode time of the steps it takes
     cost(r, w)    = wait(w) + service(r, w) × (1 + thrift + congestion × other waiting requests per worker)
-    choice(r, w)  = cost(r, w) + service(r, w) × (unevenness(w) − 1)
+    choice(r, w)  = cost(r, w) + service(r, w) × (unevenness(w) − 1 + disturbance × requests running on w)
 
 *Congestion.* Prefill that could have been saved delays everybody who waits; so the more wait, the more a cached prefix is worth
 compared with an idle worker.  With an empty queue only the thrift is left, and the cost is close to the predicted time to first
 token: of two workers that would start a request at about the same time, the one that has to compute less gets it.
+
+*Disturbance.* An engine that computes a prompt keeps all that it decodes waiting meanwhile; so of workers that have room the
+one with fewer running requests is preferred, by what they would lose.
 
 *Unevenness.* (1 + balance × excess of recent tokens) × (1 + 2 balance × excess of recent requests), the excess over the mean
 of all workers, as a fraction.  Every prompt shares its first blocks with all others, so longest prefix alone would send all to
@@ -43,6 +46,7 @@ class Workers:
     blocks_free: Floats
     running: list[int]
     unevenness: Floats
+    disturbed: Floats  # what the running requests lose, in parts of the service
 
 
 class RecentWork:
@@ -123,7 +127,8 @@ def look(loads: LoadTable, settings: SchedulerSettings, recent: RecentWork, now_
         waits.append(load.slot_wait_s() if busy >= info.slots else 0.0)
         budgets.append(info.step_tokens or _STEP_TOKENS)
     rate = np.array(speeds)
-    decode_s = np.array(decodes) * np.array(running)
+    busy_with = np.array(running)
+    decode_s = np.array(decodes) * busy_with
     tokens = np.array(pending)
     return Workers(
         wait_s=tokens / rate + np.array(waits),
@@ -133,5 +138,6 @@ def look(loads: LoadTable, settings: SchedulerSettings, recent: RecentWork, now_
         room=np.array(room, dtype=np.bool_),
         blocks_free=np.array(blocks),
         running=running,
+        disturbed=settings.disturbance * busy_with,
         unevenness=recent.unevenness([load.info.worker for load in loads], settings.balance),
     )

@@ -48,7 +48,7 @@ def costs(window: Window, rows: Ints, workers: Workers, congestion: float) -> Co
     eligible = window.eligible[rows]
     cost = np.where(eligible, workers.wait_s + service * (1.0 + congestion), np.inf)
     free = eligible & workers.room & (window.blocks[rows][:, None] <= workers.blocks_free)
-    return Costs(cost, cost + service * (workers.unevenness - 1.0), free)
+    return Costs(cost, cost + service * (workers.unevenness - 1.0 + workers.disturbed), free)
 
 
 class KvPolicy:

@@ -32,8 +32,9 @@ class SchedulerSettings:
     lookahead: float = 0.1  # of a step's tokens: a worker with less prefill before it than that may get more …
     lookahead_s: float = 0.02  # … or with less than this many seconds of it: a placement takes a few milliseconds to arrive
     spare_slots: int = 0  # requests that may be on their way to a worker whose slots are full
-    thrift: float = 0.6  # what prefill work costs those who may come, even while nothing waits
+    thrift: float = 0.25  # what prefill work costs those who may come, even while nothing waits
     congestion: float = 5.0  # what prefill work costs those who wait, per waiting request and worker
+    disturbance: float = 0.05  # what prefill costs each request that runs beside it, in parts of itself
     balance: float = 1.5  # how strongly uneven shares of recent work repel, while nothing waits
     balance_horizon: float = 2000.0  # requests
     ageing: float = 0.02  # seconds of prefill that a second of waiting outweighs
@@ -56,7 +57,17 @@ class SchedulerSettings:
             _need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in ("lookahead", "lookahead_s", "balance_horizon", "max_wait_s", "no_worker_s", "entry_expiry_s"):
             _need(0 < getattr(self, name) < inf, name, getattr(self, name), "above 0")
-        for name in ("spare_slots", "thrift", "congestion", "balance", "ageing", "temperature", "session_slack", "turn_s"):
+        for name in (
+            "spare_slots",
+            "thrift",
+            "congestion",
+            "disturbance",
+            "balance",
+            "ageing",
+            "temperature",
+            "session_slack",
+            "turn_s",
+        ):
             _need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
         for tier, weight in self.tiers.items():
             _need(tier in TIERS, "tiers", tier, f"one of {', '.join(TIERS)}")

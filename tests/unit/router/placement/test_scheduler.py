@@ -151,6 +151,21 @@ def test_a_prediction_that_nothing_confirms_is_forgotten_in_seconds() -> None:
     assert decision.uncached == len(LONG) * BLOCK
 
 
+def test_of_two_workers_with_room_the_one_that_disturbs_fewer_requests_is_chosen() -> None:
+    pool = Pool("ab")
+    pool.holds("a", LONG[:2])
+    pool.report("a", running=1)
+    pool.report("b", running=1)
+    pool.offer("even", LONG)
+    assert pool.placed() == {"even": "a"}, "two blocks of forty decide between equals"
+    pool = Pool("ab")
+    pool.holds("a", LONG[:2])
+    pool.report("a", running=6)
+    pool.report("b", running=1)
+    pool.offer("r", LONG)
+    assert pool.placed() == {"r": "b"}, "five more streams that would stand still are more than that"
+
+
 # -- waiting for the holder ------------------------------------------------------------------------------------------------
 
 
