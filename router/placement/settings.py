@@ -34,7 +34,7 @@ class SchedulerSettings:
     spare_slots: int = 0  # requests that may be on their way to a worker whose slots are full
     thrift: float = 0.25  # what prefill work costs those who may come, even while nothing waits
     congestion: float = 5.0  # what prefill work costs those who wait, per waiting request and worker
-    disturbance: float = 0.05  # what prefill costs each request that runs beside it, in parts of itself
+    disturbance: float = 0.02  # what prefill costs each request that runs beside it, in parts of itself
     balance: float = 1.5  # how strongly uneven shares of recent work repel, while nothing waits
     balance_horizon: float = 2000.0  # requests
     ageing: float = 0.02  # seconds of prefill that a second of waiting outweighs
