@@ -105,9 +105,18 @@ class Limits:
         self._settings = settings
 
     def admit(
-        self, request: Waiting, *, uncached: float, queue: FairQueue, pool: PoolSpeed, now_s: float, service_s: float = 0.0
+        self,
+        request: Waiting,
+        *,
+        uncached: float,
+        queue: FairQueue,
+        pool: PoolSpeed,
+        now_s: float,
+        service_s: float = 0.0,
+        crowded: bool = True,
     ) -> Shed | None:
-        """None: let it in. `uncached`: tokens that have to be computed for it; `service_s`: how long that takes, to its first
+        """None: let it in. `crowded`: other tenants wait too; otherwise the limits of one tenant protect nobody. `uncached`:
+        tokens that have to be computed for it; `service_s`: how long that takes, from the start of its prefill to its first
         token. Costs O(1), and O(tenants) when it is close to hopeless or refused."""
         settings = self._settings
         if request.deadline_s <= now_s:
@@ -119,7 +128,7 @@ class Limits:
             message = f"{total.requests} requests wait, of at most {settings.window}"
             return self._shed(request, "queue_full", message, self._drain_s(total, settings.window, total.tokens, pool))
         return (
-            self._over_tenant(request, uncached, queue, pool)
+            (self._over_tenant(request, uncached, queue, pool) if crowded else None)
             or self._over_class(request, uncached, queue, pool)
             or (self._hopeless(request, queue, pool, now_s, service_s) if settings.hopeless else None)
         )

@@ -155,8 +155,9 @@ class Scheduler:
             pool=self._pool_speed(now_s),
             now_s=now_s,
             service_s=uncached / self._calibration.pool().prefill_tokens_per_s,
+            crowded=self._crowded(request.tenant),
         )
-        if shed is not None and not (shed.code == "tenant_limit" and not self._crowded(request.tenant)):
+        if shed is not None:
             self._forget(request.id)
             self._memory.shed(shed, now_s)
             return shed

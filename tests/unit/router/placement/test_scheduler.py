@@ -452,6 +452,16 @@ def test_one_tenant_may_fill_the_window_only_while_it_is_alone() -> None:
     assert refused.code == "tenant_limit"
 
 
+def test_a_tenant_that_is_alone_is_told_all_the_same_that_its_deadline_is_hopeless() -> None:
+    pool = Pool("a")
+    pool.report("a", running=8)
+    for n in range(1500):
+        pool.offer(f"r{n}", tokens=24_000, tenant="t")
+    refused = pool.offer("hurried", tokens=10, tenant="t", deadline_s=pool.now + 5)
+    assert isinstance(refused, Shed)
+    assert refused.code == "deadline_hopeless"
+
+
 def test_a_tenant_over_its_share_does_not_get_a_worker_that_another_leaves_for_the_sake_of_its_cache() -> None:
     pool = Pool("ab", fairness=FairnessSettings(slack_tokens=1000.0))
     pool.holds("a", LONG)
