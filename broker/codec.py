@@ -19,11 +19,13 @@ from broker.errors import MalformedMessage, UnsupportedVersion
 from broker.messages import (
     HEADER_ATTEMPT,
     HEADER_HISTORY,
+    HEADER_PREFILL,
     WIRE_VERSION,
     HistoryEntry,
     IngressControl,
-    WorkerControl,
+    PrefillDecision,
 )
+from broker.prefill.messages import AnyWorkerControl
 
 T = TypeVar("T")
 
@@ -65,9 +67,9 @@ def decode_ingress_control(data: bytes) -> IngressControl:
     return control
 
 
-def decode_worker_control(data: bytes) -> WorkerControl:
+def decode_worker_control(data: bytes) -> AnyWorkerControl:
     """Whatever may arrive on a worker's control subject."""
-    control: WorkerControl = decode(WorkerControl, data)  # type: ignore[arg-type]
+    control: AnyWorkerControl = decode(AnyWorkerControl, data)  # type: ignore[arg-type]
     return control
 
 
@@ -139,6 +141,22 @@ def job_headers(attempt: int, history: Sequence[HistoryEntry]) -> dict[str, str]
     if history:
         headers[HEADER_HISTORY] = json.dumps([[h.attempt, h.worker] for h in history], separators=(",", ":"))
     return headers
+
+
+def prefill_header(decision: PrefillDecision) -> dict[str, str]:
+    """The header that carries the decision."""
+    return {HEADER_PREFILL: msgspec.json.encode(decision).decode()}
+
+
+def parse_prefill_header(headers: Mapping[str, str] | None) -> PrefillDecision | None:
+    """None when nobody has decided. Raises MalformedMessage naming the header."""
+    raw = headers.get(HEADER_PREFILL) if headers else None
+    if not raw:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=PrefillDecision)
+    except msgspec.DecodeError as error:
+        raise MalformedMessage(f"header {HEADER_PREFILL}={raw!r}: {error}") from None
 
 
 def parse_job_headers(headers: Mapping[str, str] | None) -> tuple[int, list[HistoryEntry]]:

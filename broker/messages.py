@@ -19,6 +19,7 @@ WIRE_VERSION = 1
 
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker]; absent = []
+HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = nobody has decided
 
 Verdict = Literal["go", "wait", "stale", "unknown"]
 FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
@@ -106,6 +107,19 @@ class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
     session_id: str | None = None
     media: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}  # handed to the engine as it is
+
+
+class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Where the prompt of a placed request is computed, in the header `Hr-Prefill` of its message.
+
+    `worker`: the prefill worker that should do it; empty = any. `wait_s`: how long the decode worker waits for somebody to take
+    the job before it computes the prompt itself; 0 = its own default.
+    """
+
+    remote: bool = False
+    worker: str = ""
+    reason: str = ""
+    wait_s: float = 0.0
 
 
 # -- token frames --------------------------------------------------------------------------------------------
@@ -322,12 +336,13 @@ EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
 
 
 class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """[kind, id, attempt, worker, tokens, uncached, blocks, by, hashes]
+    """[kind, id, attempt, worker, tokens, uncached, blocks, by, hashes, prefill]
 
     `tokens`: of the prompt, in `settled` of the answer. `uncached`: prompt tokens to be prefilled, predicted in `placed`,
     measured in `prefilled`. `by`: the router that placed it.
     `hashes` (only in `placed`): chain values that the worker is about to hold and nobody has seen there yet, at most 512 of
     them, so that all routers send the siblings of a burst to the same worker.
+    `prefill` (only in `placed`): who computes the prompt, a prefill worker or `*` for any of them; empty = the worker itself.
     """
 
     kind: EventKind
@@ -339,6 +354,7 @@ class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks: int = 0
     by: str = ""
     hashes: bytes = b""
+    prefill: str = ""
 
 
 class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -363,6 +379,8 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     step_s: float = 0.0  # duration of the last engine step …
     step_prefill_tokens: int = 0  # … the prompt tokens it computed
     step_decodes: int = 0  # … and the sequences that got a token in it
+    handover_s: float = 0.0  # of the last prompt that another worker computed: from its blocks being ready to the first token …
+    handover_tokens: int = 0  # … and the tokens fetched
 
 
 # -- KV cache events, on hr.kv.<pool>.<worker>, kept in the KV stream -----------------------------------------
@@ -468,6 +486,7 @@ class Explanation(Record, frozen=True, omit_defaults=True, kw_only=True):
     waited_s: float = 0.0  # in the window
     predicted_ttft_s: float = 0.0
     candidates: list[Candidate] = []
+    prefill: PrefillDecision | None = None  # where its prompt is computed, if that was a question
 
 
 # -- members (leases) ----------------------------------------------------------------------------------------
@@ -495,6 +514,14 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     adapters: list[str] = []  # adapters it serves besides the base model
     kv_events: bool = False  # it publishes its cache's changes; without them routers work from their own placements
     step_tokens: int = 0  # most tokens of one engine step, 0 = unknown
+    roles: list[str] = []  # those it can change to
+    handover: str = ""  # how it hands KV blocks over; workers with equal words can; empty = not at all
+    transfer_card: bytes = b""  # what other engines need to reach its memory
+
+    @property
+    def serves(self) -> bool:
+        """It owns requests; a worker in the role `prefill` only computes prompts for others."""
+        return self.role != "prefill"
 
 
 class IngressMember(Record, frozen=True, omit_defaults=True, kw_only=True):

@@ -175,6 +175,10 @@ class Subjects:
     def work_consumer(self, worker: str) -> str:
         return f"W_{check_token(worker, 'worker')}"
 
+    def prefill_consumer(self, pool: str, worker: str | None = None) -> str:
+        """The jobs for any prefill worker of a pool, or those for this one."""
+        return f"P_{check_token(pool, 'pool')}" if worker is None else f"P_{check_token(worker, 'worker')}_own"
+
     # keys of the members bucket ---------------------------------------------------------------------------------------------
     def worker_key(self, pool: str, worker: str) -> str:
         return f"worker.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"

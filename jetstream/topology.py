@@ -345,6 +345,19 @@ def work_consumer(subjects: Subjects, pool: str, worker: str) -> ConsumerSpec:
     )
 
 
+def prefill_consumer(subjects: Subjects, pool: str, worker: str | None = None) -> ConsumerSpec:
+    """Shared by the prefill workers of a pool, or one worker's own, which goes away when that worker has been gone for long."""
+    return ConsumerSpec(
+        stream=subjects.stream("PREFILL"),
+        name=subjects.prefill_consumer(pool, worker),
+        filter_subjects=(subjects.prefill(pool, worker),),
+        ack_wait_s=REQ_ACK_WAIT_S,
+        max_ack_pending=65536,
+        inactive_threshold_s=None if worker is None else WORK_INACTIVE_S,
+        description=f"prefill jobs of pool {pool}" if worker is None else f"prefill jobs for {worker}",
+    )
+
+
 def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
     """As the server names it."""
     config: dict[str, Any] = {

@@ -42,11 +42,15 @@ class DisaggStyle(StrEnum):
     RENDEZVOUS = "rendezvous"  # both sides start at once and meet in a room (SGLang)
 
 
+SERVING_ROLES = frozenset({Role.AGGREGATED, Role.DECODE})
+"""Workers in these roles own requests; one in the role `prefill` computes prompts for those in the role `decode`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What an engine can do. The runtime refuses what is not here with a typed error that names it."""
 
-    roles: frozenset[Role] = frozenset({Role.AGGREGATED})
+    roles: frozenset[Role] = frozenset({Role.AGGREGATED})  # those that `set_role` can change to, once it is started
     disagg: DisaggStyle = DisaggStyle.NONE
     resume: bool = True  # can continue prompt + emitted ids as a forced prefix
     resume_guided: bool = False  # … with the grammar state of structured output
@@ -90,20 +94,30 @@ class EngineInfo:
     kinds: tuple[str, ...] = ("chat", "completion")
     step_tokens: int = 0  # most tokens of one step, 0 = unknown
     adapters: tuple[str, ...] = ()  # served besides the base model
+    handover: str = ""  # how it hands over, for example "vllm/push"; engines with equal words can; empty = it cannot
+    lease_s: float = 0.0  # how long a prefill side keeps blocks on offer that nobody fetches
+    address: str = ""  # where the decode side of a rendezvous finds it
+    transfer_card: bytes = b""  # what engines of other workers need to reach its memory (`Engine.meet`), at most some KB
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """One side of a prefill/decode hand-over. `params` is opaque; `room` is for the rendezvous style."""
+    """One side of a prefill/decode hand-over. Both sides' sequences have the same id.
+
+    Prefill side: the prompt is computed, one token comes with `Output.finish` "length" and is thrown away, for the decode side
+    makes it again.  Style params: that output's `handover` is opaque and is the decode side's `params`.  Style rendezvous: both
+    transfer_card: bytes = b""  # what engines of other workers need to reach its memory (`Engine.meet`), some KB at most
+    comes when the blocks have been taken.
+
+    Neither side asks how old the parameters are: who hands them over has just asked the prefill side.
+    """
 
     kind: Literal["prefill", "decode"]
     params: Mapping[str, Any] | None = None
     room: int | None = None
     peer: str | None = None
-    issued_at: float = 0.0
-    ttl_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +147,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The engine gave up on a sequence."""
+    """The engine gave up on a sequence. Code `transfer_failed`: blocks of another engine did not come."""
 
     code: str
     message: str
@@ -144,7 +158,7 @@ class Output(msgspec.Struct, gc=False):
     """What one engine step gave one sequence. One is built per token: a plain struct, outside the collector's sight.
 
     `finish` is set on the last output: "stop" (EOS or a stop token, which is then the last id), "length" or "abort".
-    `cached_tokens` is set on the first output.
+    `cached_tokens` is set on the first output: found in this engine's own cache; what another engine computed is not in it.
     """
 
     id: str
@@ -247,6 +261,21 @@ class Engine(Protocol):
 
     async def replay_kv(self, start: int) -> list[KvBatch]:
         """The batches from this number on that are still kept; the first may have a higher number. Raises EngineError."""
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """The live workers of the pool and their transfer cards, this one's own left out; called after every change.
+
+        Who is no longer among them is gone: what is known of it is dropped.
+        """
+
+    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        """Nobody will fetch these blocks. Prefill side (`params` None): let go of them. Decode side: tell the prefill side.
+
+        Fine when there is nothing (any more). Raises EngineDead.
+        """
+
+    async def set_role(self, role: Role) -> None:
+        """Serve this role from now on; no sequence is inside. Raises UnsupportedByEngine."""
 
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         """Only with role `embedding`. Raises UnsupportedByEngine."""

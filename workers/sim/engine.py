@@ -270,6 +270,15 @@ class SimEngine:
     async def replay_kv(self, start: int) -> list[KvBatch]:
         return self._events.replay(start)
 
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """Nothing to know of them yet."""
+
+    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        """Nothing is on offer yet."""
+
+    async def set_role(self, role: Role) -> None:
+        raise UnsupportedByEngine("the simulator keeps the role it was started in")
+
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         raise UnsupportedByEngine("the simulator makes no embeddings")
 

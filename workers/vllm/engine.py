@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from workers.engine import Capabilities, EngineConfig, EngineInfo, Fault, KvBatch, Load, Output, Sequence, Sink
+from workers.engine import Capabilities, EngineConfig, EngineInfo, Fault, KvBatch, Load, Output, Role, Sequence, Sink
 from workers.errors import EngineDead, EngineOverloaded, UnsupportedByEngine
 from workers.guard import ProcessTree
 from workers.text.pipeline import TokenTable
@@ -148,6 +148,15 @@ class VllmEngine:
         if self._kv is not None:
             self._kv.close()
             self._kv = None
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """Nothing to know of them yet."""
+
+    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        """Nothing is on offer yet."""
+
+    async def set_role(self, role: Role) -> None:
+        raise UnsupportedByEngine("this vLLM keeps the role it was started in")
 
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         raise UnsupportedByEngine("this vLLM adapter does not serve embeddings")
