@@ -199,7 +199,7 @@ class Ingress:
             raise BrokerUnavailable(f"this ingress {why}; try again shortly")
         if len(self._judge) >= self.settings.max_open:
             raise Overloaded(f"{len(self._judge)} requests are open at this ingress", reason="too_many_open")
-        if not self._members.ready_workers(job.card.pool):
+        if not self._members.serving_workers(job.card.pool):
             raise NoWorker(f"model {job.card.model!r} has no ready worker")
 
     async def _spill(self, job: Job, payload: bytes) -> Spill:

@@ -10,7 +10,6 @@ import structlog
 
 from broker.codec import encode
 from broker.ingress_inbox import drained_key
-from broker.messages import WorkerMember
 from broker.moving import Mover
 from broker.protocol.crashes import ENGINE_DEATH
 from broker.protocol.runs import RunState
@@ -37,7 +36,6 @@ class Leaving:
         subjects: Subjects,
         lease: LeaseKeeper,
         mover: Mover,
-        member: WorkerMember,
         *,
         retry_s: float,
     ) -> None:
@@ -45,7 +43,6 @@ class Leaving:
         self._state = messaging.bucket(subjects.bucket("state"))
         self._lease = lease
         self._mover = mover
-        self._member = member
         self._retry_s = retry_s
         self.announced = False
         self.engine_dead = False
@@ -66,6 +63,8 @@ class Leaving:
         while len(runs) and loop.time() < deadline:
             await asyncio.sleep(POLL_S)
         await self._hand_over(suspect=None, reason="drain")
+        if self._session.prefill_server is not None:
+            await self._session.prefill_server.leave(max(0.0, deadline - loop.time()))
         self.done.set()
 
     async def engine_died(self, why: str) -> None:
@@ -74,6 +73,9 @@ class Leaving:
         log.error("engine.died", worker=self._session.worker, why=why, runs=len(self._session.runs))
         await self._announce()
         await self._hand_over(suspect=f"{self._session.worker}{ENGINE_DEATH}", reason="engine_died")
+        if self._session.prefill_server is not None:
+            self._session.prefill_server.fail_all(f"its engine is dead: {why}")
+            await self._session.prefill_server.leave(0.0)
         self.done.set()
 
     async def _announce(self) -> None:
@@ -83,7 +85,9 @@ class Leaving:
         while True:
             try:
                 await self._state.put(drained_key(self._session.worker), b"1")
-                await self._lease.update(encode(msgspec.structs.replace(self._member, draining=True)))
+                session = self._session
+                session.member = msgspec.structs.replace(session.member, draining=True)
+                await self._lease.update(encode(session.member))
             except JetStreamError as error:
                 log.warning("drain.retry", worker=self._session.worker, error=str(error))
                 await asyncio.sleep(self._retry_s)

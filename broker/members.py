@@ -80,7 +80,16 @@ class Members:
         return self._workers.get(pool, {})
 
     def ready_workers(self, pool: str) -> list[WorkerMember]:
+        """Those that take work, whatever their role."""
         return [member for member in self.workers(pool).values() if not member.draining]
+
+    def serving_workers(self, pool: str) -> list[WorkerMember]:
+        """Those that take requests."""
+        return [member for member in self.ready_workers(pool) if member.serves]
+
+    def prefill_workers(self, pool: str, handover: str) -> list[WorkerMember]:
+        """Those that compute prompts for workers that hand over in this way."""
+        return [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover] if handover else []
 
     def worker_live(self, pool: str, worker: str) -> bool:
         return self._subjects.worker_key(pool, worker) in self._values

@@ -113,10 +113,11 @@ class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """Where the prompt of a placed request is computed, in the header `Hr-Prefill` of its message.
 
     `worker`: the prefill worker that should do it; empty = any. `wait_s`: how long the decode worker waits for somebody to take
-    the job before it computes the prompt itself; 0 = its own default.
+    the job before it computes the prompt itself; 0 = its own default. `refuse`: the request ends if it cannot be.
     """
 
     remote: bool = False
+    refuse: bool = False
     worker: str = ""
     reason: str = ""
     wait_s: float = 0.0

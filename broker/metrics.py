@@ -21,6 +21,7 @@ PLACED = Counter("headrace_worker_self_placed_total", "Jobs this worker placed o
 FRAMES = Counter("headrace_worker_frames_total", "Token frames sent")
 ROWS = Counter("headrace_worker_rows_total", "Rows sent in token frames")
 SETTLED = Counter("headrace_worker_settled_total", "Runs by how they ended", ["how"])
+PREFILL_JOBS = Counter("headrace_worker_prefill_jobs_total", "Jobs of a prefill worker by how they ended", ["how"])
 SUBMIT_S = Histogram(
     "headrace_ingress_submit_seconds",
     "Time from submit to the broker's ack",

@@ -99,7 +99,7 @@ class ModelDirectory:
         return sorted(card.model for card, _ in self._known.values())
 
     def ready_names(self) -> list[str]:
-        return sorted(card.model for card, _ in self._known.values() if self._members.ready_workers(card.pool))
+        return sorted(card.model for card, _ in self._known.values() if self._members.serving_workers(card.pool))
 
     def get(self, name: str) -> ServedModel:
         """Raises UnknownModel, which names the known ones."""
@@ -107,7 +107,7 @@ class ModelDirectory:
         if pool is None:
             raise UnknownModel(name, tuple(self.names()))
         card, files = self._known[pool]
-        return ServedModel(card, files, len(self._members.ready_workers(pool)))
+        return ServedModel(card, files, len(self._members.serving_workers(pool)))
 
     def _changed(self) -> None:
         for callback in self._callbacks:

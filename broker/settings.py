@@ -45,5 +45,6 @@ class SessionSettings:
     max_attempts: int = 8  # moves for retriable engine errors, per generation, before the job ends as failed
     parked_tokens: int = 4096  # tokens a choice may run ahead while the lease is lost, before its sequence is parked
     drain_grace_s: float = 60.0
+    prefill_budget_tokens: int = 16_384  # what a prefill worker takes at once
     self_place: bool = True
     self_place_burst: int = 16  # requests a worker may be placing on itself at once, within its free slots

@@ -10,6 +10,7 @@ import structlog
 
 from broker.errors import BrokerError
 from broker.messages import Envelope
+from broker.prefill.messages import PrefillJob
 from jetstream.errors import JetStreamError, ObjectError
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
@@ -19,7 +20,9 @@ log = structlog.get_logger()
 RETRY_S = 0.2
 
 
-async def fetch_payload(messaging: Messaging, subjects: Subjects, envelope: Envelope, *, wanted: Callable[[], bool]) -> bytes:
+async def fetch_payload(
+    messaging: Messaging, subjects: Subjects, envelope: Envelope | PrefillJob, *, wanted: Callable[[], bool]
+) -> bytes:
     """The payload, from the envelope or from the object store; tried as long as it is `wanted`.
 
     Raises BrokerError when it is lost, damaged or no longer wanted.

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from broker import metrics
-from broker.codec import decode, encode, parse_job_headers
+from broker.codec import decode, encode, parse_job_headers, parse_prefill_header
 from broker.errors import BrokerError, WireError
 from broker.executor import Executor, KvPort
 from broker.frames import FrameSender
@@ -23,6 +23,7 @@ from broker.lapses import Lapses
 from broker.leaving import Leaving
 from broker.members import Members
 from broker.messages import (
+    Done,
     Envelope,
     Inspection,
     JobFault,
@@ -32,9 +33,12 @@ from broker.messages import (
 from broker.moving import Janitor, Mover, rendezvous_first
 from broker.outflow import Outflow
 from broker.placing import SelfPlacer
+from broker.prefill.client import PrefillClient
+from broker.prefill.server import PrefillExecutor, PrefillServer
 from broker.protocol.judge import GENERATION
 from broker.protocol.runs import Run, RunState, RunTable, Tombstones
 from broker.reporting import EventSender, LoadReporter
+from broker.roles import RoleChange
 from broker.settings import SessionSettings
 from broker.settling import Settling
 from broker.spill import fetch_payload
@@ -49,6 +53,7 @@ log = structlog.get_logger()
 
 TICK_S = 0.1
 ALONE_POLL_S = 0.1
+RETURNED_AT_ONCE = 8  # requests that reach a worker which does not serve any (any more), and are moved
 
 
 class WorkerSession:
@@ -64,15 +69,21 @@ class WorkerSession:
         settings: SessionSettings | None = None,
         frames: Messaging | None = None,
         kv: KvPort | None = None,
+        prefill: PrefillExecutor | None = None,
+        set_role: Callable[[str], Awaitable[None]] | None = None,
         wall: Callable[[], float] = time.time,
         random_bits: Callable[[int], int] | None = None,
     ) -> None:
-        """`random_bits(64)` makes run ids; `wall` gives Unix time; without `kv` no cache events are published."""
+        """`random_bits(64)` makes run ids; `wall` gives Unix time.
+
+        Without `kv` no cache events are published, without `prefill` no prompts are computed for others.  `set_role` has the
+        engine change its role, and raises HeadraceError if it cannot.
+        """
         self.settings = settings or SessionSettings()
         self.worker = member.worker
         self.pool = member.pool
         self.runs = RunTable()
-        self._member = member
+        self.member = member  # as it is announced; draining and role change
         self._timing = self.settings.timing
         self._messaging = messaging
         self._subjects = subjects
@@ -81,7 +92,7 @@ class WorkerSession:
         self._wall = wall
         self._random_bits = random_bits or random.SystemRandom().getrandbits
         self._tombstones = Tombstones(keep_s=self._timing.tombstone_s)
-        self._members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)
+        self.members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)
         self._lease = LeaseKeeper(
             messaging,
             subjects.bucket("members"),
@@ -91,7 +102,7 @@ class WorkerSession:
             on_lapse=self._on_lapse,
             on_gained=self._on_gained,
         )
-        self._settling = Settling(messaging, subjects, self._members, self._lease, worker=self.worker, timing=self._timing)
+        self._settling = Settling(messaging, subjects, self.members, self._lease, worker=self.worker, timing=self._timing)
         sender = FrameSender(frames or messaging, subjects, worker=self.worker, max_bytes=self.settings.max_frame_bytes)
         self._out = Outflow(sender, self._lease, executor, parked_tokens=self.settings.parked_tokens)
         # What the runtime and the inbox call. Bound here, so that the token path has no call in between.
@@ -100,7 +111,7 @@ class WorkerSession:
         self.fail = self._out.fail
         self.resend = self._out.resend
         self._mover = Mover(messaging, subjects, pool=self.pool, timing=self._timing, wall=wall)
-        self._janitor = Janitor(messaging, subjects, self._members, self._mover, pool=self.pool, timing=self._timing)
+        self._janitor = Janitor(messaging, subjects, self.members, self._mover, pool=self.pool, timing=self._timing)
         self._events = EventSender(messaging, subjects, pool=self.pool, worker=self.worker)
         self._placer = SelfPlacer(
             messaging,
@@ -136,7 +147,34 @@ class WorkerSession:
             drop=lambda run, how: self.drop(run, how=how),
             go_on=self._out.go_on,
         )
-        self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, member, retry_s=self._timing.retry_s)
+        self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, retry_s=self._timing.retry_s)
+        self._role_change = RoleChange(self, self._lease, self._mover, set_role, retry_s=self._timing.retry_s)
+        self.prefill_client = PrefillClient(
+            messaging,
+            subjects,
+            self.members,
+            pool=self.pool,
+            worker=self.worker,
+            timing=self._timing,
+            wall=wall,
+        )
+        self.prefill_server = (
+            None
+            if prefill is None
+            else PrefillServer(
+                messaging,
+                subjects,
+                self.members,
+                self._lease,
+                prefill,
+                pool=self.pool,
+                worker=self.worker,
+                timing=self._timing,
+                budget_tokens=self.settings.prefill_budget_tokens,
+                may_take=lambda: self._lease.held and self.taking and not self.member.serves,
+                wall=wall,
+            )
+        )
         self._judges_looked_s = 0.0
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -146,7 +184,7 @@ class WorkerSession:
         """Serve until `drain` or `engine_died` is through, or until cancelled."""
         await self._ensure_consumers()
         self._messaging.on_reconnect(self._ensure_consumers)
-        self._members.on_change(self._on_members)
+        self.members.on_change(self._on_members)
         await self._messaging.subscribe(self._subjects.control(self.worker), self._inbox.on_control)
         await self._messaging.subscribe(self._subjects.find(self.pool), self._inbox.on_control)
         await self._messaging.subscribe(self._subjects.cancel(self.pool), self._inbox.on_cancel)
@@ -156,17 +194,20 @@ class WorkerSession:
                 tasks.create_task(part)
                 for part in (
                     self._lease.run(),
-                    self._members.run(),
+                    self.members.run(),
                     self._work.run(),
                     self._placer.run(),
                     self._janitor.run(self._is_janitor),
                     self._extend_claims(),
                     self._tick(),
                     self._load.run(),
+                    self.prefill_client.run(),
                 )
             ]
             if self._kv is not None:
                 serving.append(tasks.create_task(self._kv.run(lambda: self._lease.held)))
+            if self.prefill_server is not None:
+                serving.append(tasks.create_task(self.prefill_server.run()))
             await self._leaving.done.wait()
             for task in serving:
                 task.cancel()
@@ -174,6 +215,8 @@ class WorkerSession:
             async with asyncio.timeout(self._timing.rpc_timeout_s):
                 await self._lease.release()
                 await self._messaging.delete_consumer(self._subjects.stream("WORK"), self._subjects.work_consumer(self.worker))
+                if self.prefill_server is not None:
+                    await self.prefill_server.forget_consumer()
 
     async def wait_registered(self, timeout_s: float) -> None:
         """Return once the lease is held. Raises TimeoutError."""
@@ -187,8 +230,18 @@ class WorkerSession:
         await self._messaging.ensure_consumer(work_consumer(self._subjects, self.pool, self.worker))
 
     @property
+    def registered(self) -> bool:
+        """The lease is held."""
+        return self._lease.held
+
+    @property
     def draining(self) -> bool:
         return self._leaving.announced
+
+    @property
+    def taking(self) -> bool:
+        """New work is taken: the worker does not leave and does not change its role."""
+        return not self._leaving.announced and not self._role_change.running
 
     async def drain(self, grace_s: float) -> None:
         """Stop taking work, announce it, finish what runs within the grace period, hand the rest over; then `run` returns."""
@@ -200,7 +253,7 @@ class WorkerSession:
 
     async def stop_taking(self) -> None:
         """Withdraw every open pull."""
-        self._balance()
+        self.balance()
         await self._work.stop()
         await self._placer.stop()
 
@@ -209,9 +262,26 @@ class WorkerSession:
         if self._tasks is not None and not self.draining:
             self._tasks.create_task(self.drain(self.settings.drain_grace_s if grace_s is None else grace_s))
 
+    def begin_role(self, role: str, grace_s: float | None, reply: str) -> None:
+        """Change the role in the background, on an operator's command, and answer when that is through."""
+
+        async def change() -> None:
+            refusal = await self.set_role(role, grace_s)
+            self.reply(reply, encode(Done(ok=not refusal, message=refusal or f"worker {self.worker} serves as {role}")))
+
+        if self._tasks is not None:
+            self._tasks.create_task(change())
+
+    async def set_role(self, role: str, grace_s: float | None) -> str:
+        """Finish the work of the present role within the grace period, hand over the rest, and serve this one. Returns why not,
+        or nothing."""
+        if self.draining:
+            return f"worker {self.worker} is draining"
+        return await self._role_change.change(role, self.settings.drain_grace_s if grace_s is None else grace_s)
+
     def inspect(self) -> Inspection:
         """What this worker holds, for operators and tests."""
-        states: dict[str, int] = {}
+        states = self.prefill_server.states() if self.prefill_server is not None else {}
         for run in self.runs:
             states[run.state.value] = states.get(run.state.value, 0) + 1
         return Inspection(
@@ -241,45 +311,61 @@ class WorkerSession:
         return self.settings.slots - self.runs.sequences
 
     def _may_place(self) -> bool:
-        return self.settings.self_place and self._lease.held and not self.draining and not self._members.has_router(self.pool)
+        return (
+            self.settings.self_place
+            and self._lease.held
+            and self.taking
+            and self.member.serves
+            and not self.members.has_router(self.pool)
+        )
 
-    def _balance(self) -> None:
-        wanted = max(0, self._free_slots()) if self._lease.held and not self.draining else 0
+    def balance(self) -> None:
+        """Ask for as much work as there is room for."""
+        wanted = max(0, self._free_slots()) if self._lease.held and self.taking else 0
+        if not self.member.serves:
+            wanted = min(wanted, RETURNED_AT_ONCE)
         if self._work.credit != wanted:
             self._work.add_credit(wanted - self._work.credit)
         self._placer.balance()
+        if self.prefill_server is not None:
+            self.prefill_server.balance()
         self._load.changed()
 
     def _on_members(self) -> None:
-        self._balance()
+        self.balance()
         self._janitor.wake()
 
     def _is_janitor(self) -> bool:
         """With no router, the rendezvous-first live worker moves what has no owner."""
-        if not self._lease.held or self._members.has_router(self.pool):
+        if not self._lease.held or self.members.has_router(self.pool):
             return False
-        ready = [member.worker for member in self._members.ready_workers(self.pool)]
+        ready = [member.worker for member in self.members.ready_workers(self.pool)]
         return rendezvous_first(self.pool, ready or [self.worker]) == self.worker
 
     # -- start -----------------------------------------------------------------------------------------------
 
     def _on_work(self, delivery: Delivery) -> None:
         if self.runs.redelivered(delivery):
-            self._balance()
+            self.balance()
             return
-        if not self._lease.held or self.draining or self._tasks is None:
+        if not self._lease.held or not self.taking or self._tasks is None:
             delivery.nak(self._timing.retry_s)
+            return
+        if not self.member.serves:  # it was placed here while this worker still served
+            self._tasks.create_task(self._return(delivery))
             return
         try:
             envelope = decode(Envelope, delivery.data)
             attempt, history = parse_job_headers(delivery.headers)
+            decision = parse_prefill_header(delivery.headers)
         except WireError as error:
             metrics.MALFORMED.labels("work").inc()
             log.error("work.malformed", seq=delivery.stream_seq, error=str(error))
             delivery.term(f"malformed: {error}")
-            self._balance()
+            self.balance()
             return
         run = Run(envelope=envelope, attempt=attempt, history=history, run=self._random_bits(64), delivery=delivery)
+        run.prefill = decision
         self.runs.add(run)
         metrics.RUNS.set(len(self.runs))
         self._placer.arrived(run.id, attempt)
@@ -288,7 +374,18 @@ class WorkerSession:
             self._start(run, envelope.payload)
         else:
             self._tasks.create_task(self._admit(run))
-        self._balance()
+        self.balance()
+
+    async def _return(self, delivery: Delivery) -> None:
+        await self._mover.move(
+            worker=self.worker,
+            seq=delivery.stream_seq,
+            data=delivery.data,
+            headers=delivery.headers,
+            suspect=None,
+            reason="role",
+        )
+        self.balance()
 
     def _starts_at_once(self, run: Run) -> bool:
         """First attempt, first delivery, nothing to ask anybody: no round trip before the first token."""
@@ -299,12 +396,12 @@ class WorkerSession:
             and run.envelope.spill is None
             and run.id not in self._tombstones
             and run.envelope.deadline > self._wall()
-            and self._members.ingress_live(run.judge)
+            and self.members.ingress_live(run.judge)
             and self.runs.may_start(run)
         )
 
     async def _admit(self, run: Run) -> None:
-        if run.id in self._tombstones or await self._members.ingress_gone(run.judge):
+        if run.id in self._tombstones or await self.members.ingress_gone(run.judge):
             self.drop(run, how="cancelled" if run.id in self._tombstones else "judge_gone")
             return
         if run.envelope.deadline <= self._wall():
@@ -347,7 +444,7 @@ class WorkerSession:
     async def _has_turn(self, run: Run) -> bool:
         """Wait until a waiting run may go on to its claim. False when it is gone, or is moved instead."""
         while run.state is RunState.WAITING:
-            if not self.draining and self.runs.may_start(run):
+            if self.taking and self.runs.may_start(run):
                 run.state = RunState.CLAIMING
                 return True
             await asyncio.sleep(ALONE_POLL_S)
@@ -406,7 +503,7 @@ class WorkerSession:
             metrics.SETTLED.labels(how).inc()
             metrics.RUNS.set(len(self.runs))
             self._events.add("settled", run.id, run.attempt, run.made)
-            self._balance()
+            self.balance()
 
     # -- time and trouble ------------------------------------------------------------------------------------
 
@@ -438,17 +535,17 @@ class WorkerSession:
         if now_s < self._judges_looked_s + self._timing.silence_s or self._tasks is None:
             return
         self._judges_looked_s = now_s
-        for judge in {run.judge: None for run in self.runs if not self._members.ingress_live(run.judge)}:
+        for judge in {run.judge: None for run in self.runs if not self.members.ingress_live(run.judge)}:
             self._tasks.create_task(self._drop_if_gone(judge))
 
     async def _drop_if_gone(self, judge: str) -> None:
         runs = [run for run in self.runs if run.judge == judge]  # not those that arrive while the answer is on its way
-        if await self._members.ingress_gone(judge):
+        if await self.members.ingress_gone(judge):
             for run in runs:
                 self.drop(run, how="judge_gone")
 
     def _on_gained(self) -> None:
-        self._balance()
+        self.balance()
         if self._kv is not None:
             self._kv.lease_gained()
 
@@ -458,13 +555,13 @@ class WorkerSession:
             self._kv.lease_lapsed()
         self._out.lapsed()
         self._lapses.mark()
-        self._balance()
+        self.balance()
 
     def _load_report(self, n: int) -> LoadReport:
         return self._executor.load(
             LoadReport(
                 worker=self.worker,
-                epoch=self._member.epoch,
+                epoch=self.member.epoch,
                 n=n,
                 at=self._wall(),
                 slots=self.settings.slots,

@@ -11,6 +11,7 @@ from broker import metrics
 from broker.codec import decode, decode_worker_control, encode
 from broker.errors import WireError
 from broker.messages import Abort, Answers, Cancel, Done, Drain, KvDump, Since
+from broker.prefill.messages import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
 from broker.protocol.runs import RunState, Tombstones
 from jetstream.ports import Message
 
@@ -46,8 +47,25 @@ class WorkerInbox:
         elif isinstance(control, KvDump):
             refusal = self._session.ask_dump()
             self._session.reply(message.reply, encode(Done(ok=not refusal, message=refusal)))
+        elif isinstance(control, PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop):
+            self._on_prefill(control, message.reply)
+        elif isinstance(control, SetRole):
+            self._session.begin_role(control.role, control.grace_s, message.reply)
         else:
             self._session.reply(message.reply, encode(self._session.inspect()))
+
+    def _on_prefill(self, control: PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop, reply: str) -> None:
+        client, server = self._session.prefill_client, self._session.prefill_server
+        if isinstance(control, PrefillTaken):
+            self._session.reply(reply, encode(client.on_taken(control)))
+        elif isinstance(control, PrefillDone):
+            self._session.reply(reply, encode(client.on_done(control)))
+        elif isinstance(control, PrefillCheck):
+            state = PrefillState(state="unknown") if server is None else server.check(control.job)
+            self._session.reply(reply, encode(state))
+        elif server is not None:
+            for job in control.jobs:
+                server.drop(job)
 
     def on_cancel(self, message: Message) -> None:
         try:

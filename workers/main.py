@@ -7,7 +7,7 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from typing import Any
 
 import structlog
@@ -23,6 +23,7 @@ from workers import metrics
 from workers.engine import Engine, EngineConfig, EngineInfo, Role, Sink
 from workers.engines import create
 from workers.errors import EngineDead, EngineStartFailed
+from workers.handover.together import Handovers, prefilling
 from workers.kv.feed import KvFeed
 from workers.kv.publisher import KvPublisher
 from workers.kv.translate import Translator
@@ -35,6 +36,8 @@ from workers.warmup import warm_up
 log = structlog.get_logger()
 
 ENGINE_STOP_GRACE_S = 10.0
+STEPS_AHEAD = 2  # engine steps of work that a prefill worker takes at once: one runs, one waits
+STEP_TOKENS = 8192  # of an engine that does not say
 
 
 async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects: Subjects) -> None:
@@ -50,7 +53,7 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
     started = time.monotonic()
     info = await _start(engine, settings, runtime.on_step)
     try:
-        await warm_up(engine, runtime, info, timeout_s=settings.start_timeout_s)
+        await warm_up(engine, runtime, info, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
         await _serve(settings, options, subjects, engine, info, runtime)
@@ -97,18 +100,22 @@ async def _serve(
         )
         member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
         structlog.contextvars.bind_contextvars(worker=member.worker)
-        publisher, feed = _cache_events(connection, subjects, engine, info, member, runtime)
+        publisher, feed, cache = _cache_events(connection, subjects, engine, info, member, runtime)
+        prefill = prefilling(engine, info, runtime, worker=member.worker, cache=cache)
         session = WorkerSession(
             connection,
             subjects,
             member,
             runtime,
-            settings=SessionSettings(slots=info.slots, drain_grace_s=settings.drain_grace_s, timing=Timing()),
+            settings=_session_settings(settings, info),
             frames=frames,
             kv=publisher,
+            prefill=prefill,
+            set_role=runtime.set_role,
         )
-        runtime.attach(session, info, table)
-        await _run_session(settings, session, runtime, feed, card.model)
+        handovers = Handovers(session, engine, info, runtime, settings, prefill)
+        runtime.attach(session, info, table, handovers.desk)
+        await _run_session(settings, session, runtime, [feed, handovers], card.model)
 
 
 def _cache_events(
@@ -118,17 +125,21 @@ def _cache_events(
     info: EngineInfo,
     member: WorkerMember,
     runtime: Runtime,
-) -> tuple[KvPublisher, KvFeed] | tuple[None, None]:
-    """What publishes the engine's cache events, and what reads them; nothing for an engine that has none."""
+) -> tuple[KvPublisher, KvFeed, Callable[[], Container[int]]] | tuple[None, None, None]:
+    """What publishes the engine's cache events, what reads them, and what is cached; nothing for an engine that has none."""
     if not member.kv_events:
         log.warning("worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches")
-        return None, None
+        return None, None, None
     translator = Translator(member.block_size, blocks=info.blocks)
     publisher = KvPublisher(
         connection, subjects, pool=member.pool, worker=member.worker, epoch=member.epoch, inventory=translator.inventory
     )
-    runtime.watch_cache(lambda: translator.device)
-    return publisher, KvFeed(engine, translator, publisher.step)
+
+    def cache() -> Container[int]:
+        return translator.device
+
+    runtime.watch_cache(cache)
+    return publisher, KvFeed(engine, translator, publisher.step), cache
 
 
 @contextlib.asynccontextmanager
@@ -142,13 +153,20 @@ async def _connected(options: ConnectOptions, subjects: Subjects) -> AsyncIterat
         yield connection
 
 
+def _session_settings(settings: WorkerSettings, info: EngineInfo) -> SessionSettings:
+    return SessionSettings(
+        slots=info.slots,
+        drain_grace_s=settings.drain_grace_s,
+        timing=Timing(),
+        prefill_budget_tokens=settings.prefill_budget_tokens or STEPS_AHEAD * (info.step_tokens or STEP_TOKENS),
+    )
+
+
 async def _run_session(
-    settings: WorkerSettings, session: WorkerSession, runtime: Runtime, feed: KvFeed | None, model: str
+    settings: WorkerSettings, session: WorkerSession, runtime: Runtime, others: list[KvFeed | Handovers | None], model: str
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
-        beside = [tasks.create_task(runtime.run())]
-        if feed is not None:
-            beside.append(tasks.create_task(feed.run()))
+        beside = [tasks.create_task(part.run()) for part in (runtime, *others) if part is not None]
         serving = tasks.create_task(session.run())
         with _signals(tasks, session, serving, settings.drain_grace_s):
             await session.wait_registered(settings.start_timeout_s)

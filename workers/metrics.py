@@ -15,6 +15,18 @@ FIRST_TOKEN_S = Histogram(
     "Time from the start of a run to its first token",
     buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
+PREFILLS = Counter("headrace_worker_prefills_total", "Prompts by where they are computed and why", ["where", "reason"])
+PREFILL_FAILURES = Counter(
+    "headrace_worker_prefill_failures_total", "Prompts that another worker was to compute, and did not", ["reason"]
+)
+PREFILLED_TOKENS = Counter("headrace_worker_prefilled_tokens_total", "Prompt tokens of jobs of the prefill queue", ["kind"])
+HANDOVER_S = Histogram(
+    "headrace_worker_handover_seconds",
+    "Parts of a remote prefill: in the queue, in the prefill engine, and from its blocks being ready to the first token here",
+    ["part"],
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
+HANDOVER_TOKENS = Counter("headrace_worker_handover_tokens_total", "Tokens whose KV blocks were fetched from another worker")
 KV_BLOCKS = Gauge("headrace_worker_kv_blocks", "Blocks that the engine has cached, as published", ["tier"])
 KV_MESSAGES = Counter("headrace_worker_kv_messages_total", "Messages stored in the KV stream", ["kind"])
 KV_WAITING = Gauge("headrace_worker_kv_waiting", "Changes of blocks that wait to be published")

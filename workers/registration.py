@@ -102,4 +102,7 @@ def build_member(
         adapters=list(info.adapters),
         kv_events=capabilities.kv_events,
         step_tokens=info.step_tokens,
+        roles=sorted(capabilities.roles),
+        handover=info.handover,
+        transfer_card=info.transfer_card,
     )

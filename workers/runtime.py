@@ -7,104 +7,41 @@ every engine step to the session as one batch.  It knows the engine only by its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Mapping
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 import structlog
 
 from broker.codec import decode, unpack_u32, unpack_u64
 from broker.errors import WireError
-from broker.messages import Finish, FinishReason, Generation, JobFault, LoadReport
+from broker.messages import Finish, FinishReason, Generation, JobFault, LoadReport, PrefillDecision
 from broker.protocol.runs import Run
 from broker.worker import WorkerSession
 from workers import metrics
-from workers.engine import Engine, EngineInfo, Output, Sequence
-from workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine
+from workers.choice import ChoiceRun
+from workers.engine import Engine, EngineInfo, Fault, Handover, Output, Role, Sequence
+from workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
+from workers.handover.cached import cached_tokens
+from workers.handover.remote import RemotePrefill
 from workers.resume import cannot_resume
 from workers.text.pipeline import TextPipeline, TokenTable
 
 log = structlog.get_logger()
 
+Command = Callable[[], Awaitable[None]]
 
-class ChoiceRun:
-    """One choice of one run, while the engine works on it."""
 
-    __slots__ = (
-        "cached_tokens",
-        "choice",
-        "expected_cached",
-        "first_s",
-        "generation",
-        "id",
-        "limit",
-        "pipeline",
-        "plain",
-        "prompt",
-        "push",
-        "run",
-        "started_s",
-        "told",
-    )
+class Remotes(Protocol):
+    """Says which prompts other workers compute (`workers.handover.desk.HandoverDesk`)."""
 
-    def __init__(
-        self,
-        run: Run,
-        choice: int,
-        generation: Generation,
-        prompt: list[int],
-        limit: int,
-        pipeline: TextPipeline,
-        *,
-        expected_cached: int = 0,
-        told: list[bool],
-    ) -> None:
-        self.id = f"{run.id}-{run.attempt}-{run.run & 0xFFFF:04x}-{choice}"
-        self.run = run
-        self.choice = choice
-        self.generation = generation
-        self.prompt = prompt
-        self.limit = limit  # most tokens this choice may have in all
-        self.pipeline = pipeline
-        self.push = pipeline.push
-        self.plain = False  # after the first output, if no stop string is looked for: a token is one text and nothing else
-        self.cached_tokens = 0
-        self.expected_cached = expected_cached
-        self.told = told  # shared by the choices of a run: empty until one of them has its first token
-        self.started_s = 0.0
-        self.first_s = 0.0
+    def decide(self, run: Run, choices: list[ChoiceRun], generation: Generation) -> PrefillDecision: ...
 
-    def sequence(self) -> Sequence:
-        """What is left to do, as the engine sees it: emitted tokens are a forced prefix."""
-        generation = self.generation
-        emitted = self.run.choices[self.choice].ids
-        sampling = generation.sampling
-        sampling = msgspec.structs.replace(
-            sampling,
-            max_tokens=self.limit - len(emitted),
-            min_tokens=max(0, sampling.min_tokens - len(emitted)),
-            seed=None if sampling.seed is None else sampling.seed + self.choice,
-        )
-        return Sequence(
-            id=self.id,
-            token_ids=self.prompt + emitted if emitted else self.prompt,
-            prompt_tokens=len(self.prompt),
-            sampling=sampling,
-            logprobs=generation.logprobs,
-            prompt_logprobs=generation.prompt_logprobs,
-            guided=generation.guided,
-            adapter=generation.adapter,
-            cache_salt=generation.cache_salt,
-            session_id=generation.session_id,
-            priority=self.run.envelope.priority,
-            media=generation.media,
-            expected_cached=self.expected_cached,
-            extra=generation.extra,
-        )
+    def remote(self, choices: list[ChoiceRun], decision: PrefillDecision, payload: bytes) -> RemotePrefill: ...
 
-    @property
-    def uncached(self) -> int:
-        """Tokens that the engine will have to compute before the first one it gives, as far as can be told."""
-        return len(self.prompt) + len(self.run.choices[self.choice].ids) - self.expected_cached
+    def load(self, report: LoadReport) -> LoadReport:
+        """Fill in what load reports say of hand-overs."""
 
 
 class Runtime:
@@ -118,19 +55,25 @@ class Runtime:
         self._table: TokenTable | None = None
         self._active: dict[str, ChoiceRun] = {}
         self._parked: dict[Run, list[ChoiceRun]] = {}
+        self._raw: dict[str, Callable[[Output], None]] = {}  # sequences that belong to no run, and who gets their outputs
         # Submissions and aborts in one queue, so that an abort never overtakes its submission. Bounded by the slots.
-        self._commands: asyncio.Queue[tuple[ChoiceRun | None, list[str]]] = asyncio.Queue()
+        self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._unsubmitted = 0  # tokens to be computed of what is in `_commands`
+        self._remotes: Remotes | None = None
+        self._remote: dict[Run, tuple[RemotePrefill, asyncio.Task[None]]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
         self._cache: Callable[[], Container[int]] | None = None
         self._last_step_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._tapped: Callable[[list[Output]], None] | None = None
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def attach(self, session: WorkerSession, info: EngineInfo, table: TokenTable) -> None:
+    def attach(self, session: WorkerSession, info: EngineInfo, table: TokenTable, remotes: Remotes | None = None) -> None:
+        """Without `remotes` every prompt is computed here."""
         self._session = session
         self._info = info
         self._table = table
+        self._remotes = remotes
 
     def watch_cache(self, device: Callable[[], Container[int]]) -> None:
         """`device()` has the chain values of what the engine has cached: by them prompts are known to be partly computed."""
@@ -145,48 +88,54 @@ class Runtime:
     async def run(self) -> None:
         """Feed the engine and watch it, until cancelled. Resolves `dead` when the engine is gone."""
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             tasks.create_task(self._feed())
             tasks.create_task(self._watch_death())
             tasks.create_task(self._watch_stall())
 
     async def _feed(self) -> None:
         while True:
-            choice, aborted = await self._commands.get()
-            if choice is None:
-                await self._guard(self._engine.abort(aborted))
-                continue
-            self._unsubmitted -= choice.uncached
-            if choice.id in self._active:
-                await self._submit(choice)
+            command = await self._commands.get()
+            try:
+                await command()
+            except EngineDead as error:
+                self._declare_dead(str(error))
+            except WorkerError as error:
+                log.warning("engine.command_failed", error=str(error))
 
-    async def _guard(self, call: Awaitable[None]) -> None:
-        try:
-            await call
-        except EngineDead as error:
-            self._declare_dead(str(error))
-        except EngineError as error:
-            log.warning("engine.abort_failed", error=str(error))
+    async def _submit_here(self, choice: ChoiceRun) -> None:
+        self._unsubmitted -= choice.uncached
+        await self._submit(choice, choice.id, None)
 
-    async def _submit(self, choice: ChoiceRun) -> None:
-        if self._session is None:
-            return
+    async def _submit(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
+        if self._session is None or self._active.get(sequence_id) is not choice:
+            return  # taken back meanwhile
         run = choice.run
         try:
-            await self._engine.submit(choice.sequence())
-        except EngineDead as error:
-            self._declare_dead(str(error))
-        except RequestInvalid as error:
-            self._session.fail(run, JobFault("invalid_request", str(error), param=error.param))
-        except UnsupportedByEngine as error:
-            self._session.fail(run, JobFault("invalid_request", str(error)))
-        except EngineOverloaded as error:
-            self._session.retry_elsewhere(run, JobFault("engine_overloaded", str(error), retriable=True, retry_after_s=1.0))
-        except EngineError as error:
-            fault = JobFault("engine_error", str(error), retriable=error.retriable)
-            if error.retriable:
-                self._session.retry_elsewhere(run, fault)
+            await self._engine.submit(choice.sequence(handover))
+        except EngineDead:
+            raise
+        except WorkerError as error:
+            if handover is not None:  # the hand-over is wrong, not the request: computed here it will do
+                self._no_handover(choice, Fault("transfer_failed", str(error), retriable=True))
             else:
-                self._session.fail(run, fault)
+                self._refused(run, error)
+
+    def _refused(self, run: Run, error: WorkerError) -> None:
+        """The engine did not take a sequence of this run."""
+        if self._session is None:
+            return
+        session = self._session
+        if isinstance(error, RequestInvalid):
+            session.fail(run, JobFault("invalid_request", str(error), param=error.param))
+        elif isinstance(error, UnsupportedByEngine):
+            session.fail(run, JobFault("invalid_request", str(error)))
+        elif isinstance(error, EngineOverloaded):
+            session.retry_elsewhere(run, JobFault("engine_overloaded", str(error), retriable=True, retry_after_s=1.0))
+        elif error.retriable:
+            session.retry_elsewhere(run, JobFault("engine_error", str(error), retriable=True))
+        else:
+            session.fail(run, JobFault("engine_error", str(error)))
 
     def _declare_dead(self, why: str) -> None:
         if not self.dead.done():
@@ -200,11 +149,12 @@ class Runtime:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(1.0, self._stall_s / 4))
-            if not self._active:
+            running = len(self._active) + len(self._raw)
+            if not running:
                 self._last_step_s = loop.time()
             elif loop.time() - self._last_step_s > self._stall_s:
                 metrics.STALLS.inc()
-                self._declare_dead(f"no step for {self._stall_s:g} s with {len(self._active)} sequences running")
+                self._declare_dead(f"no step for {self._stall_s:g} s with {running} sequences running")
 
     # -- Executor --------------------------------------------------------------------------------------------
 
@@ -226,9 +176,29 @@ class Runtime:
             return
         if run.resumed:
             metrics.RESUMED.inc()
-        for choice in choices:
-            self._begin(choice)
+        self._begin_all(run, choices, generation, payload)
         self._session.flush()
+
+    def _begin_all(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
+        """Whatever has something left to do goes to this engine, or first to another one that computes the prompt."""
+        ready = [choice for choice in choices if not self._ended_already(choice)]
+        if not ready:
+            return
+        if self._remotes is not None and self._session is not None:
+            decision = self._remotes.decide(run, ready, generation)
+            metrics.PREFILLS.labels("remote" if decision.remote else "local", decision.reason).inc()
+            if decision.reason == "no_prefill_worker" and decision.refuse:
+                fault = JobFault("no_prefill_worker", "no prefill worker is ready", retriable=True, retry_after_s=1.0)
+                self._session.fail(run, fault)
+                return
+            if decision.remote and self._tasks is not None:
+                remote = self._remotes.remote(ready, decision, payload)
+                task = self._tasks.create_task(remote.run())
+                self._remote[run] = (remote, task)
+                task.add_done_callback(lambda _: self._remote.pop(run, None))
+                return
+        for choice in ready:
+            self.begin_here(choice)
 
     def _choices(self, run: Run, generation: Generation, prompt: list[int]) -> list[ChoiceRun]:
         assert self._info is not None and self._table is not None  # noqa: S101, PT018
@@ -266,27 +236,31 @@ class Runtime:
         size, envelope = run.envelope.block_size, run.envelope
         if self._cache is None or self._info is None or size != self._info.block_size or not envelope.hashes:
             return 0
-        cache = self._cache()
-        chain = unpack_u64(envelope.hashes)
-        blocks = min(len(chain), (tokens - 1) // size)
-        for n in range(blocks):
-            if chain[n] not in cache:
-                return size * n
-        return size * blocks
+        return cached_tokens(unpack_u64(envelope.hashes), tokens, block_size=size, cache=self._cache())
 
-    def _begin(self, choice: ChoiceRun) -> None:
+    def _ended_already(self, choice: ChoiceRun) -> bool:
+        """End a choice that needs no engine any more."""
         emitted = len(choice.run.choices[choice.choice].ids)
         if emitted and choice.pipeline.stopped is not None:
             self._finish(choice, [], [], "stop", choice.pipeline.stopped)
         elif emitted >= choice.limit:
             self._finish(choice, [], [], "length", None)
         else:
-            choice.started_s = self._loop.time()
-            if not self._active:
-                self._last_step_s = choice.started_s
-            self._active[choice.id] = choice
-            self._unsubmitted += choice.uncached
-            self._commands.put_nowait((choice, []))
+            if not choice.started_s:
+                choice.started_s = self._loop.time()
+            return False
+        return True
+
+    def begin_here(self, choice: ChoiceRun) -> None:
+        """Have this engine compute its prompt."""
+        self._activate(choice)
+        self._unsubmitted += choice.uncached
+        self._commands.put_nowait(partial(self._submit_here, choice))
+
+    def _activate(self, choice: ChoiceRun) -> None:
+        if not self._active:
+            self._last_step_s = self._loop.time()
+        self._active[choice.id] = choice
 
     def stop(self, run: Run) -> None:
         self._parked.pop(run, None)
@@ -297,8 +271,72 @@ class Runtime:
         for choice in mine:
             del self._active[choice.id]
         if mine:
-            self._commands.put_nowait((None, [choice.id for choice in mine]))
+            self._commands.put_nowait(partial(self._engine.abort, [choice.id for choice in mine]))
+        if run in self._remote:
+            remote, task = self._remote.pop(run)
+            task.cancel()
+            mine += remote.waiting
         return mine
+
+    # -- hand-overs ------------------------------------------------------------------------------------------
+
+    def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
+        """Give it to the engine; resolved by its first token (None), or by the fault `transfer_failed`."""
+        choice.came = self._loop.create_future()
+        self._activate(choice)
+        self._commands.put_nowait(partial(self._submit, choice, choice.id, handover))
+        return choice.came
+
+    def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
+        """Abort it in the engine, and let go of what `params` name."""
+        if self._active.pop(choice.id, None) is not None:
+            self._commands.put_nowait(partial(self._engine.abort, [choice.id]))
+        if params is not None:
+            self._commands.put_nowait(partial(self._engine.release, choice.id, params))
+
+    def _no_handover(self, choice: ChoiceRun, fault: Fault) -> None:
+        self._active.pop(choice.id, None)
+        if choice.came is not None and not choice.came.done():
+            choice.came.set_result(fault)
+
+    def submit_raw(self, sequence: Sequence, on_output: Callable[[Output], None]) -> None:
+        """A sequence that belongs to no run: all outputs go to `on_output`, one with a fault if the engine does not take it."""
+        if not self._raw and not self._active:
+            self._last_step_s = self._loop.time()
+        self._raw[sequence.id] = on_output
+        self._commands.put_nowait(partial(self._submit_raw, sequence))
+
+    async def _submit_raw(self, sequence: Sequence) -> None:
+        if sequence.id not in self._raw:
+            return
+        try:
+            await self._engine.submit(sequence)
+        except EngineDead:
+            raise
+        except WorkerError as error:
+            self._raw_output(Output(sequence.id, [], fault=Fault("engine_error", str(error), error.retriable)))
+
+    def abort_raw(self, sequence_id: str) -> None:
+        """Also lets go of what it has on offer. Nothing more of it reaches its taker."""
+        if self._raw.pop(sequence_id, None) is not None:
+            self._commands.put_nowait(partial(self._engine.abort, [sequence_id]))
+        self._commands.put_nowait(partial(self._engine.release, sequence_id, None))
+
+    def _raw_output(self, output: Output) -> None:
+        taker = self._raw.get(output.id)
+        if taker is None:
+            return
+        if output.finish is not None or output.fault is not None:
+            del self._raw[output.id]
+        taker(output)
+
+    async def set_role(self, role: str) -> None:
+        """Raises UnsupportedByEngine."""
+        try:
+            wanted = Role(role)
+        except ValueError:
+            raise UnsupportedByEngine(f"there is no role {role!r}; there are {', '.join(Role)}") from None
+        await self._engine.set_role(wanted)
 
     def park(self, run: Run) -> None:
         if run not in self._parked:
@@ -307,12 +345,16 @@ class Runtime:
 
     def unpark(self, run: Run) -> None:
         for choice in self._parked.pop(run, ()):
-            self._begin(choice)
+            if not self._ended_already(choice):
+                choice.came = None
+                self.begin_here(choice)
         if self._session is not None:
             self._session.flush()
 
     def load(self, report: LoadReport) -> LoadReport:
         load = self._engine.load()
+        if self._remotes is not None:
+            report = self._remotes.load(report)
         return msgspec.structs.replace(
             report,
             waiting=load.waiting,
@@ -339,6 +381,8 @@ class Runtime:
         for output in outputs:
             choice = active.get(output.id)
             if choice is None:
+                if self._raw:
+                    self._raw_output(output)
                 continue
             ids = output.ids
             if choice.plain and len(ids) == 1 and output.finish is None and output.fault is None:  # nearly every output
@@ -349,6 +393,10 @@ class Runtime:
 
     def _on_output(self, session: WorkerSession, choice: ChoiceRun, output: Output, now_s: float) -> None:
         if output.fault is not None:
+            if choice.came is not None and not choice.came.done():
+                log.info("handover.failed", sequence=choice.id, code=output.fault.code, why=output.fault.message)
+                self._no_handover(choice, output.fault)
+                return
             del self._active[choice.id]
             fault = JobFault("engine_error", output.fault.message, retriable=output.fault.retriable)
             if output.fault.retriable:
@@ -360,12 +408,7 @@ class Runtime:
             choice.cached_tokens = output.cached_tokens
         ids = output.ids
         if not choice.first_s and ids:
-            choice.first_s = now_s
-            metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
-            if not choice.told:
-                choice.told.append(True)
-                computed = len(choice.prompt) + choice.run.choices[choice.choice].start - choice.cached_tokens
-                session.prefilled(choice.run, max(0, computed))
+            self._first_token(session, choice, now_s)
         choice.plain = choice.first_s > 0.0 and not choice.generation.stop
         push = choice.push
         finish = output.finish
@@ -386,9 +429,22 @@ class Runtime:
         else:
             session.append(choice.run, choice.choice, ids, texts, logprobs=output.logprobs)
 
+    def _first_token(self, session: WorkerSession, choice: ChoiceRun, now_s: float) -> None:
+        choice.first_s = now_s
+        metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
+        tokens = len(choice.prompt) + choice.run.choices[choice.choice].start
+        computed = tokens - choice.cached_tokens
+        if choice.came is not None:
+            computed = min(computed, choice.computed_elsewhere)
+            if not choice.came.done():
+                choice.came.set_result(None)
+        if not choice.told:
+            choice.told.append(True)
+            session.prefilled(choice.run, max(0, computed))
+
     def _stopped_by_string(self, choice: ChoiceRun, ids: list[int], texts: list[str], output: Output) -> None:
         if output.finish is None:
-            self._commands.put_nowait((None, [choice.id]))
+            self._commands.put_nowait(partial(self._engine.abort, [choice.id]))
         self._finish(choice, ids, texts, "stop", choice.pipeline.stopped, output)
 
     def _finish(
@@ -414,7 +470,7 @@ class Runtime:
             tail=tail,
             prompt_tokens=len(choice.prompt),
             completion_tokens=completion_tokens,
-            cached_tokens=min(choice.cached_tokens, len(choice.prompt)),
+            cached_tokens=min(max(choice.cached_tokens, choice.cached_elsewhere), len(choice.prompt)),
         )
         metrics.TOKENS.labels("prompt").inc(len(choice.prompt))
         metrics.TOKENS.labels("completion").inc(completion_tokens)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 MOST_LABEL = 64  # characters
+
+PrefillMode = Literal["auto", "always", "never"]
+Unready = Literal["local", "refuse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +29,26 @@ class WorkerSettings:
     metrics_port: int | None = None  # None = no metrics endpoint, 0 = any free port
     separate_frames: bool = False  # token frames on a connection of their own: measured slower, docs/performance.md
     labels: Sequence[str] = ()  # what requests may ask for: zone, rack, kind of GPU, …
+    # of a decode worker, where no router has decided
+    prefill: PrefillMode = "auto"
+    prefill_min_tokens: int = 256  # auto: shorter prompts, less what is cached here, are computed here
+    prefill_unready: Unready = "local"  # when no prefill worker is ready
+    # of every hand-over
+    prefill_wait_s: float = 2.0  # how long a decode worker waits for somebody to take the job, unless the router says
+    transfer_timeout_s: float = 10.0  # from the hand-over to the first token
+    prefill_budget_tokens: int = 0  # what a prefill worker takes at once; 0 = two engine steps
 
     def __post_init__(self) -> None:
+        if self.prefill not in get_args(PrefillMode):
+            raise ValueError(f"prefill {self.prefill!r} is none of {', '.join(get_args(PrefillMode))}")
+        if self.prefill_unready not in get_args(Unready):
+            raise ValueError(f"prefill_unready {self.prefill_unready!r} is none of {', '.join(get_args(Unready))}")
+        for name in ("prefill_min_tokens", "prefill_budget_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("prefill_wait_s", "transfer_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for label in self.labels:
             if not label.strip() or len(label) > MOST_LABEL or "," in label:
                 raise ValueError(f"label {label!r}: 1 to {MOST_LABEL} characters, no comma")

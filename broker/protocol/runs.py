@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from broker.messages import Envelope, Finish, HistoryEntry, Row, RunRef, TokenLogprob
+from broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, TokenLogprob
 from broker.protocol.crashes import ALONE_FROM, suspected
 from jetstream.ports import Delivery
 
@@ -56,6 +56,7 @@ class Run:
         "history",
         "id",
         "judge",
+        "prefill",
         "ref",
         "resent_s",
         "run",
@@ -85,6 +86,7 @@ class Run:
         self.state = RunState.WAITING
         self.choices: list[ChoiceLog] = []
         self.resent_s = 0.0
+        self.prefill: PrefillDecision | None = None  # what the router has decided, if one has
 
     @property
     def alone(self) -> bool:

@@ -1,0 +1,219 @@
+"""The decode worker's side: have a prompt computed by another worker, and know at every moment whether it still is.
+
+Whoever takes a job must keep answering: it is asked every half second how the job stands, and once more right before its
+parameters are used, for engines wait long for a dead peer, and blocks that nobody keeps any more can be read without an error.
+Whatever goes wrong is a `PrefillFailed` with a reason, within a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from broker import metrics
+from broker.codec import decode, encode
+from broker.errors import WireError
+from broker.members import Members
+from broker.messages import WorkerMember
+from broker.moving import message_ttl_s
+from broker.prefill.errors import PrefillFailed
+from broker.prefill.messages import (
+    PrefillCheck,
+    PrefillDone,
+    PrefillDrop,
+    PrefillJob,
+    PrefillState,
+    PrefillTaken,
+    PrefillVerdict,
+)
+from broker.settings import Timing
+from jetstream.errors import JetStreamError, NoResponder, NotConnected, QueueFull, RequestTimeout
+from jetstream.ports import Messaging
+from jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+PROBE_S = 0.5  # how often a prefill worker is asked how the job stands
+PROBE_TIMEOUT_S = 0.5
+SILENT_PROBES = 2  # unanswered in a row: it is lost
+LOOK_S = 0.25  # how often the members are looked at while nobody has taken the job
+MOST_UNWANTED = 1024
+QUEUED_AT_MOST_S = 60.0  # a job that is forgotten in the stream goes by itself
+
+
+@dataclass(slots=True)
+class Asked:
+    """One job on its way. `directed`: the worker it was sent to, if it is not for any."""
+
+    job: PrefillJob
+    directed: str
+    seq: int = 0  # of the stored message
+    worker: str = ""  # who has taken it
+    taken: asyncio.Future[PrefillTaken] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: asyncio.Future[PrefillDone] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class PrefillClient:
+    """All jobs that one decode worker has asked for."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        members: Members,
+        *,
+        pool: str,
+        worker: str,
+        timing: Timing,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+        self._members = members
+        self._pool = pool
+        self._worker = worker
+        self._timing = timing
+        self._wall = wall
+        self._asked: dict[str, Asked] = {}
+        self._unwanted: asyncio.Queue[int] = asyncio.Queue(MOST_UNWANTED)  # stored jobs that nobody has taken
+
+    async def run(self) -> None:
+        """Delete what nobody should take any more, until cancelled. Should it fail: who takes it is told that it is stale."""
+        stream = self._subjects.stream("PREFILL")
+        while True:
+            seq = await self._unwanted.get()
+            try:
+                await self._messaging.delete_message(stream, seq)
+            except JetStreamError as error:
+                log.debug("prefill.not_deleted", seq=seq, error=str(error))
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def peers(self, handover: str) -> list[WorkerMember]:
+        """Prefill workers that are ready and whose engines can hand over to one with this word."""
+        return self._members.prefill_workers(self._pool, handover)
+
+    # -- the way of a job ------------------------------------------------------------------------------------
+
+    async def publish(self, job: PrefillJob, *, directed: str = "") -> None:
+        """Put it into the queue. Raises PrefillFailed."""
+        asked = self._asked[job.job] = Asked(job, directed)
+        try:
+            ack = await self._messaging.publish(
+                self._subjects.prefill(self._pool, directed or None),
+                encode(job),
+                msg_id=job.job,
+                ttl_s=min(message_ttl_s(job.deadline, self._wall(), self._timing.ttl_slack_s), QUEUED_AT_MOST_S),
+                timeout_s=self._timing.publish_timeout_s,
+            )
+        except QueueFull as error:
+            raise self._failed(job.job, "queue_full", str(error)) from None
+        except JetStreamError as error:  # should it be stored all the same, whoever takes it is told that it is stale
+            raise self._failed(job.job, "broker", str(error)) from None
+        asked.seq = ack.seq
+
+    async def taken(self, job: str, *, wait_s: float) -> PrefillTaken:
+        """Wait until somebody works on it. Raises PrefillFailed."""
+        asked = self._asked[job]
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + min(wait_s, max(0.0, asked.job.deadline - self._wall()))
+        while not asked.taken.done():
+            left = give_up - loop.time()
+            if left <= 0:
+                raise self._failed(job, "not_taken", f"nobody took the prefill job within {wait_s:g} s")
+            if asked.directed and not self._members.worker_live(self._pool, asked.directed):
+                raise self._failed(job, "peer_lost", f"prefill worker {asked.directed} is gone")
+            await asyncio.wait([asked.taken], timeout=min(left, LOOK_S))
+        return asked.taken.result()
+
+    async def done(self, job: str) -> PrefillDone:
+        """Wait until it is computed (style params) or over (rendezvous). Raises PrefillFailed."""
+        asked = self._asked[job]
+        silent = 0
+        while True:
+            await asyncio.wait([asked.done], timeout=PROBE_S)
+            if asked.done.done():
+                break
+            if asked.job.deadline <= self._wall():
+                raise self._failed(job, "deadline", "the deadline passed while the prompt was computed elsewhere")
+            state = await self._probe(asked)
+            if asked.done.done():
+                break
+            silent = silent + 1 if state is None else 0
+            if silent >= SILENT_PROBES or (state is not None and state.state == "unknown"):
+                raise self._failed(job, "peer_lost", f"prefill worker {asked.worker} lost the job, or is lost itself")
+        done = asked.done.result()
+        if done.fault is not None:
+            raise self._failed(job, "peer_failed", f"prefill worker {done.worker}: {done.fault.message}")
+        return done
+
+    async def confirm(self, job: str, *, least_s: float) -> float:
+        """Right before its parameters are used: for how long the blocks are kept, at least `least_s`. Raises PrefillFailed."""
+        asked = self._asked[job]
+        for _ in range(SILENT_PROBES):
+            state = await self._probe(asked)
+            if state is None:
+                continue
+            if state.state == "held" and state.left_s >= least_s:
+                return state.left_s
+            raise self._failed(job, "expired", f"prefill worker {asked.worker} keeps the blocks no longer ({state.state})")
+        raise self._failed(job, "peer_lost", f"prefill worker {asked.worker} does not answer")
+
+    def settle(self, job: str) -> None:
+        """The blocks are here, or nobody wants them: the prefill worker may forget them. Fine when unknown."""
+        asked = self._asked.pop(job, None)
+        if asked is None:
+            return
+        for future in (asked.taken, asked.done):
+            future.cancel()
+        if asked.worker:
+            self._messaging.send(self._subjects.control(asked.worker), encode(PrefillDrop(jobs=[job])))
+        elif asked.seq and not self._unwanted.full():
+            self._unwanted.put_nowait(asked.seq)
+
+    # -- what prefill workers say ----------------------------------------------------------------------------
+
+    def on_taken(self, said: PrefillTaken) -> PrefillVerdict:
+        asked = self._asked.get(said.job)
+        if asked is None or asked.worker not in ("", said.worker):
+            return PrefillVerdict(verdict="stale")
+        asked.worker = said.worker
+        if not asked.taken.done():
+            asked.taken.set_result(said)
+        return PrefillVerdict(verdict="go")
+
+    def on_done(self, said: PrefillDone) -> PrefillVerdict:
+        verdict = self.on_taken(PrefillTaken(job=said.job, worker=said.worker))  # should that message have been lost
+        if verdict.verdict == "go" and not (done := self._asked[said.job].done).done():
+            done.set_result(said)
+        return verdict
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _probe(self, asked: Asked) -> PrefillState | None:
+        """None: no answer. While this worker itself is cut off, that says nothing, and is waited out."""
+        subject = self._subjects.control(asked.worker)
+        question = encode(PrefillCheck(job=asked.job.job))
+        while True:
+            try:
+                answer = await self._messaging.request(subject, question, timeout_s=PROBE_TIMEOUT_S)
+                return decode(PrefillState, answer)
+            except NotConnected:
+                if asked.job.deadline <= self._wall():
+                    return None
+                await asyncio.sleep(self._timing.retry_s)
+            except (NoResponder, RequestTimeout):
+                return None
+            except WireError as error:
+                metrics.MALFORMED.labels("reply").inc()
+                log.error("reply.malformed", worker=asked.worker, error=str(error))
+                return None
+
+    def _failed(self, job: str, reason: object, message: str) -> PrefillFailed:
+        self.settle(job)
+        return PrefillFailed(reason, message)  # type: ignore[arg-type]

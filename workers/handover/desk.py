@@ -1,0 +1,87 @@
+"""What a worker knows of hand-overs: its role, who its peers are, what is decided, and how the last one went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from broker.messages import Generation, LoadReport, PrefillDecision
+from broker.prefill.client import PrefillClient
+from broker.protocol.runs import Run
+from workers.choice import ChoiceRun
+from workers.engine import DisaggStyle, EngineInfo, Role
+from workers.handover.deciding import Situation, decide
+from workers.handover.remote import Engines, Handed, HandoverSettings, RemotePrefill
+from workers.settings import WorkerSettings
+
+
+class HandoverDesk:
+    """Implements `workers.runtime.Remotes`."""
+
+    def __init__(
+        self,
+        client: PrefillClient,
+        engines: Engines,
+        info: EngineInfo,
+        settings: WorkerSettings,
+        *,
+        style: DisaggStyle,
+        worker: str,
+        role: Callable[[], str],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`role()`: the present one."""
+        self._client = client
+        self._engines = engines
+        self._info = info
+        self._settings = settings
+        self._style = style
+        self._worker = worker
+        self._role = role
+        self._wall = wall
+        self._last = Handed()
+
+    def decide(self, run: Run, choices: list[ChoiceRun], generation: Generation) -> PrefillDecision:
+        """Where the prompt of these choices of one run is computed."""
+        role = Role(self._role())
+        if role is not Role.DECODE:
+            return PrefillDecision(reason="aggregated")
+        choice = choices[0]
+        settings = self._settings
+        here = Situation(
+            role=role,
+            hands_over=bool(self._info.handover),
+            peers=frozenset(peer.worker for peer in self._client.peers(self._info.handover)),
+            tokens=choice.tokens,
+            uncached=choice.uncached,
+            block_size=self._info.block_size,
+            needs_own_prefill="prompt_logprobs" if generation.prompt_logprobs is not None else "",
+        )
+        decision = decide(run.prefill, here, mode=settings.prefill, min_tokens=settings.prefill_min_tokens)
+        if decision.reason == "no_prefill_worker" and settings.prefill_unready == "refuse":
+            return msgspec.structs.replace(decision, refuse=True)
+        return decision
+
+    def remote(self, choices: list[ChoiceRun], decision: PrefillDecision, payload: bytes) -> RemotePrefill:
+        """One that is ready to run."""
+        return RemotePrefill(
+            choices,
+            decision,
+            payload,
+            client=self._client,
+            engines=self._engines,
+            info=self._info,
+            style=self._style,
+            worker=self._worker,
+            settings=HandoverSettings(wait_s=self._settings.prefill_wait_s, transfer_s=self._settings.transfer_timeout_s),
+            last=self._last,
+            wall=self._wall,
+        )
+
+    def load(self, report: LoadReport) -> LoadReport:
+        """Fill in what load reports say of hand-overs."""
+        if not self._last.tokens:
+            return report
+        return msgspec.structs.replace(report, handover_s=self._last.took_s, handover_tokens=self._last.tokens)
