@@ -11,6 +11,7 @@ HeadraceError
     │   ├── Overloaded             a queue is full; `retry_after_s`
     │   ├── BrokerUnavailable      the broker cannot be reached, or this ingress has lost its lease
     │   └── RequestTooLarge        does not fit, not even spilled
+    ├── PrefillFailed              (broker/prefill) another worker did not compute a prompt; never leaves the decode worker
     └── JobError                   the one end of an accepted request, other than an answer
         ├── DeadlineExceeded
         ├── JobRefused             shed after acceptance; `reason`, `retry_after_s`
