@@ -41,6 +41,7 @@ log = structlog.get_logger()
 
 FRESH_S = 1.0  # a younger job of a first delivery is started without a question
 POLL_S = 0.05
+ASK_AGAIN_S = 2.0  # blocks that are kept for longer: does anybody want them? That nobody does is said once, and may get lost
 
 
 class PrefillExecutor(Protocol):
@@ -73,6 +74,7 @@ class Held:
     state: str = "asking"
     started_s: float = 0.0
     kept_until_s: float = 0.0  # by the engine, once it is computed
+    asked_s: float = 0.0  # when the decode worker was last asked
     answer: PrefillDone | None = None
     computed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -182,6 +184,9 @@ class PrefillServer:
                         metrics.PREFILL_JOBS.labels("never_fetched").inc()
                         self.drop(held.job.job)
                         continue
+                    if now > held.asked_s + ASK_AGAIN_S and held.answer is not None and self._tasks is not None:
+                        held.asked_s = now
+                        self._tasks.create_task(self._ask(held, held.answer, again=False))
                 elif self._lease.held:
                     held.delivery.progress()
                 if not self._members.worker_live(self._pool, held.job.decode):
@@ -238,6 +243,7 @@ class PrefillServer:
             self._forget(held)
         else:
             held.state = "held"
+            held.asked_s = self._loop.time()
 
     async def _start(self, held: Held) -> bool:
         """False: it is gone. True also when it was refused meanwhile, for that is still to be told."""
@@ -253,7 +259,7 @@ class PrefillServer:
         self._executor.start(held.job, payload)
         return True
 
-    async def _ask(self, held: Held, what: PrefillTaken | PrefillDone) -> bool:
+    async def _ask(self, held: Held, what: PrefillTaken | PrefillDone, *, again: bool = True) -> bool:
         """Whether the decode worker says `go`; asked until it has said anything, or is gone. On `stale` the job is dropped."""
         subject = self._subjects.control(held.job.decode)
         data = encode(what)
@@ -276,6 +282,8 @@ class PrefillServer:
             if await self._members.worker_gone(self._pool, held.job.decode):
                 metrics.PREFILL_JOBS.labels("decode_gone").inc()
                 self.drop(held.job.job)
+                return False
+            if not again:
                 return False
             await asyncio.sleep(self._timing.retry_s)
         return False

@@ -16,7 +16,7 @@ from broker.stream import JobStream
 from broker.worker import WorkerSession
 from jetstream.errors import JetStreamError
 from jetstream.topology import Topology
-from tests.simulation.prefill_engine import Cluster, ScriptedEngine, token
+from tests.simulation.prefill_engine import LEASE_S, Cluster, ScriptedEngine, token
 from tests.simulation.protocol_deployment import SUBJECTS, TIMING
 from tests.simulation.protocol_requests import CARD, POOL
 from tests.simulation.world import Machine, Violation, World
@@ -43,7 +43,8 @@ class Shape:
     style: DisaggStyle = DisaggStyle.PARAMS
     lengths: tuple[int, ...] = (20, 200, 600)  # prompt tokens
     budget: int = 800
-    role_changes: bool = False
+    lease_s: float = LEASE_S
+    deaf: bool = False  # prefill workers take nothing
 
 
 @dataclass(eq=False, slots=True)
@@ -102,11 +103,10 @@ class Deployment:
     # -- processes ----------------------------------------------------------------------------------------------
 
     async def work(self, machine: Machine, role: str) -> None:
-        runtime_holder: list[Runtime] = []
-        engine = ScriptedEngine(machine, self.cluster, self.shape.style, lambda outputs: runtime_holder[0].on_step(outputs))
+        engine = ScriptedEngine(machine, self.cluster, self.shape.style, lease_s=self.shape.lease_s)
         info = engine.info()
         runtime = Runtime(engine, stall_s=300.0)  # type: ignore[arg-type]
-        runtime_holder.append(runtime)
+        engine.sink = runtime.on_step
         prefilling = Prefilling(
             engine,  # type: ignore[arg-type]
             info,
@@ -132,6 +132,8 @@ class Deployment:
         )
         assert session.prefill_server is not None
         prefilling.finished = session.prefill_server.finished
+        if self.shape.deaf:
+            session.prefill_server._may_take = lambda: False
         desk = HandoverDesk(
             session.prefill_client,
             runtime,
@@ -146,16 +148,15 @@ class Deployment:
         self.workers[machine.id] = Worker(machine, session, engine)
         try:
             async with asyncio.TaskGroup() as tasks:
-                async with asyncio.TaskGroup() as inner:
-                    engine.tasks = inner
-                    running = tasks.create_task(runtime.run())
-                    try:
-                        await session.run()
-                    except JetStreamError as error:  # it could not even register: started again
-                        machine.note("not started", repr(error))
-                    running.cancel()
-                    for task in list(engine.running.values()):
-                        task.cancel()
+                engine.tasks = tasks
+                running = tasks.create_task(runtime.run())
+                try:
+                    await session.run()
+                except JetStreamError as error:  # it could not even register: started again
+                    machine.note("not started", repr(error))
+                running.cancel()
+                for task in list(engine.running.values()):
+                    task.cancel()
         finally:
             if machine.alive:
                 self.left.add(machine.id)

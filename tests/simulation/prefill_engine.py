@@ -48,11 +48,12 @@ class Cluster:
 class ScriptedEngine:
     """Implements `workers.engine.Engine`, as far as the runtime uses it."""
 
-    def __init__(self, machine: Machine, cluster: Cluster, style: DisaggStyle, sink: Sink) -> None:
+    def __init__(self, machine: Machine, cluster: Cluster, style: DisaggStyle, *, lease_s: float = LEASE_S) -> None:
         self.machine = machine
         self.cluster = cluster
-        self.sink = sink
+        self.sink: Sink = lambda outputs: None
         self.style = style
+        self.lease_s = lease_s
         self.running: dict[str, asyncio.Task[None]] = {}
         self.offers: dict[str, float] = {}  # until when
         self.rooms: dict[int, asyncio.Event] = {}  # of a prefill side: set when the decode side has come
@@ -76,7 +77,7 @@ class ScriptedEngine:
             vocab_size=VOCABULARY,
             eos_token_ids=(),
             handover="scripted",
-            lease_s=LEASE_S,
+            lease_s=self.lease_s,
             address=self.address,
         )
 
@@ -140,8 +141,8 @@ class ScriptedEngine:
         params = None
         if room is None:
             params = {"engine": self.address, "job": sequence.id}
-            self.offers[sequence.id] = self.machine.loop.time() + LEASE_S
-            self.machine.loop.call_later(LEASE_S, self.offers.pop, sequence.id, None)
+            self.offers[sequence.id] = self.machine.loop.time() + self.lease_s
+            self.machine.loop.call_later(self.lease_s, self.offers.pop, sequence.id, None)
         else:
             try:
                 async with asyncio.timeout(ROOM_S):

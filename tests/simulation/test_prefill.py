@@ -41,6 +41,8 @@ SCENARIOS = {
     "long prompts": scenario("long prompts", Shape(lengths=(600, 900, 1200), requests=8, budget=600), kinds=KINDS),
     "queue full": scenario("queue full", Shape(), kinds=KINDS, config=SimConfig(full=0.5, never_full=never_full)),
     "no dedupe": scenario("no dedupe", Shape(), kinds=KINDS, config=SimConfig(dedupe=False, noise=0.1)),
+    "nobody takes it": scenario("nobody takes it", Shape(prefill=1, deaf=True), kinds=KINDS),
+    "kept for ever": scenario("kept for ever", Shape(lease_s=10_000.0), kinds=(*KINDS, "crash", "cancel")),
     "roles": scenario("roles", Shape(requests=8), kinds=("role", "role", "drain", "crash"), faults=6),
 }
 SMALL = scenario("small", Shape(prefill=1, decode=1, requests=2, lengths=(200,)))

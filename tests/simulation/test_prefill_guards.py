@@ -1,0 +1,123 @@
+"""Each rule of hand-overs matters: without it the search finds a broken promise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.prefill import server
+from broker.prefill.client import Asked, PrefillClient
+from broker.prefill.messages import PrefillDone, PrefillState, PrefillTaken, PrefillVerdict
+from broker.prefill.server import PrefillServer
+from broker.roles import RoleChange
+from tests.simulation.search import play
+from tests.simulation.test_prefill import SCENARIOS
+from workers.handover.remote import RemotePrefill
+from workers.runtime import Runtime
+
+pytestmark = pytest.mark.deep
+
+SEEDS = 200
+Guard = Callable[[pytest.MonkeyPatch], None]
+
+
+def parameters_are_confirmed_before_they_are_used(patch: pytest.MonkeyPatch) -> None:
+    async def confirm(self: PrefillClient, job: str, *, least_s: float) -> float:
+        return 1000.0
+
+    patch.setattr(PrefillClient, "confirm", confirm)
+
+
+def a_prefill_worker_is_probed(patch: pytest.MonkeyPatch) -> None:
+    async def probe(self: PrefillClient, asked: Asked) -> PrefillState:
+        return PrefillState(state="held", left_s=1000.0)
+
+    patch.setattr(PrefillClient, "_probe", probe)
+
+
+def nobody_waits_for_ever_to_be_taken(patch: pytest.MonkeyPatch) -> None:
+    async def taken(self: PrefillClient, job: str, *, wait_s: float) -> PrefillTaken:
+        return await self._asked[job].taken
+
+    patch.setattr(PrefillClient, "taken", taken)
+
+
+def nobody_waits_for_ever_for_a_transfer(patch: pytest.MonkeyPatch) -> None:
+    async def first_token(self: RemotePrefill, came: asyncio.Future[Any]) -> None:
+        if await came is not None:
+            raise self._transfer_failed(came.result())
+
+    patch.setattr(RemotePrefill, "_first_token", first_token)
+
+
+def what_is_not_wanted_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefillClient, "settle", lambda self, job: self._asked.pop(job, None) and None)
+
+
+def a_job_that_nobody_waits_for_is_stale(patch: pytest.MonkeyPatch) -> None:
+    def on_done(self: PrefillClient, said: PrefillDone) -> PrefillVerdict:
+        self.on_taken(PrefillTaken(job=said.job, worker=said.worker))
+        if said.job in self._asked and not (done := self._asked[said.job].done).done():
+            done.set_result(said)
+        return PrefillVerdict(verdict="go")
+
+    patch.setattr(PrefillClient, "on_done", on_done)
+
+
+def a_drop_that_got_lost_is_noticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(server, "ASK_AGAIN_S", 1000.0)
+
+
+def the_dead_want_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefillServer, "_drop_all_of", lambda self, decode_worker: None)
+
+
+def a_stopped_run_gives_its_hand_over_up(patch: pytest.MonkeyPatch) -> None:
+    def withdraw(self: Runtime, run: Any) -> list[Any]:
+        mine = [choice for choice in self._active.values() if choice.run is run]
+        for choice in mine:
+            del self._active[choice.id]
+        return mine
+
+    patch.setattr(Runtime, "_withdraw", withdraw)
+
+
+def a_role_changes_only_when_the_engine_is_empty(patch: pytest.MonkeyPatch) -> None:
+    async def finish(self: RoleChange, grace_s: float) -> None: ...
+
+    patch.setattr(RoleChange, "_finish", finish)
+
+
+def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    from broker.worker import WorkerSession
+
+    async def keep(self: WorkerSession, delivery: Any) -> None: ...
+
+    patch.setattr(WorkerSession, "_return", keep)
+
+
+# In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.
+WHERE: dict[Guard, tuple[str, int]] = {
+    parameters_are_confirmed_before_they_are_used: ("params", 0),
+    a_prefill_worker_is_probed: ("params", 0),
+    nobody_waits_for_ever_to_be_taken: ("nobody takes it", 0),
+    nobody_waits_for_ever_for_a_transfer: ("params", 0),
+    what_is_not_wanted_is_dropped: ("kept for ever", 0),
+    a_job_that_nobody_waits_for_is_stale: ("kept for ever", 0),
+    a_drop_that_got_lost_is_noticed: ("kept for ever", 2),
+    the_dead_want_nothing: ("kept for ever", 0),
+    a_stopped_run_gives_its_hand_over_up: ("kept for ever", 0),
+    a_role_changes_only_when_the_engine_is_empty: ("roles", 0),
+    what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 0),
+}
+
+
+@pytest.mark.parametrize("guard", WHERE, ids=lambda guard: guard.__name__)
+def test_without_it_a_promise_is_broken(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, first = WHERE[guard]
+    assert play(SCENARIOS[where], first).error is None
+    guard(monkeypatch)
+    assert any(play(SCENARIOS[where], seed).error for seed in range(first, first + SEEDS)), f"nobody misses {guard.__name__}"
