@@ -228,6 +228,8 @@ class WorkerSession:
         for request_class in REQUEST_CLASSES:
             await self._messaging.ensure_consumer(request_consumer(self._subjects, self.pool, request_class))
         await self._messaging.ensure_consumer(work_consumer(self._subjects, self.pool, self.worker))
+        if self.prefill_server is not None and not self.member.serves:
+            await self.prefill_server.ensure_consumers()
 
     @property
     def registered(self) -> bool:

@@ -164,17 +164,21 @@ class PrefillClient:
             raise self._failed(job, "expired", f"prefill worker {asked.worker} keeps the blocks no longer ({state.state})")
         raise self._failed(job, "peer_lost", f"prefill worker {asked.worker} does not answer")
 
-    def settle(self, job: str) -> None:
-        """The blocks are here, or nobody wants them: the prefill worker may forget them. Fine when unknown."""
+    def settle(self, job: str) -> str:
+        """The blocks are here, or nobody wants them: the prefill worker may forget them. Fine when unknown.
+
+        Returns who had taken it, if somebody had.
+        """
         asked = self._asked.pop(job, None)
         if asked is None:
-            return
+            return ""
         for future in (asked.taken, asked.done):
             future.cancel()
         if asked.worker:
             self._messaging.send(self._subjects.control(asked.worker), encode(PrefillDrop(jobs=[job])))
         elif asked.seq and not self._unwanted.full():
             self._unwanted.put_nowait(asked.seq)
+        return asked.worker
 
     # -- what prefill workers say ----------------------------------------------------------------------------
 
@@ -215,5 +219,5 @@ class PrefillClient:
                 return None
 
     def _failed(self, job: str, reason: object, message: str) -> PrefillFailed:
-        self.settle(job)
-        return PrefillFailed(reason, message)  # type: ignore[arg-type]
+        by = self.settle(job)
+        return PrefillFailed(reason, message, worker=by)  # type: ignore[arg-type]

@@ -24,8 +24,9 @@ ANOTHER_TRY: frozenset[FailReason] = frozenset({"peer_lost", "peer_failed", "exp
 
 
 class PrefillFailed(BrokerError):
-    """A hand-over came to nothing. `reason` is a metric label."""
+    """A hand-over came to nothing. `reason` is a metric label; `worker`: who had taken the job, if somebody had."""
 
-    def __init__(self, reason: FailReason, message: str) -> None:
+    def __init__(self, reason: FailReason, message: str, *, worker: str = "") -> None:
         super().__init__(message)
         self.reason: FailReason = reason
+        self.worker = worker

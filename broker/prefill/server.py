@@ -113,7 +113,8 @@ class PrefillServer:
         self._held: dict[str, Held] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._pulls: list[PullLoop] = []
-        for spec in (prefill_consumer(subjects, pool, worker), prefill_consumer(subjects, pool)):
+        self._specs = (prefill_consumer(subjects, pool, worker), prefill_consumer(subjects, pool))
+        for spec in self._specs:
             self._pulls.append(
                 messaging.pull(
                     spec.stream,
@@ -164,6 +165,11 @@ class PrefillServer:
             await asyncio.sleep(POLL_S)
         for job in list(self._held):
             self.drop(job)
+
+    async def ensure_consumers(self) -> None:
+        """Before the first pull; later on each is made again when it is missing. Raises JetStreamError."""
+        for spec in self._specs:
+            await self._messaging.ensure_consumer(spec)
 
     async def forget_consumer(self) -> None:
         """Nobody will read this worker's own jobs any more. Raises JetStreamError."""

@@ -44,6 +44,7 @@ class Shape:
     lengths: tuple[int, ...] = (20, 200, 600)  # prompt tokens
     budget: int = 800
     lease_s: float = LEASE_S
+    first_s: float = 0.0  # no request comes before
     deaf: bool = False  # prefill workers take nothing
 
 
@@ -174,7 +175,7 @@ class Deployment:
 
     async def _client(self, machine: Machine, ingress: Ingress) -> None:
         rng = machine.rng
-        await asyncio.sleep(rng.uniform(0.0, 4.0))
+        await asyncio.sleep(rng.uniform(self.shape.first_s, 4.0))
         prompt = [rng.randrange(100, 30_000) for _ in range(rng.choice(self.shape.lengths))]
         choices = rng.choice((1, 1, 2))
         max_tokens = rng.choice((1, 8, 30))
@@ -231,10 +232,10 @@ class Deployment:
 
     def _change_role(self, worker: Worker) -> None:
         living = [w for w in self.workers.values() if w.machine.alive and w.machine.id not in self.left]
-        serving = [w for w in living if w.session.member.serves]
+        serving = [w for w in living if w.session.member.serves and w.session.taking]
         others = [role for role in ROLES if role != worker.session.member.role]
-        if serving == [worker]:  # who takes the last one that serves away gets no answers
-            others.remove("prefill")
+        if not set(serving) - {worker}:  # who takes the last one that serves away gets no answers
+            others = [role for role in others if role != "prefill"]
         role = self.world.rng.choice(others)
         worker.session.begin_role(role, self.world.rng.choice((0.0, 0.5, 3.0)), "")
 

@@ -45,8 +45,10 @@ SCENARIOS = {
     "kept for ever": scenario("kept for ever", Shape(lease_s=10_000.0), kinds=(*KINDS, "crash", "cancel")),
     "roles": scenario("roles", Shape(requests=8), kinds=("role", "role", "drain", "crash"), faults=6),
 }
-SMALL = scenario("small", Shape(prefill=1, decode=1, requests=2, lengths=(200,)))
-SMALL_ROOM = scenario("small room", Shape(prefill=1, decode=1, requests=2, lengths=(200,), style=DisaggStyle.RENDEZVOUS))
+SMALL = scenario("small", Shape(prefill=1, decode=1, requests=2, lengths=(200,), first_s=1.0))
+SMALL_ROOM = scenario(
+    "small room", Shape(prefill=1, decode=1, requests=2, lengths=(200,), first_s=1.0, style=DisaggStyle.RENDEZVOUS)
+)
 
 
 @pytest.mark.parametrize("small", [SMALL, SMALL_ROOM], ids=lambda one: one.name)

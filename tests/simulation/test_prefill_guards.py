@@ -54,7 +54,7 @@ def nobody_waits_for_ever_for_a_transfer(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_not_wanted_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefillClient, "settle", lambda self, job: self._asked.pop(job, None) and None)
+    patch.setattr(PrefillClient, "settle", lambda self, job: self._asked.pop(job, None) and "")
 
 
 def a_job_that_nobody_waits_for_is_stale(patch: pytest.MonkeyPatch) -> None:

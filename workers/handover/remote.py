@@ -109,6 +109,7 @@ class RemotePrefill:
 
     async def _remote(self) -> bool:
         directed = self._decision.worker
+        failed: set[str] = set()
         for attempt in range(TRIES):
             self._job = self._choice.renew(str(attempt) if attempt else "")
             try:
@@ -116,13 +117,17 @@ class RemotePrefill:
             except PrefillFailed as error:
                 metrics.PREFILL_FAILURES.labels(error.reason).inc()
                 log.warning("prefill.failed", job=self._job, reason=error.reason, why=str(error), attempt=attempt + 1)
-                self._client.settle(self._job)
-                if error.reason not in ANOTHER_TRY or not self._client.peers(self._info.handover):
+                failed |= {error.worker, self._client.settle(self._job)}
+                if error.reason not in ANOTHER_TRY or not self._others(failed):
                     return False
-                directed = ""  # it was that one's fault
+                directed = ""
             else:
                 return True
         return False
+
+    def _others(self, failed: set[str]) -> bool:
+        """Whether there are prefill workers that have not failed with this very request."""
+        return any(peer.worker not in failed for peer in self._client.peers(self._info.handover))
 
     async def _try(self, directed: str) -> None:
         """Raises PrefillFailed."""

@@ -1,0 +1,246 @@
+"""Prefill and decode workers killed and frozen around a hand-over over NIXL: every answer is exact, no block is kept.
+
+The simulator computes 2,000 prompt tokens a second here and takes a second over each transfer, so that there is time to strike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import openai
+import pytest
+
+from broker.codec import decode, encode, pack_u32
+from broker.messages import Generation, LoadReport, WorkerMember
+from broker.prefill.messages import PrefillJob
+from headrace.control import live_workers
+from jetstream.client import Connection, ConnectOptions
+from jetstream.errors import QueueFull
+from jetstream.subjects import Subjects
+from tests.running_up import RunningUp
+from workers.sim.tokens import expected_text
+
+pytestmark = pytest.mark.fault
+pytest.importorskip("nixl", reason="NIXL is not installed")
+
+SUBJECTS = Subjects()
+TIMING = '{"prefill_tokens_per_s": 2000, "decode_base_s": 0.01, "transfer_per_descriptor_s": 1.0}'
+ALWAYS = ("--mode", "disagg", "--prefill", "always", "--routers", "0", "--engine-arg", f"timing_overrides={TIMING}")
+PROMPT = list(range(1000, 3000))  # a second to compute
+ANSWER = 60
+
+
+class Asking:
+    """One streamed completion in a thread of its own."""
+
+    def __init__(self, up: RunningUp, prompt: list[int] = PROMPT, max_tokens: int = ANSWER) -> None:
+        self.prompt, self.max_tokens = prompt, max_tokens
+        self.url = f"{up.state()['url']}/v1"
+        self.text = ""
+        self.error: Exception | None = None
+        self.first_s: float | None = None
+        self.began_s = time.monotonic()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            with openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60) as api:
+                stream = api.completions.create(
+                    model="sim",
+                    prompt=self.prompt,
+                    max_tokens=self.max_tokens,
+                    temperature=0,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                for chunk in stream:
+                    self.first_s = self.first_s or time.monotonic()
+                    self.text += "".join(choice.text for choice in chunk.choices)
+        except Exception as error:
+            self.error = error
+
+    def must_be_exact(self) -> None:
+        self.thread.join(60)
+        assert not self.thread.is_alive(), "the answer never ended"
+        assert self.error is None
+        assert self.text == expected_text(self.prompt, self.max_tokens)
+
+
+def workers(up: RunningUp) -> dict[str, WorkerMember]:
+    """Ready workers by name."""
+
+    async def ask() -> dict[str, WorkerMember]:
+        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        async with await Connection.connect(options, subjects=SUBJECTS) as connection:
+            return {m.worker.rpartition("-")[0]: m for m in await live_workers(connection, SUBJECTS) if not m.draining}
+
+    return asyncio.run(ask())
+
+
+def blocks_used(up: RunningUp) -> dict[str, int]:
+    """KV blocks that sequences or hand-overs hold, by worker, as its next load report says."""
+
+    async def ask() -> dict[str, int]:
+        found: dict[str, int] = {}
+        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        async with await Connection.connect(options, subjects=SUBJECTS) as connection:
+            live = await live_workers(connection, SUBJECTS)
+
+            def on_report(message: object) -> None:
+                report = decode(LoadReport, message.data)  # type: ignore[attr-defined]
+                found[report.worker] = report.blocks_used + report.running
+
+            await connection.subscribe(SUBJECTS.load_filter(live[0].pool), on_report)
+            await asyncio.sleep(0.5)
+        return {member.worker: found[member.worker] for member in live}
+
+    return asyncio.run(ask())
+
+
+def begin(start: Callable[..., RunningUp], *flags: str, prefill: int = 1, decode_workers: int = 1) -> RunningUp:
+    up = start(*ALWAYS, "--prefill-workers", str(prefill), "--decode-workers", str(decode_workers), *flags)
+    up.until("all have joined", lambda: len(workers(up)) == prefill + decode_workers)
+    up.until("all have met", lambda: len(up.events("peer.met")) == prefill * decode_workers)
+    return up
+
+
+def no_block_is_kept(up: RunningUp, names: int) -> None:
+    up.until("no block is kept", lambda: len(used := blocks_used(up)) >= names and not any(used.values()))
+
+
+def failures(up: RunningUp) -> list[str]:
+    return [event["reason"] for event in up.events("prefill.failed")]
+
+
+def test_a_prompt_is_computed_elsewhere_and_its_blocks_are_let_go(start: Callable[..., RunningUp]) -> None:
+    up = begin(start)
+    Asking(up).must_be_exact()
+    assert failures(up) == []
+    no_block_is_kept(up, 2)
+
+
+@pytest.mark.parametrize("after_s", [0.4, 1.6], ids=["before the transfer", "during the transfer"])
+def test_a_prefill_worker_is_killed(start: Callable[..., RunningUp], after_s: float) -> None:
+    up = begin(start)
+    asking = Asking(up)
+    time.sleep(after_s)
+    os.kill(workers(up)["prefill-1"].pid, signal.SIGKILL)
+    asking.must_be_exact()
+    assert failures(up) in (["peer_lost"], ["transfer_failed"], ["transfer_timeout"])
+    no_block_is_kept(up, 1)
+
+
+def test_a_prefill_worker_is_killed_after_the_transfer(start: Callable[..., RunningUp]) -> None:
+    up = begin(start)
+    asking = Asking(up, max_tokens=200)
+    up.until("the first token", lambda: asking.first_s is not None)
+    os.kill(workers(up)["prefill-1"].pid, signal.SIGKILL)
+    asking.must_be_exact()
+    assert failures(up) == []
+    no_block_is_kept(up, 1)
+
+
+def test_another_prefill_worker_takes_over(start: Callable[..., RunningUp]) -> None:
+    up = begin(start, prefill=2)
+    asking = Asking(up)
+    time.sleep(0.4)
+    used = blocks_used(up)
+    (busy,) = [member for member in workers(up).values() if member.role == "prefill" and used[member.worker]]
+    os.kill(busy.pid, signal.SIGKILL)
+    asking.must_be_exact()
+    assert len(failures(up)) == 1
+    no_block_is_kept(up, 2)
+
+
+def test_a_frozen_prefill_worker_costs_a_bounded_wait(start: Callable[..., RunningUp]) -> None:
+    up = begin(start)
+    asking = Asking(up)
+    time.sleep(0.4)
+    pid = workers(up)["prefill-1"].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asking.must_be_exact()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert failures(up) == ["peer_lost"]
+    no_block_is_kept(up, 2)
+
+
+@pytest.mark.parametrize("after_s", [0.4, 1.6], ids=["before the transfer", "during the transfer"])
+def test_a_decode_worker_is_killed_while_it_waits(start: Callable[..., RunningUp], after_s: float) -> None:
+    up = begin(start, decode_workers=2)
+    asking = Asking(up)
+    time.sleep(after_s)
+    used = blocks_used(up)
+    (busy,) = [member for member in workers(up).values() if member.role == "decode" and used[member.worker]]
+    os.kill(busy.pid, signal.SIGKILL)
+    asking.must_be_exact()
+    no_block_is_kept(up, 2)
+
+
+def test_a_transfer_that_stalls_is_given_up(start: Callable[..., RunningUp]) -> None:
+    up = start(*ALWAYS, "--transfer-timeout", "1.5", "--engine-arg", 'faults={"stall_transfer": true}')
+    up.until("all have joined", lambda: len(workers(up)) == 2)
+    Asking(up).must_be_exact()
+    assert failures(up)[0] in ("transfer_timeout", "transfer_failed")
+    no_block_is_kept(up, 2)
+
+
+def test_a_full_prefill_queue_means_computing_here(start: Callable[..., RunningUp]) -> None:
+    up = begin(start)
+    member = workers(up)["prefill-1"]
+    os.kill(member.pid, signal.SIGSTOP)
+    try:
+        asyncio.run(_fill(up, member.pool))
+        asking = Asking(up)
+        asking.must_be_exact()
+    finally:
+        os.kill(member.pid, signal.SIGCONT)
+    assert failures(up) == ["queue_full"]
+    no_block_is_kept(up, 2)
+
+
+async def _fill(up: RunningUp, pool: str) -> None:
+    """Jobs of a decode worker that does not exist, until the queue takes no more."""
+    now = time.time()
+    options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+    async with await Connection.connect(options, subjects=SUBJECTS) as connection:
+        payload = encode(Generation(token_ids=pack_u32([1, 2, 3])))
+        with suppress(QueueFull):
+            while True:
+                name = secrets.token_hex(8)
+                job = PrefillJob(
+                    job=name,
+                    id=name,
+                    attempt=1,
+                    decode="nobody",
+                    deadline=now + 600,
+                    created=now - 60,
+                    tokens=3,
+                    uncached=3,
+                    payload=payload,
+                )
+                await asyncio.gather(*(connection.publish(SUBJECTS.prefill(pool), encode(job)) for _ in range(64)))
+
+
+def test_a_client_that_leaves_while_its_prompt_is_computed_frees_both_sides(
+    start: Callable[..., RunningUp], tmp_path: Path
+) -> None:
+    up = begin(start)
+    for wait_s in (0.4, 1.6):
+        url = f"{up.state()['url']}/v1"
+        with (
+            openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=wait_s) as api,
+            pytest.raises(openai.APITimeoutError),
+        ):
+            api.completions.create(model="sim", prompt=[7, *PROMPT], max_tokens=ANSWER, extra_body={"ignore_eos": True})
+        no_block_is_kept(up, 2)
