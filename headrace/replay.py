@@ -16,7 +16,7 @@ import msgspec
 from broker.codec import decode
 from broker.errors import WireError
 from broker.messages import Routed
-from headrace.cli import add_setting_flags, read_settings
+from headrace.cli.flags import add_setting_flags, read_settings
 from headrace.compose import connect_options, subjects
 from headrace.control import live_workers
 from headrace.errors import EXIT_OK, CommandError, StartFailed

@@ -4,7 +4,7 @@ out of the same data folder.
     {"pid": 1, "ready": true, "url": "http://127.0.0.1:8000",
      "nats": {"url": "nats://127.0.0.1:4222", "pid": 2},
      "frontend": {"name": "frontend", "pid": 3, "port": 8000},
-     "workers": [{"name": "worker-1", "pid": 4}],
+     "workers": [{"name": "worker-1", "role": "aggregated", "pid": 4}],
      "routers": [{"name": "router-1", "pid": 5}]}
 
 A pid is null while its part is being restarted. The file is replaced in one step and removed at the end.

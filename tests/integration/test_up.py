@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
+from headrace.control import live_workers
+from jetstream.client import Connection, ConnectOptions
+from jetstream.errors import JetStreamError
+from jetstream.subjects import Subjects
 from tests.running_up import START_S, RunningUp
+from workers.sim.tokens import expected_text
 
 
 @pytest.fixture
@@ -156,3 +166,121 @@ def test_parts_started_one_by_one_find_each_other_through_one_server(start: Call
     finally:
         worker.terminate()
         assert worker.wait(20) == 0
+
+
+# -- prefill and decode apart --------------------------------------------------------------------------------------------------
+
+
+def _headrace(up: RunningUp, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HEADRACE_NATS_URL": up.state()["nats"]["url"]}
+    command = [sys.executable, "-P", "-m", "headrace", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _roles(up: RunningUp) -> dict[str, str]:
+    """Name → role of the workers that are ready."""
+
+    async def ask() -> dict[str, str]:
+        names = Subjects()
+        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        async with await Connection.connect(options, subjects=names) as connection:
+            live = await live_workers(connection, names)
+        return {member.worker.rpartition("-")[0]: member.role for member in live if not member.draining}
+
+    return asyncio.run(ask())
+
+
+def _until_joined(up: RunningUp, roles: dict[str, str]) -> None:
+    def joined() -> bool:
+        try:
+            return _roles(up) == roles
+        except JetStreamError:  # the buckets are made by the first part that comes
+            return False
+
+    up.until(f"joined: {roles}", joined)
+
+
+def _metric(up: RunningUp, worker: str, pattern: str) -> float:
+    """The sum of a worker's samples whose name and labels match."""
+    (port,) = {event["port"] for event in up.events("metrics.listening") if event["worker"] == worker}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(pattern, line))
+
+
+def test_disagg_has_prompts_computed_by_the_prefill_worker(start: Callable[..., RunningUp]) -> None:
+    up = start("--mode", "disagg", "--prefill", "always", "--metrics-port", "0")
+    up.until_ready()
+    up.until("the router works", lambda: bool(up.events("router.ready")))
+    _until_joined(up, {"decode-1": "decode", "prefill-1": "prefill"})
+    assert [(worker["name"], worker["role"]) for worker in up.state()["workers"]] == [
+        ("decode-1", "decode"),
+        ("prefill-1", "prefill"),
+    ]
+
+    def remote() -> float:
+        return _metric(up, "decode-1", r'headrace_worker_prefills_total\{.*where="remote"')
+
+    with openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        asked = 0
+
+        def computed_remotely() -> bool:
+            nonlocal asked
+            asked += 1
+            client.completions.create(model="sim", prompt=[100 + asked] * 300, max_tokens=2)
+            return remote() > 0
+
+        up.until("a prompt is computed remotely", computed_remotely)
+        before = remote()
+        prompt = list(range(3000, 3400))
+        answer = client.completions.create(
+            model="sim", prompt=prompt, max_tokens=50, temperature=0, extra_body={"ignore_eos": True}
+        )
+        assert answer.choices[0].text == expected_text(prompt, 50)
+        chat = client.chat.completions.create(
+            model="sim", messages=[{"role": "user", "content": "Tell me of the river. " * 60}], max_tokens=8
+        )
+        assert chat.choices[0].message.content
+    assert remote() == before + 2
+    assert _metric(up, "decode-1", r"headrace_worker_prefill_failures_total\{") == 0
+    assert _metric(up, "decode-1", r"headrace_worker_handover_tokens_total ") >= 384
+    said = _headrace(up, "router", "explain", chat.id)
+    assert said.returncode == 0, said.stderr
+    assert "prompt computed by" in said.stdout
+    assert "prefill worker, reason always" in said.stdout or "by prefill-1-" in said.stdout
+    pids = up.pids()
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(30) == 0, up.log()
+    assert _no_longer(pids)
+
+
+def test_prefill_workers_alone_are_not_ready_until_one_becomes_a_decode_worker(start: Callable[..., RunningUp]) -> None:
+    up = start("--mode", "disagg", "--decode-workers", "0", "--prefill-workers", "2")
+    _until_joined(up, {"prefill-1": "prefill", "prefill-2": "prefill"})
+    assert up.state()["ready"] is False
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{up.state()['url']}/ready", timeout=10)
+    refused.value.close()
+    assert refused.value.code == 503
+    changed = _headrace(up, "worker", "role", "prefill-2", "decode", "--grace", "5")
+    assert changed.returncode == 0, changed.stderr
+    assert _roles(up) == {"prefill-1": "prefill", "prefill-2": "decode"}
+    up.until_ready()
+    assert up.chat()
+
+
+def test_an_engine_that_was_started_aggregated_refuses_another_role(start: Callable[..., RunningUp]) -> None:
+    up = start()
+    up.until_ready()
+    refused = _headrace(up, "worker", "role", "worker-1", "prefill")
+    assert refused.returncode == 1
+    assert "refused" in refused.stderr
+    assert _roles(up) == {"worker-1": "aggregated"}
+    assert up.chat()
+
+
+def test_workers_of_a_role_without_the_mode_end_up_before_anything_starts(start: Callable[..., RunningUp]) -> None:
+    up = start("--prefill-workers", "2")
+    assert up.process.wait(START_S) == 78
+    assert "up.prefill_workers = 2 (--prefill-workers): only with --mode disagg" in up.log_file.read_text()
+    assert "server.started" not in up.log_file.read_text()

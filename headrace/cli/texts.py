@@ -1,0 +1,73 @@
+"""The long texts of `--help`."""
+
+from __future__ import annotations
+
+EXIT_CODES = """exit codes: 0 clean, 1 failure, 69 NATS server unreachable, 70 engine died, 78 wrong settings"""
+
+MAIN = f"""examples:
+  headrace up                                     the bundled small model on http://127.0.0.1:8000
+  headrace up --engine sim --workers 2            the simulator: no model, ready at once
+  headrace up --mode disagg                       one worker computes prompts, another one the answers
+  headrace up --model Qwen/Qwen3-0.6B --port 9000
+  headrace frontend --nats nats://broker:4222     one part alone, on any machine
+  headrace worker --engine vllm --model M --nats nats://broker:4222
+  headrace router --nats nats://broker:4222
+  headrace streams status
+
+Every setting is a flag, an environment variable HEADRACE_… or a key of a TOML file (--config, HEADRACE_CONFIG or
+./headrace.toml), in this order; `headrace config` shows what is in force. Durations are seconds.
+
+{EXIT_CODES}"""
+
+UP = """examples:
+  headrace up
+  headrace up --engine sim --workers 4 --port 0
+  headrace up --mode disagg --prefill-workers 2 --decode-workers 2
+  headrace up --model ./my-model --engine-arg max_model_len=4096 --engine-arg enforce_eager=true
+  headrace up --nats nats://broker:4222           with an existing NATS server
+
+Runs nats-server, one frontend and the workers as processes of their own and restarts what crashes. Ctrl-C stops all of
+them and lets workers finish first; a second Ctrl-C kills them. <data-dir>/run/up.json says what runs where."""
+
+FRONTEND = """example:
+  headrace frontend --nats nats://broker:4222 --host 0.0.0.0 --port 8000
+
+SIGTERM finishes running answers first; a second one, or Ctrl-C, stops at once."""
+
+WORKER = """examples:
+  headrace worker --engine sim --nats nats://broker:4222
+  headrace worker --engine vllm --model Qwen/Qwen3-0.6B --engine-arg gpu_memory_utilization=0.8
+  headrace worker --engine sim --role prefill     computes prompts for workers in the role decode
+  headrace worker status                          the workers that run, their roles and what they hold
+  headrace worker drain worker-1                  ask a worker anywhere to finish and leave
+  headrace worker role worker-1 prefill           give it another role
+
+SIGTERM drains: no new work, running work is finished or handed over. A second one, or Ctrl-C, stops at once."""
+
+ROLE = """examples:
+  headrace worker role worker-2 prefill
+  headrace worker role prefill-1 decode --grace 10 --nats nats://broker:4222
+
+Returns when the worker serves in its new role. What it cannot finish within --grace goes on elsewhere. Only roles that its
+engine was started for are possible: `headrace worker status` shows them."""
+
+DRAIN = """example:
+  headrace worker drain worker-1 --grace 120 --nats nats://broker:4222
+
+Returns when the worker has accepted. Its process ends with code 0 when its work is done or handed over."""
+
+
+ROUTER = """examples:
+  headrace router --nats nats://broker:4222       place the requests of all models
+  headrace router --model Qwen/Qwen3-0.6B --window 4096
+  headrace router status                          the routers that run, and what they hold
+  headrace router explain REQUEST-ID              why a request is where it is
+
+Any number of routers share the work; without one, workers place requests on themselves. SIGTERM finishes what is being
+placed, gives the rest back and leaves; a second one, or Ctrl-C twice, stops at once."""
+
+EXPLAIN = """example:
+  headrace router explain 68a1f0c2… --nats nats://broker:4222
+
+The id is the one of the answer (`id` without its prefix `chatcmpl-` or `cmpl-`, which may stay). Asks every live router; each
+remembers its last decisions only."""
