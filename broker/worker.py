@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from broker import metrics
-from broker.codec import decode, encode, parse_job_headers, parse_prefill_header
-from broker.errors import BrokerError, WireError
+from broker.codec import encode
 from broker.executor import Executor, KvPort
 from broker.frames import FrameSender
 from broker.lapses import Lapses
@@ -24,7 +23,6 @@ from broker.leaving import Leaving
 from broker.members import Members
 from broker.messages import (
     Done,
-    Envelope,
     Inspection,
     JobFault,
     LoadReport,
@@ -41,18 +39,17 @@ from broker.reporting import EventSender, LoadReporter
 from broker.roles import RoleChange
 from broker.settings import SessionSettings
 from broker.settling import Settling
-from broker.spill import fetch_payload
+from broker.starting import Starting
 from broker.worker_inbox import WorkerInbox
 from jetstream.errors import JetStreamError
 from jetstream.lease import LeaseKeeper
-from jetstream.ports import Delivery, Messaging
+from jetstream.ports import Messaging
 from jetstream.subjects import REQUEST_CLASSES, Subjects
 from jetstream.topology import request_consumer, work_consumer
 
 log = structlog.get_logger()
 
 TICK_S = 0.1
-ALONE_POLL_S = 0.1
 RETURNED_AT_ONCE = 8  # requests that reach a worker which does not serve any (any more), and are moved
 
 
@@ -90,7 +87,6 @@ class WorkerSession:
         self._executor = executor
         self._kv = kv
         self._wall = wall
-        self._random_bits = random_bits or random.SystemRandom().getrandbits
         self._tombstones = Tombstones(keep_s=self._timing.tombstone_s)
         self.members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)
         self._lease = LeaseKeeper(
@@ -126,9 +122,21 @@ class WorkerSession:
             events=self._events,
             wall=wall,
         )
+        self._starting = Starting(
+            self,
+            messaging,
+            subjects,
+            self._settling,
+            self._mover,
+            self._tombstones,
+            arrived=self._placer.arrived,
+            begin=self._start,
+            random_bits=random_bits or random.SystemRandom().getrandbits,
+            wall=wall,
+        )
         spec = work_consumer(subjects, self.pool, self.worker)
         # A janitor that took this worker for dead has removed its consumer: it is made again when the worker is back.
-        self._work = messaging.pull(spec.stream, spec.name, self._on_work, on_missing=self._ensure_consumers)
+        self._work = messaging.pull(spec.stream, spec.name, self._starting.on_work, on_missing=self._ensure_consumers)
         self._inbox = WorkerInbox(self, self._tombstones)
         self._load = LoadReporter(
             messaging,
@@ -189,7 +197,7 @@ class WorkerSession:
         await self._messaging.subscribe(self._subjects.find(self.pool), self._inbox.on_control)
         await self._messaging.subscribe(self._subjects.cancel(self.pool), self._inbox.on_cancel)
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
+            self._tasks = self._starting.tasks = tasks
             serving = [
                 tasks.create_task(part)
                 for part in (
@@ -230,6 +238,14 @@ class WorkerSession:
         await self._messaging.ensure_consumer(work_consumer(self._subjects, self.pool, self.worker))
         if self.prefill_server is not None and not self.member.serves:
             await self.prefill_server.ensure_consumers()
+
+    @property
+    def retry_s(self) -> float:
+        return self._timing.retry_s
+
+    @property
+    def engine_dead(self) -> bool:
+        return self._leaving.engine_dead
 
     @property
     def registered(self) -> bool:
@@ -344,113 +360,7 @@ class WorkerSession:
         ready = [member.worker for member in self.members.ready_workers(self.pool)]
         return rendezvous_first(self.pool, ready or [self.worker]) == self.worker
 
-    # -- start -----------------------------------------------------------------------------------------------
-
-    def _on_work(self, delivery: Delivery) -> None:
-        if self.runs.redelivered(delivery):
-            self.balance()
-            return
-        if not self._lease.held or not self.taking or self._tasks is None:
-            delivery.nak(self._timing.retry_s)
-            return
-        if not self.member.serves:  # it was placed here while this worker still served
-            self._tasks.create_task(self._return(delivery))
-            return
-        try:
-            envelope = decode(Envelope, delivery.data)
-            attempt, history = parse_job_headers(delivery.headers)
-            decision = parse_prefill_header(delivery.headers)
-        except WireError as error:
-            metrics.MALFORMED.labels("work").inc()
-            log.error("work.malformed", seq=delivery.stream_seq, error=str(error))
-            delivery.term(f"malformed: {error}")
-            self.balance()
-            return
-        run = Run(envelope=envelope, attempt=attempt, history=history, run=self._random_bits(64), delivery=delivery)
-        run.prefill = decision
-        self.runs.add(run)
-        metrics.RUNS.set(len(self.runs))
-        self._placer.arrived(run.id, attempt)
-        if self._starts_at_once(run):
-            run.begin([], [])
-            self._start(run, envelope.payload)
-        else:
-            self._tasks.create_task(self._admit(run))
-        self.balance()
-
-    async def _return(self, delivery: Delivery) -> None:
-        await self._mover.move(
-            worker=self.worker,
-            seq=delivery.stream_seq,
-            data=delivery.data,
-            headers=delivery.headers,
-            suspect=None,
-            reason="role",
-        )
-        self.balance()
-
-    def _starts_at_once(self, run: Run) -> bool:
-        """First attempt, first delivery, nothing to ask anybody: no round trip before the first token."""
-        return (
-            run.attempt == 1
-            and run.delivery.num_delivered == 1
-            and not run.history
-            and run.envelope.spill is None
-            and run.id not in self._tombstones
-            and run.envelope.deadline > self._wall()
-            and self.members.ingress_live(run.judge)
-            and self.runs.may_start(run)
-        )
-
-    async def _admit(self, run: Run) -> None:
-        if run.id in self._tombstones or await self.members.ingress_gone(run.judge):
-            self.drop(run, how="cancelled" if run.id in self._tombstones else "judge_gone")
-            return
-        if run.envelope.deadline <= self._wall():
-            await self._settling.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
-            self.drop(run, how="deadline")
-            return
-        if not await self._take_over(run):
-            return
-        try:
-            payload = await fetch_payload(
-                self._messaging, self._subjects, run.envelope, wanted=lambda: run.state is RunState.CLAIMING
-            )
-        except BrokerError as error:
-            if run.state is RunState.CLAIMING:
-                run.state = RunState.RUNNING
-                self.fail(run, JobFault("engine_error", str(error)))
-            return
-        if run.state is RunState.CLAIMING and not self._leaving.engine_dead:
-            self._start(run, payload)
-
-    async def _take_over(self, run: Run) -> bool:
-        """Wait for its turn, claim where that is needed and open the logs. False: it is not to run here."""
-        while await self._has_turn(run):
-            if run.attempt == 1 and run.delivery.num_delivered == 1:
-                run.begin([], [])
-                return True
-            reply = await self._settling.claim(run)
-            if run.state is not RunState.CLAIMING:
-                return False
-            if reply.verdict not in ("go", "wait"):
-                self.drop(run, how=reply.verdict)
-                return False
-            self.runs.set_crashes(run, reply.crashes)
-            if reply.verdict == "go":
-                run.begin(reply.emitted, reply.finished)
-                return True
-            run.state = RunState.WAITING  # the judge knows of more crashes than this copy's history
-        return False
-
-    async def _has_turn(self, run: Run) -> bool:
-        """Wait until a waiting run may go on to its claim. False when it is gone, or is moved instead."""
-        while run.state is RunState.WAITING:
-            if self.taking and self.runs.may_start(run):
-                run.state = RunState.CLAIMING
-                return True
-            await asyncio.sleep(ALONE_POLL_S)
-        return False
+    # -- progress -------------------------------------------------------------------------------------------
 
     def _start(self, run: Run, payload: bytes) -> None:
         run.state = RunState.RUNNING

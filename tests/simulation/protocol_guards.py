@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker import ingress_inbox, leaving, outflow, settling, worker
+from broker import ingress_inbox, leaving, outflow, settling, starting
 from broker.ingress import Ingress
 from broker.lapses import Lapses
 from broker.members import Members
@@ -22,6 +22,7 @@ from broker.moving import Janitor, Mover
 from broker.protocol import judge
 from broker.protocol.judge import JobRecord, Judge
 from broker.protocol.runs import Run, RunState, RunTable
+from broker.starting import Starting
 from broker.worker import WorkerSession
 from broker.worker_inbox import WorkerInbox
 from jetstream.errors import NoResponder
@@ -133,13 +134,13 @@ def a_missing_consumer_is_made_again(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_payload_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    real = worker.fetch_payload
+    real = starting.fetch_payload
 
     async def fetch_once(messaging: Any, subjects: Any, envelope: Any, *, wanted: Any) -> bytes:
         tries = iter((True, True, True))
         return await real(messaging, subjects, envelope, wanted=lambda: wanted() and next(tries, False))
 
-    patch.setattr(worker, "fetch_payload", fetch_once)
+    patch.setattr(starting, "fetch_payload", fetch_once)
 
 
 @guard
@@ -190,13 +191,13 @@ def a_claim_is_not_granted_beside_others_in_the_last_life(patch: pytest.MonkeyPa
 
 @guard
 def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
-    async def has_turn(self: WorkerSession, run: Run) -> bool:
-        while run.state is RunState.WAITING and not self.runs.may_start(run):
+    async def has_turn(self: Starting, run: Run) -> bool:
+        while run.state is RunState.WAITING and not self._session.runs.may_start(run):
             await asyncio.sleep(0.1)
         run.state = RunState.CLAIMING if run.state is RunState.WAITING else run.state
         return run.state is RunState.CLAIMING
 
-    patch.setattr(WorkerSession, "_has_turn", has_turn)
+    patch.setattr(Starting, "_has_turn", has_turn)
     patch.setattr(leaving.Leaving, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
 
 

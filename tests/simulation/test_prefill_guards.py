@@ -13,6 +13,7 @@ from broker.prefill.client import Asked, PrefillClient
 from broker.prefill.messages import PrefillDone, PrefillState, PrefillTaken, PrefillVerdict
 from broker.prefill.server import PrefillServer
 from broker.roles import RoleChange
+from broker.starting import Starting
 from tests.simulation.search import play
 from tests.simulation.test_prefill import SCENARIOS
 from workers.handover.remote import RemotePrefill
@@ -92,11 +93,9 @@ def a_role_changes_only_when_the_engine_is_empty(patch: pytest.MonkeyPatch) -> N
 
 
 def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    from broker.worker import WorkerSession
+    async def keep(self: Starting, delivery: Any) -> None: ...
 
-    async def keep(self: WorkerSession, delivery: Any) -> None: ...
-
-    patch.setattr(WorkerSession, "_return", keep)
+    patch.setattr(Starting, "_return", keep)
 
 
 # In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.

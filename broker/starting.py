@@ -1,0 +1,164 @@
+"""From a stored message to a running job: which run it is, whether it may start, whether anybody has to be asked first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker import metrics
+from broker.codec import decode, parse_job_headers, parse_prefill_header
+from broker.errors import BrokerError, WireError
+from broker.messages import Envelope, JobFault
+from broker.moving import Mover
+from broker.protocol.runs import Run, RunState, Tombstones
+from broker.settling import Settling
+from broker.spill import fetch_payload
+from jetstream.ports import Delivery, Messaging
+from jetstream.subjects import Subjects
+
+if TYPE_CHECKING:
+    from broker.worker import WorkerSession
+
+log = structlog.get_logger()
+
+ALONE_POLL_S = 0.1
+
+
+class Starting:
+    """Starts the work of one worker session. `tasks` must be set before the first delivery."""
+
+    def __init__(
+        self,
+        session: WorkerSession,
+        messaging: Messaging,
+        subjects: Subjects,
+        settling: Settling,
+        mover: Mover,
+        tombstones: Tombstones,
+        *,
+        arrived: Callable[[str, int], None],
+        begin: Callable[[Run, bytes], None],
+        random_bits: Callable[[int], int],
+        wall: Callable[[], float],
+    ) -> None:
+        """`arrived(id, attempt)`: it is here. `begin(run, payload)`: its logs are open, the engine may have it."""
+        self._session = session
+        self._messaging = messaging
+        self._subjects = subjects
+        self._settling = settling
+        self._mover = mover
+        self._tombstones = tombstones
+        self._arrived = arrived
+        self._begin = begin
+        self._random_bits = random_bits
+        self._wall = wall
+        self.tasks: asyncio.TaskGroup | None = None
+
+    def on_work(self, delivery: Delivery) -> None:
+        if self._session.runs.redelivered(delivery):
+            self._session.balance()
+            return
+        if not self._session.registered or not self._session.taking or self.tasks is None:
+            delivery.nak(self._session.retry_s)
+            return
+        if not self._session.member.serves:  # it was placed here while this worker still served
+            self.tasks.create_task(self._return(delivery))
+            return
+        try:
+            envelope = decode(Envelope, delivery.data)
+            attempt, history = parse_job_headers(delivery.headers)
+            decision = parse_prefill_header(delivery.headers)
+        except WireError as error:
+            metrics.MALFORMED.labels("work").inc()
+            log.error("work.malformed", seq=delivery.stream_seq, error=str(error))
+            delivery.term(f"malformed: {error}")
+            self._session.balance()
+            return
+        run = Run(envelope=envelope, attempt=attempt, history=history, run=self._random_bits(64), delivery=delivery)
+        run.prefill = decision
+        self._session.runs.add(run)
+        metrics.RUNS.set(len(self._session.runs))
+        self._arrived(run.id, attempt)
+        if self._starts_at_once(run):
+            run.begin([], [])
+            self._begin(run, envelope.payload)
+        else:
+            self.tasks.create_task(self._admit(run))
+        self._session.balance()
+
+    async def _return(self, delivery: Delivery) -> None:
+        await self._mover.move(
+            worker=self._session.worker,
+            seq=delivery.stream_seq,
+            data=delivery.data,
+            headers=delivery.headers,
+            suspect=None,
+            reason="role",
+        )
+        self._session.balance()
+
+    def _starts_at_once(self, run: Run) -> bool:
+        """First attempt, first delivery, nothing to ask anybody: no round trip before the first token."""
+        return (
+            run.attempt == 1
+            and run.delivery.num_delivered == 1
+            and not run.history
+            and run.envelope.spill is None
+            and run.id not in self._tombstones
+            and run.envelope.deadline > self._wall()
+            and self._session.members.ingress_live(run.judge)
+            and self._session.runs.may_start(run)
+        )
+
+    async def _admit(self, run: Run) -> None:
+        if run.id in self._tombstones or await self._session.members.ingress_gone(run.judge):
+            self._session.drop(run, how="cancelled" if run.id in self._tombstones else "judge_gone")
+            return
+        if run.envelope.deadline <= self._wall():
+            await self._settling.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
+            self._session.drop(run, how="deadline")
+            return
+        if not await self._take_over(run):
+            return
+        try:
+            payload = await fetch_payload(
+                self._messaging, self._subjects, run.envelope, wanted=lambda: run.state is RunState.CLAIMING
+            )
+        except BrokerError as error:
+            if run.state is RunState.CLAIMING:
+                run.state = RunState.RUNNING
+                self._session.fail(run, JobFault("engine_error", str(error)))
+            return
+        if run.state is RunState.CLAIMING and not self._session.engine_dead:
+            self._begin(run, payload)
+
+    async def _take_over(self, run: Run) -> bool:
+        """Wait for its turn, claim where that is needed and open the logs. False: it is not to run here."""
+        while await self._has_turn(run):
+            if run.attempt == 1 and run.delivery.num_delivered == 1:
+                run.begin([], [])
+                return True
+            reply = await self._settling.claim(run)
+            if run.state is not RunState.CLAIMING:
+                return False
+            if reply.verdict not in ("go", "wait"):
+                self._session.drop(run, how=reply.verdict)
+                return False
+            self._session.runs.set_crashes(run, reply.crashes)
+            if reply.verdict == "go":
+                run.begin(reply.emitted, reply.finished)
+                return True
+            run.state = RunState.WAITING  # the judge knows of more crashes than this copy's history
+        return False
+
+    async def _has_turn(self, run: Run) -> bool:
+        """Wait until a waiting run may go on to its claim. False when it is gone, or is moved instead."""
+        while run.state is RunState.WAITING:
+            if self._session.taking and self._session.runs.may_start(run):
+                run.state = RunState.CLAIMING
+                return True
+            await asyncio.sleep(ALONE_POLL_S)
+        return False
