@@ -7,7 +7,7 @@ HeadraceError
     │   ├── EngineDead             the engine is gone for good; the worker process must end
     │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
     │   ├── RequestInvalid         the engine says the request is wrong; `param`
-    │   └── TransferFailed         KV blocks did not arrive; retriable
+    │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/nixl/errors.py)
     ├── ModelUnavailable           the bundled model could not be fetched or converted: the message says what to do
     ├── UnsupportedByEngine        the engine lacks this capability
     └── RegistrationRefused        the pool's card contradicts this worker (another block size, say)
