@@ -35,6 +35,6 @@ def test_among_several_wheels_nixl_chooses(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_nixl_the_start_fails_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "nixl", None)
-    with pytest.raises(NixlUnavailable, match="pip install nixl") as caught:
+    with pytest.raises(NixlUnavailable, match="make install MODE=disagg") as caught:
         driver.bindings()
     assert isinstance(caught.value, EngineStartFailed)
