@@ -299,11 +299,15 @@ class Inspect(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="
     """Answered with a map of what the component holds: for operators and tests."""
 
 
+class Ping(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="ping"):
+    """Is anybody there? Answered with Done."""
+
+
 class KvDump(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="kv_dump"):
     """Publish the whole inventory of cached blocks into the KV stream. Answered with Done; at most one dump a second."""
 
 
-WorkerControl = Answers | Abort | Since | Drain | Inspect | KvDump
+WorkerControl = Answers | Abort | Since | Drain | Inspect | Ping | KvDump
 
 
 class Done(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -443,6 +447,7 @@ class Routed(Record, frozen=True, omit_defaults=True, kw_only=True):
     hashes: bytes = b""  # … and the chain values of the first of them, at most 2048
     adapter: str = ""
     session: str = ""
+    prefill: PrefillDecision | None = None  # where its prompt was to be computed, if that was a question
 
 
 # -- control: to a router, on hr.ctl.<router>, answered ---------------------------------------------------------

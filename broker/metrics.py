@@ -15,6 +15,7 @@ RESUBMITTED = Counter("headrace_ingress_resubmitted_total", "Requests submitted 
 GAPS = Counter("headrace_ingress_token_gaps_total", "Times missing tokens were asked for", ["cause"])
 FENCED = Counter("headrace_ingress_fenced_frames_total", "Rows that were not from the current run")
 LEASE_LAPSES = Counter("headrace_broker_lease_lapses_total", "Times this process's lease had lapsed", ["role"])
+LEASES_REVOKED = Counter("headrace_broker_leases_revoked_total", "Leases of workers taken away because nobody listened there")
 CLAIMS = Counter("headrace_worker_claims_total", "Claims by verdict", ["verdict"])
 RUNS = Gauge("headrace_worker_runs", "Runs held by this worker")
 PLACED = Counter("headrace_worker_self_placed_total", "Jobs this worker placed on itself because there is no router")

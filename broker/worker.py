@@ -33,6 +33,7 @@ from broker.outflow import Outflow
 from broker.placing import SelfPlacer
 from broker.prefill.client import PrefillClient
 from broker.prefill.server import PrefillExecutor, PrefillServer
+from broker.probing import Prober
 from broker.protocol.judge import GENERATION
 from broker.protocol.runs import Run, RunState, RunTable, Tombstones
 from broker.reporting import EventSender, LoadReporter
@@ -108,6 +109,7 @@ class WorkerSession:
         self.resend = self._out.resend
         self._mover = Mover(messaging, subjects, pool=self.pool, timing=self._timing, wall=wall)
         self._janitor = Janitor(messaging, subjects, self.members, self._mover, pool=self.pool, timing=self._timing)
+        self._prober = Prober(messaging, subjects, self.members, pool=self.pool, me=self.worker, ttl_s=self._timing.lease_ttl_s)
         self._events = EventSender(messaging, subjects, pool=self.pool, worker=self.worker)
         self._placer = SelfPlacer(
             messaging,
@@ -210,6 +212,7 @@ class WorkerSession:
                     self._tick(),
                     self._load.run(),
                     self.prefill_client.run(),
+                    self._prober.run(),
                 )
             ]
             if self._kv is not None:
@@ -357,8 +360,11 @@ class WorkerSession:
         """With no router, the rendezvous-first live worker moves what has no owner."""
         if not self._lease.held or self.members.has_router(self.pool):
             return False
-        ready = [member.worker for member in self.members.ready_workers(self.pool)]
-        return rendezvous_first(self.pool, ready or [self.worker]) == self.worker
+        ready = self.members.ready_workers(self.pool)
+        # One that has just started may not call anybody gone yet; should clocks differ, two act, which does no harm.
+        before = self._wall() - self._timing.lease_ttl_s
+        able = [member.worker for member in ready if member.started <= before] or [member.worker for member in ready]
+        return rendezvous_first(self.pool, able or [self.worker]) == self.worker
 
     # -- progress -------------------------------------------------------------------------------------------
 

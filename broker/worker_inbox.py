@@ -10,7 +10,7 @@ import structlog
 from broker import metrics
 from broker.codec import decode, decode_worker_control, encode
 from broker.errors import WireError
-from broker.messages import Abort, Answers, Cancel, Done, Drain, KvDump, Since
+from broker.messages import Abort, Answers, Cancel, Done, Drain, KvDump, Ping, Since
 from broker.prefill.messages import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
 from broker.protocol.runs import RunState, Tombstones
 from jetstream.ports import Message
@@ -44,6 +44,8 @@ class WorkerInbox:
         elif isinstance(control, Drain):
             self._session.begin_drain(control.grace_s)
             self._session.reply(message.reply, encode(Done(message=f"{len(self._session.runs)} runs to finish")))
+        elif isinstance(control, Ping):
+            self._session.reply(message.reply, encode(Done()))
         elif isinstance(control, KvDump):
             refusal = self._session.ask_dump()
             self._session.reply(message.reply, encode(Done(ok=not refusal, message=refusal)))

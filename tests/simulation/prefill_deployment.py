@@ -42,6 +42,7 @@ class Shape:
     requests: int = 5
     style: DisaggStyle = DisaggStyle.PARAMS
     lengths: tuple[int, ...] = (20, 200, 600)  # prompt tokens
+    max_tokens: tuple[int, ...] = (1, 8, 30)
     budget: int = 800
     lease_s: float = LEASE_S
     first_s: float = 0.0  # no request comes before
@@ -61,6 +62,7 @@ class Ask:
     outcome: str = ""
     cancelled: bool = False
     stream: JobStream | None = None
+    at_s: list[float] = field(default_factory=list)  # when rows came
 
 
 @dataclass(eq=False, slots=True)
@@ -118,7 +120,14 @@ class Deployment:
             clock=machine.loop.time,
         )
         member = WorkerMember(
-            worker=machine.id, pool=POOL, model="m", slots=info.slots, role=role, roles=list(ROLES), handover=info.handover
+            worker=machine.id,
+            pool=POOL,
+            model="m",
+            slots=info.slots,
+            role=role,
+            roles=list(ROLES),
+            handover=info.handover,
+            started=machine.wall(),
         )
         session = WorkerSession(
             machine.messaging,
@@ -178,7 +187,7 @@ class Deployment:
         await asyncio.sleep(rng.uniform(self.shape.first_s, 4.0))
         prompt = [rng.randrange(100, 30_000) for _ in range(rng.choice(self.shape.lengths))]
         choices = rng.choice((1, 1, 2))
-        max_tokens = rng.choice((1, 8, 30))
+        max_tokens = rng.choice(self.shape.max_tokens)
         until = self.world.now + GIVE_UP_S
         while self.world.now < until:
             self.ids += 1
@@ -205,6 +214,7 @@ class Deployment:
                 while not stream.finished:
                     for row in await stream.rows():
                         ask.tokens[row.choice] += row.ids
+                        ask.at_s.append(self.world.now)
             except JobError as error:
                 ask.outcome = error.code
             else:

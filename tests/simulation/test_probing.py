@@ -1,0 +1,69 @@
+"""A worker whose process is gone is noticed at once; a broker that is gone for a while is nobody's death."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from broker import metrics, probing
+from tests.simulation.network import CALM, SimConfig
+from tests.simulation.prefill_deployment import Deployment, Shape
+from tests.simulation.search import explain, play
+from tests.simulation.test_prefill import scenario
+from tests.simulation.world import Fault
+
+SHAPE = Shape(prefill=0, decode=3, requests=4, lengths=(20,), max_tokens=(120,), first_s=4.0)
+
+LATE = dataclasses.replace(CALM, silent=0.5, notice_s=2.0)  # some notice later than others that the server is back
+
+
+def run(*faults: Fault, config: SimConfig = CALM) -> tuple[Deployment, float]:
+    """The deployment afterwards, and how many leases were taken away."""
+    deployments = []
+    plain = scenario("probing", SHAPE, config=config)
+
+    def build(world):
+        deployments.append(plain.build(world))
+        return deployments[-1]
+
+    before = metrics.LEASES_REVOKED._value.get()
+    outcome = play(dataclasses.replace(plain, build=build), 3, faults=faults)
+    assert outcome.error is None, explain(outcome)
+    return deployments[-1], metrics.LEASES_REVOKED._value.get() - before
+
+
+def longest_pause_s(deployment: Deployment) -> float:
+    return max(later - earlier for ask in deployment.asks for earlier, later in pairwise(ask.at_s))
+
+
+@pytest.mark.parametrize("worker", ["W0", "W1", "W2"])
+def test_a_stream_pauses_for_less_than_a_second_when_its_worker_is_killed(worker: str) -> None:
+    deployment, revoked = run(Fault(7.2, "crash", worker))
+    assert revoked == 1
+    assert 0.05 < longest_pause_s(deployment) < 1.0
+
+
+def test_without_probes_it_takes_until_the_lease_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "WATCHED", 0)
+    deployment, revoked = run(Fault(7.2, "crash", "W0"), Fault(7.2, "crash", "W1"))
+    assert revoked == 0
+    assert longest_pause_s(deployment) > 1.5
+
+
+@pytest.mark.parametrize("length_s", [0.3, 1.0, 8.0])
+def test_a_broker_that_is_gone_for_a_while_is_nobodys_death(length_s: float) -> None:
+    _, revoked = run(Fault(7.2, "outage", "", length_s), config=LATE)
+    assert revoked == 0
+
+
+def test_right_after_a_reconnect_nobody_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing.Prober, "_settled", True)
+    revoked = sum(run(Fault(7.0 + n / 5, "outage", "", 1.0), config=LATE)[1] for n in range(5))
+    assert revoked > 0
+
+
+def test_a_frozen_worker_is_left_to_its_lease() -> None:
+    _, revoked = run(Fault(7.2, "freeze", "W0", 2.0))
+    assert revoked == 0
