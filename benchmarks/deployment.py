@@ -82,10 +82,13 @@ class Deployment:
         routers: int = 0,
         arguments: Sequence[str] = (),
         timeout_s: float = 60.0,
+        aggregated: bool = True,
     ) -> None:
+        """`arguments` say what runs if it is not so many `aggregated` workers; `workers` then counts those that answer."""
         self.data_dir, self.port, self.model = data_dir, port, ""
         self._workers, self._timeout_s = workers, timeout_s
-        self._command = ["up", "--engine", engine, "--workers", str(workers), "--routers", str(routers), "--port", str(port)]
+        self._command = ["up", "--engine", engine, "--routers", str(routers), "--port", str(port)]
+        self._command += ["--workers", str(workers)] if aggregated else []
         self._command += ["--data-dir", str(data_dir), "--log-level", "warning", *arguments]
 
     def __enter__(self) -> Self:
@@ -110,6 +113,10 @@ class Deployment:
     def log(self) -> str:
         return self._part.log.read_text()
 
+    def until(self, event: str) -> None:
+        """Wait for an event in the log. Raises NotStarted."""
+        self._part.until(lambda: f'"{event}"' in self.log, self._timeout_s)
+
     def nats_url(self) -> str:
         return str(json.loads((self.data_dir / "run" / "up.json").read_text())["nats"]["url"])
 
@@ -117,12 +124,15 @@ class Deployment:
 class Router:
     """A router for a deployment; knows all of its workers and their caches from the start of the `with` block on."""
 
-    def __init__(self, deployment: Deployment, policy: str, *, workers: int, metrics_port: int) -> None:
+    def __init__(
+        self, deployment: Deployment, policy: str, *, workers: int, metrics_port: int, arguments: Sequence[str] = ()
+    ) -> None:
         self._deployment, self._policy, self._workers, self._port = deployment, policy, workers, metrics_port
+        self._arguments = arguments
 
     def __enter__(self) -> Self:
         command = ["router", "--nats", self._deployment.nats_url(), "--policy", self._policy, "--log-level", "warning"]
-        command += ["--router-metrics-port", str(self._port)]
+        command += ["--router-metrics-port", str(self._port), *self._arguments]
         self._part = _Part(command, self._deployment.data_dir / "router.log")
         self._part.until(self._ready, 30.0)
         return self

@@ -97,7 +97,7 @@ class EngineInfo:
     handover: str = ""  # how it hands over, for example "vllm/push"; engines with equal words can; empty = it cannot
     lease_s: float = 0.0  # how long a prefill side keeps blocks on offer that nobody fetches
     address: str = ""  # where the decode side of a rendezvous finds it
-    transfer_card: bytes = b""  # what engines of other workers need to reach its memory (`Engine.meet`), at most some KB
+    transfer_card: bytes = b""  # what engines of other workers need to reach its memory (`Engine.meet`), some KB at most
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ class Handover:
 
     Prefill side: the prompt is computed, one token comes with `Output.finish` "length" and is thrown away, for the decode side
     makes it again.  Style params: that output's `handover` is opaque and is the decode side's `params`.  Style rendezvous: both
-    transfer_card: bytes = b""  # what engines of other workers need to reach its memory (`Engine.meet`), some KB at most
+    sides have the same `room`, the decode side gets the prefill engine's `address` as `peer`, and the prefill side's last output
     comes when the blocks have been taken.
 
     Neither side asks how old the parameters are: who hands them over has just asked the prefill side.

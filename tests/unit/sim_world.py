@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.messages import Sampling
 from workers.engine import Fault, Handover, Output, Role, Sequence
-from workers.sim.fabric import LocalFabric
+from workers.sim.fabric import LocalEndpoint, LocalFabric, Member, Transfer
 from workers.sim.faults import SequenceFaults
 from workers.sim.membership import FabricMember
 from workers.sim.scheduler import Scheduler, block_manager
@@ -22,26 +22,70 @@ def sequence(name: str, tokens: list[int], *, max_tokens: int = 10, **options: A
     return Sequence(id=name, token_ids=tokens, prompt_tokens=len(tokens), sampling=Sampling(max_tokens=max_tokens), **options)
 
 
+class Held:
+    """A transfer that ends when the test says so."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.ended = self.settled = self.failed = False
+
+    def end(self) -> None:
+        self.ended = self.settled = True
+
+    def finish(self) -> str:
+        return self.transfer.finish()
+
+
+class HeldEndpoint(LocalEndpoint):
+    """Its transfers do not end by themselves."""
+
+    held: list[Held]
+
+    def read(self, engine: str, remote: Any, local: Any) -> Transfer:
+        return self._hold(super().read(engine, remote, local))
+
+    def write(self, engine: str, local: Any, remote: Any) -> Transfer:
+        return self._hold(super().write(engine, local, remote))
+
+    def _hold(self, transfer: Transfer) -> Transfer:
+        self.held.append(Held(transfer))
+        return self.held[-1]
+
+
+class HoldingFabric(LocalFabric):
+    """A fabric whose transfers take as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Held] = []
+
+    def join(self, engine: str, member: Member) -> LocalEndpoint:
+        super().join(engine, member)
+        endpoint = HeldEndpoint(self, engine, member)
+        endpoint.held = self.held
+        return endpoint
+
+
 class Node:
     """One engine, and per sequence what came out of it and when."""
 
     def __init__(self, world: World, name: str, role: Role, **options: Any) -> None:
-        settings = SimSettings(**{"block_size": SIZE, "blocks": 64, "context_length": 128, **options})
+        settings = SimSettings(**{"block_size": SIZE, "blocks": 64, "context_length": 128, "fabric": "local", **options})
         manager = block_manager(settings)
         wire = None
-        if role is not Role.AGGREGATED:
+        if settings.hands_over(role):
             wire = Wire(
-                engine=name,
                 model="m",
                 role=role,
                 settings=settings,
                 timing=settings.timing_model(),
                 manager=manager,
-                fabric=world.fabric,
                 clock=lambda: world.now,
             )
         self.scheduler = Scheduler(settings, bundled_vocabulary(), manager=manager, clock=lambda: world.now, wire=wire)
-        self.member = FabricMember(wire, self.scheduler, wake=lambda: None) if wire is not None else None
+        self.member = None
+        if wire is not None:
+            self.member = FabricMember(wire, self.scheduler, world.fabric, name, wake=lambda: None)
         self.manager = manager
         self.world = world
         self.busy_until = 0.0
@@ -101,8 +145,8 @@ class Node:
 class World:
     """All engines and the time."""
 
-    def __init__(self) -> None:
-        self.fabric = LocalFabric()
+    def __init__(self, fabric: LocalFabric | None = None) -> None:
+        self.fabric = fabric or LocalFabric()
         self.nodes: list[Node] = []
         self.now = 0.0
 

@@ -10,15 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.messages import Sampling
-from tests.unit.sim_world import SIZE, Node, World
+from tests.unit.sim_world import SIZE, HoldingFabric, Node, World
 from workers.engine import Handover, Role, Sequence
 from workers.errors import RequestInvalid, UnsupportedByEngine
+from workers.sim.fabric import LocalFabric
 from workers.sim.faults import Faults, SequenceFaults
 from workers.sim.tokens import expected_ids
 from workers.sim.wire import segments
 
 PROMPT = list(range(10, 28))  # four whole blocks and a half
 RENDEZVOUS = {"disagg": "rendezvous"}
+
+
+def pulling(world: World, **options: Any) -> tuple[Node, Node]:
+    return world.pair(transfer_mode="pull", **options)
 
 
 def prefilled(world: World, p: Node, prompt: list[int] = PROMPT, name: str = "a") -> Any:
@@ -33,7 +38,7 @@ def prefilled(world: World, p: Node, prompt: list[int] = PROMPT, name: str = "a"
 
 def test_a_prefill_gives_one_token_and_parameters_and_keeps_its_blocks():
     world = World()
-    p, _ = world.pair()
+    p, _ = pulling(world)
     params = prefilled(world, p)
     assert p.ids("a") == expected_ids(PROMPT, 1)
     assert p.last("a").finish == "length"
@@ -45,7 +50,7 @@ def test_a_prefill_gives_one_token_and_parameters_and_keeps_its_blocks():
 
 def test_decode_fetches_the_blocks_and_answers_as_if_it_had_computed_them():
     world = World()
-    p, d = world.pair()
+    p, d = pulling(world)
     d.decode("b", PROMPT, prefilled(world, p))
     world.run()
     assert d.ids("b") == expected_ids(PROMPT, 10)
@@ -57,7 +62,7 @@ def test_decode_fetches_the_blocks_and_answers_as_if_it_had_computed_them():
 
 def test_what_decode_has_is_not_fetched():
     world = World()
-    p, d = world.pair()
+    p, d = pulling(world)
     for name in ("b", "c"):
         d.decode(name, PROMPT, prefilled(world, p, name=name))
         world.run()
@@ -72,8 +77,8 @@ def test_what_decode_has_is_not_fetched():
 
 def test_a_transfer_takes_the_time_of_its_bytes_and_descriptors():
     world = World()
-    p, d = world.pair(
-        timing_overrides={"kv_bytes_per_token": 1e9, "transfer_bytes_per_s": 5e9, "transfer_per_descriptor_s": 1.0}
+    p, d = pulling(
+        world, timing_overrides={"kv_bytes_per_token": 1e9, "transfer_bytes_per_s": 5e9, "transfer_per_descriptor_s": 1.0}
     )
     params = prefilled(world, p)
     began = world.now
@@ -91,7 +96,7 @@ def test_descriptors_are_stretches_that_run_on_both_sides():
 
 def test_fetches_share_the_line():
     world = World()
-    p, d = world.pair(timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": float(SIZE)})
+    p, d = pulling(world, timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": float(SIZE)})
     offers = {name: prefilled(world, p, [n] * SIZE * 2, name) for n, name in enumerate("ab")}
     began = world.now
     for n, name in enumerate("ab"):
@@ -102,7 +107,7 @@ def test_fetches_share_the_line():
 
 def test_others_go_on_while_blocks_are_on_their_way():
     world = World()
-    p, d = world.pair(timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 1.0, "decode_base_s": 0.1})
+    p, d = pulling(world, timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 1.0, "decode_base_s": 0.1})
     params = prefilled(world, p)
     d.decode("slow", PROMPT, params)
     d.submit("other", [1], max_tokens=5)
@@ -147,7 +152,7 @@ def test_every_hand_over_ends_right_and_leaves_nothing_behind(requests, mode, sp
 
 def test_blocks_that_nobody_fetches_are_freed_when_the_lease_ends():
     world = World()
-    p, _ = world.pair(lease_s=3.0)
+    p, _ = pulling(world, lease_s=3.0)
     prefilled(world, p)
     world.run(2.0)
     assert p.used == 5
@@ -158,7 +163,7 @@ def test_blocks_that_nobody_fetches_are_freed_when_the_lease_ends():
 
 def test_a_fetch_after_the_lease_is_right_as_long_as_the_blocks_were_not_reused():
     world = World()
-    p, d = world.pair(lease_s=3.0)
+    p, d = pulling(world, lease_s=3.0)
     params = prefilled(world, p)
     world.run(10.0)
     d.decode("b", PROMPT, params)
@@ -169,7 +174,7 @@ def test_a_fetch_after_the_lease_is_right_as_long_as_the_blocks_were_not_reused(
 
 def test_a_fetch_after_the_lease_of_reused_blocks_succeeds_and_gives_another_answer():
     world = World()
-    p, d = world.pair(lease_s=3.0, blocks=32)
+    p, d = pulling(world, lease_s=3.0, blocks=32)
     params = prefilled(world, p)
     world.run(10.0)
     p.submit("other", [5] * 100, max_tokens=20)  # takes nearly all blocks
@@ -192,7 +197,7 @@ def test_a_fetch_after_the_lease_of_reused_blocks_succeeds_and_gives_another_ans
 
 def test_a_decode_side_that_waits_keeps_the_lease_alive():
     world = World()
-    p, d = world.pair(lease_s=3.0, slots=1, timing_overrides={"decode_base_s": 0.1})
+    p, d = pulling(world, lease_s=3.0, slots=1, timing_overrides={"decode_base_s": 0.1})
     params = prefilled(world, p)
     d.submit("long", [1], max_tokens=100)
     world.run(0.2)
@@ -208,7 +213,7 @@ def test_a_decode_side_that_waits_keeps_the_lease_alive():
 @pytest.mark.parametrize("how", ["abort", "release here", "release there", "decode aborted"])
 def test_blocks_are_freed_at_once_when_somebody_says_so(how):
     world = World()
-    p, d = world.pair(slots=1)
+    p, d = pulling(world, slots=1)
     params = prefilled(world, p)
     assert p.used == 5
     assert p.member
@@ -229,7 +234,7 @@ def test_blocks_are_freed_at_once_when_somebody_says_so(how):
 
 def test_an_answer_that_ends_with_its_first_token_hands_nothing_over():
     world = World()
-    p, _ = world.pair()
+    p, _ = pulling(world)
     p.submit("a", PROMPT, handover=Handover(kind="prefill"), faults=SequenceFaults())
     stop = expected_ids(PROMPT, 1)[0]
     p.scheduler.submit(
@@ -252,7 +257,7 @@ def test_an_answer_that_ends_with_its_first_token_hands_nothing_over():
 
 def test_a_dead_peer_costs_the_handshake_and_then_a_prefill():
     world = World()
-    p, d = world.pair()
+    p, d = pulling(world, load_failure="recompute")
     params = prefilled(world, p)
     p.kill()
     began = world.now
@@ -264,9 +269,9 @@ def test_a_dead_peer_costs_the_handshake_and_then_a_prefill():
 
 
 @pytest.mark.parametrize("fault", [SequenceFaults(peer_dead=True), SequenceFaults(transfer_breaks=True)])
-def test_with_the_policy_fail_the_sequence_ends_with_a_retriable_fault_and_nothing_is_kept(fault):
+def test_unless_told_otherwise_a_failed_fetch_ends_the_sequence_with_a_retriable_fault_and_nothing_is_kept(fault):
     world = World()
-    p, d = world.pair(load_failure="fail")
+    p, d = pulling(world)
     d.decode("b", PROMPT, prefilled(world, p), faults=fault)
     world.run()
     last = d.fault("b")
@@ -277,7 +282,7 @@ def test_with_the_policy_fail_the_sequence_ends_with_a_retriable_fault_and_nothi
 
 def test_a_peer_that_dies_during_the_transfer_is_noticed_at_its_end():
     world = World()
-    p, d = world.pair(timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 1.0})
+    p, d = pulling(world, load_failure="recompute", timing_overrides={"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 1.0})
     params = prefilled(world, p)
     d.decode("b", PROMPT, params)
     world.run(1.0)
@@ -290,7 +295,7 @@ def test_a_peer_that_dies_during_the_transfer_is_noticed_at_its_end():
 def test_a_slow_line_is_slow():
     world = World()
     options = {"timing_overrides": {"kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 20.0}}
-    p, d = world.pair(**options, faults=Faults(slow_transfer=3.0))
+    p, d = pulling(world, **options, faults=Faults(slow_transfer=3.0))
     params = prefilled(world, p)
     began = world.now
     d.decode("b", PROMPT, params, max_tokens=1)
@@ -304,7 +309,7 @@ def wrong(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def test_parameters_that_cannot_be_meant_are_refused():
     world = World()
-    p, d = world.pair()
+    p, d = pulling(world)
     params = prefilled(world, p)
     for given_params in (
         None,
@@ -324,7 +329,7 @@ def test_parameters_that_cannot_be_meant_are_refused():
 
 def test_what_the_role_or_the_style_does_not_allow_is_refused():
     world = World()
-    p, d = world.pair()
+    p, d = pulling(world)
     whole = world.node("w")
     rooms = world.node("r", Role.PREFILL, **RENDEZVOUS)
     for node, handover, error in (
@@ -344,7 +349,7 @@ def test_what_the_role_or_the_style_does_not_allow_is_refused():
 
 def test_pushed_blocks_arrive_and_both_sides_need_the_same_request():
     world = World()
-    p, d = world.pair(transfer_mode="push")
+    p, d = world.pair()
     params = prefilled(world, p)
     with pytest.raises(RequestInvalid, match="same request id"):
         d.decode("b", PROMPT, params)
@@ -356,7 +361,7 @@ def test_pushed_blocks_arrive_and_both_sides_need_the_same_request():
 
 def test_an_expired_push_is_refused_not_stale():
     world = World()
-    p, d = world.pair(transfer_mode="push", lease_s=3.0)
+    p, d = world.pair(lease_s=3.0, load_failure="recompute")
     params = prefilled(world, p)
     world.run(5.0)
     began = world.now
@@ -461,21 +466,78 @@ def test_a_dead_peer_in_a_room_ends_with_a_fault_on_either_side():
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["prefill", "decode", "abort p", "abort d", "break", "wait", "kill p", "kill d"]),
-        st.integers(0, 5),  # which request
+        st.sampled_from(["prefill", "decode", "break", "stall", "abort p", "abort d", "release", "end", "kill p", "kill d"]),
+        st.integers(0, 5),  # which request, or transfer
         st.sampled_from([0.0, 0.3, 1.1, 2.6]),  # and then time passes
     ),
     max_size=25,
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(moves, st.sampled_from(["pull", "push", "room"]), st.sampled_from(["recompute", "fail"]), st.integers(0, 12))
-def test_no_sequence_hangs_and_no_block_leaks_whatever_happens(drawn, how, policy, spare):
-    world = World()
-    p, d = world.pair(
-        disagg="rendezvous" if how == "room" else "params",
-        transfer_mode="push" if how == "push" else "pull",
+class Chaos:
+    """A pair of engines to which anything may happen; six requests, each with one prompt of its own."""
+
+    def __init__(self, how: str, *, held: bool, **options: Any) -> None:
+        self.fabric = HoldingFabric() if held else LocalFabric()
+        self.world = World(self.fabric)
+        self.rooms = how == "room"
+        self.p, self.d = self.world.pair(
+            disagg="rendezvous" if self.rooms else "params", transfer_mode="push" if how == "push" else "pull", **options
+        )
+        self.sent: set[tuple[Node, int]] = set()
+        self.aborted: set[tuple[Node, int]] = set()
+
+    @staticmethod
+    def prompt(n: int) -> list[int]:
+        return [n % 3] * (3 + 7 * n)
+
+    def do(self, move: str, n: int) -> None:
+        node = self.d if move.endswith(" d") else self.p
+        match move.split()[0]:
+            case "prefill":
+                self._submit(self.p, n, Handover(kind="prefill", room=n if self.rooms else None), SequenceFaults())
+            case "decode" | "break" | "stall":
+                self._decode(n, SequenceFaults(transfer_breaks=move == "break", stall_transfer=move == "stall"))
+            case "abort":
+                self.aborted.add((node, n))
+                node.scheduler.abort([str(n)])
+            case "release":
+                assert node.member is not None
+                node.member.let_go(str(n), None)
+            case "kill":
+                if n == 0 and node.alive:
+                    node.kill()
+            case "end" if isinstance(self.fabric, HoldingFabric) and n < len(self.fabric.held):
+                self.fabric.held[n].end()
+
+    def _decode(self, n: int, faults: SequenceFaults) -> None:
+        if self.rooms:
+            self._submit(self.d, n, Handover(kind="decode", room=n, peer="p"), faults)
+        elif self.p.ended(str(n)) and (params := self.p.params(str(n))):
+            self._submit(self.d, n, Handover(kind="decode", params=params), faults)
+
+    def _submit(self, node: Node, n: int, handover: Handover, faults: SequenceFaults) -> None:
+        if node.alive and (node, n) not in self.sent:
+            self.sent.add((node, n))
+            node.submit(str(n), self.prompt(n), handover=handover, faults=faults)
+
+    def settle(self) -> None:
+        """All deadlines pass, and then all transfers end."""
+        self.world.run(3000)
+        for transfer in self.fabric.held if isinstance(self.fabric, HoldingFabric) else ():
+            transfer.end()
+        self.world.run(3000)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    moves, st.sampled_from(["pull", "push", "room"]), st.sampled_from(["recompute", "fail"]), st.integers(0, 12), st.booleans()
+)
+def test_no_sequence_hangs_and_no_block_leaks_whatever_happens(drawn, how, policy, spare, held):
+    """`held`: transfers end when a move says so, or only after their deadline."""
+    chaos = Chaos(
+        how,
+        held=held,
         load_failure=policy,
         lease_s=500.0,  # no stale blocks here
         blocks=16 + spare,
@@ -483,41 +545,20 @@ def test_no_sequence_hangs_and_no_block_leaks_whatever_happens(drawn, how, polic
         slots=3,
         timing_overrides={"decode_base_s": 0.1, "kv_bytes_per_token": 1.0, "transfer_bytes_per_s": 20.0},
     )
-    sent: set[tuple[str, str]] = set()
-    aborted: set[tuple[str, str]] = set()
     for move, n, pause in drawn:
-        name, prompt = str(n), [n % 3] * (3 + 7 * n)
-        room = n if how == "room" else None
-        if move == "prefill" and p.alive and ("p", name) not in sent:
-            sent.add(("p", name))
-            p.submit(name, prompt, handover=Handover(kind="prefill", room=room))
-        elif move in ("decode", "break") and d.alive and ("d", name) not in sent and (how == "room" or p.ended(name)):
-            params = p.params(name) if how != "room" else None
-            if how == "room" or params:
-                sent.add(("d", name))
-                handover = Handover(kind="decode", params=params, room=room, peer="p")
-                d.submit(name, prompt, handover=handover, faults=SequenceFaults(transfer_breaks=move == "break"))
-        elif move.startswith("abort"):
-            node = p if move.endswith("p") else d
-            aborted.add((move[-1], name))
-            node.scheduler.abort([name])
-        elif move.startswith("kill") and n == 0:
-            node = p if move.endswith("p") else d
-            if node.alive:
-                node.kill()
-        world.run(pause)
-    world.run(3000)
-    for node, side in ((p, "p"), (d, "d")):
+        chaos.do(move, n)
+        chaos.world.run(pause)
+    chaos.settle()
+    for node in (chaos.p, chaos.d):
         if not node.alive:
             continue
         assert node.used == 0
         assert node.scheduler.idle
         load = node.scheduler.load()
         assert (load.running, load.waiting, load.queued_prefill_tokens) == (0, 0, 0)
-        for name in {name for where, name in sent if where == side}:
-            assert node.ended(name) or (side, name) in aborted
-            expected = expected_ids([int(name) % 3] * (3 + 7 * int(name)), 10 if side == "d" else 1)
-            if node.ended(name) and node.last(name).finish:
-                assert node.ids(name) == expected
-    if d.alive:
-        assert d.scheduler.stats()["stale_fetches"] == 0
+        for n in {n for where, n in chaos.sent if where is node}:
+            assert node.ended(str(n)) or (node, n) in chaos.aborted
+            if node.ended(str(n)) and node.last(str(n)).finish:
+                assert node.ids(str(n)) == expected_ids(chaos.prompt(n), 10 if node is chaos.d else 1)
+    if chaos.d.alive:
+        assert chaos.d.scheduler.stats()["stale_fetches"] == 0

@@ -124,9 +124,10 @@ async def pair(**args) -> AsyncIterator[tuple[Bench, Bench]]:
     async with contextlib.AsyncExitStack() as stack:
         for role in (Role.PREFILL, Role.DECODE):
             bench = Bench(SimEngine(kill=lambda: None, fabric=fabric))
-            config = EngineConfig(model="sim", served_name="sim", role=role, args={**SMALL, "engine_id": role.value, **args})
+            options = {**SMALL, "engine_id": role.value, "fabric": "local", **args}
+            config = EngineConfig(model="sim", served_name="sim", role=role, args=options)
             info = await bench.engine.start(config, bench.sink)
-            assert info.extra["engine_id"] == role.value
+            assert info.address == role.value
             stack.push_async_callback(bench.engine.stop, 1.0)
             benches.append(bench)
         yield benches[0], benches[1]
@@ -162,7 +163,7 @@ async def test_a_lease_ends_in_an_idle_engine_too():
 
 
 async def test_an_engine_that_died_or_sleeps_is_not_read_from():
-    async with pair(handshake_timeout_s=0.02, load_failure="fail") as (p, d):
+    async with pair(transfer_mode="pull", handshake_timeout_s=0.02) as (p, d):
         params = await prefill(p)
         await p.engine.control("sleep", {})
         await d.engine.submit(sequence("b", PROMPT, handover=Handover(kind="decode", params=params)))
@@ -202,7 +203,7 @@ async def test_two_engines_with_one_id_cannot_be():
         pass  # two fabrics
     fabric = LocalFabric()
     engines = [SimEngine(fabric=fabric), SimEngine(fabric=fabric)]
-    config = EngineConfig(model="sim", served_name="sim", role=Role.PREFILL, args={"engine_id": "x"})
+    config = EngineConfig(model="sim", served_name="sim", role=Role.PREFILL, args={"engine_id": "x", "fabric": "local"})
     await engines[0].start(config, lambda outputs: None)
     with pytest.raises(EngineStartFailed, match="'x'"):
         await engines[1].start(config, lambda outputs: None)

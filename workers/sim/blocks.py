@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from broker.codec import encode
@@ -23,6 +23,10 @@ from workers.sim.tiers import Content, LowerTiers, stored
 def fingerprint(*parts: object) -> int:
     """64 bits, never 0, that stand for these values."""
     return int.from_bytes(blake2b(encode(parts), digest_size=8).digest(), "little") | 1
+
+
+def _nothing(blocks: Sequence[int]) -> None:
+    """What `on_reuse` does where nobody has the blocks' bytes."""
 
 
 class BlockManager:
@@ -39,6 +43,7 @@ class BlockManager:
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
         self._cells: dict[int, int] = {}  # by block, where `_content` does not tell it
+        self.on_reuse: Callable[[Sequence[int]], None] = _nothing  # told which blocks do not hold their cells any more
         self._tainted = False  # some block may hold something else than its value says
         self.lower = LowerTiers(host_blocks, disk_blocks, self._emit) if host_blocks or disk_blocks else None
 
@@ -85,9 +90,15 @@ class BlockManager:
         for block in taken:
             self._refs[block] = 1
         if self._cells:
-            for block in taken:
-                self._cells.pop(block, None)
+            self.on_reuse([block for block in taken if self._cells.pop(block, None) is not None])
         return taken
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Hold these blocks, which somebody holds, once more; `release` lets go."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                raise AssertionError(f"block {block} is kept by nobody yet")
+            self._refs[block] += 1
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
@@ -159,6 +170,7 @@ class BlockManager:
         """Forget what the device has; the tiers below keep theirs. Nothing is written to them."""
         self._removed += self._by_value
         self._forget()
+        self.on_reuse(list(self._cells))
         self._cells.clear()
         self._flush_removed()
 

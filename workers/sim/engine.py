@@ -38,7 +38,8 @@ from workers.sim.events import EventBuffer
 from workers.sim.fabric import PROCESS_FABRIC, Fabric
 from workers.sim.faults import SequenceFaults, raise_rejection
 from workers.sim.media import MEDIA_KINDS
-from workers.sim.membership import FabricMember
+from workers.sim.membership import ROLES, FabricMember
+from workers.sim.pacing import pass_time, until_work
 from workers.sim.scheduler import Scheduler, block_manager
 from workers.sim.settings import SimSettings, parse_settings
 from workers.sim.sleep import LEVELS, Sleeper, sleep_args
@@ -55,15 +56,23 @@ def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class SimEngine:
-    """Implements `workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` joins engines that hand over."""
+def _open_fabric(settings: SimSettings, clock: Callable[[], float]) -> Fabric:
+    if settings.fabric == "local":
+        return PROCESS_FABRIC
+    from workers.sim.nixl_fabric import NixlFabric  # who hands nothing over must not pay for it
 
-    def __init__(self, *, kill: Callable[[], None] = _kill_self, fabric: Fabric = PROCESS_FABRIC) -> None:
+    return NixlFabric(settings.blocks, settings.block_bytes, timeout_s=settings.transfer_timeout_s, clock=clock)
+
+
+class SimEngine:
+    """Implements `workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` replaces the one of the settings."""
+
+    def __init__(self, *, kill: Callable[[], None] = _kill_self, fabric: Fabric | None = None) -> None:
         self._kill = kill
         self._fabric = fabric
         self._member: FabricMember | None = None
         self._sleeper: Sleeper | None = None
-        self._disagg = DisaggStyle.PARAMS
+        self._disagg = DisaggStyle.NONE
         self._scheduler: Scheduler | None = None
         self._task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
@@ -76,7 +85,7 @@ class SimEngine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
+            roles=ROLES if self._member is not None else frozenset({Role.AGGREGATED}),
             disagg=self._disagg,
             kv_events=True,
             logprobs=True,
@@ -89,7 +98,7 @@ class SimEngine:
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
         settings = parse_settings(config.args)
-        if config.role not in self.capabilities.roles:
+        if config.role not in ROLES:
             raise EngineStartFailed(f"the simulator has no role {config.role.value!r}")
         folder = settings.tokenizer_dir or str(BUNDLED_TOKENIZER)
         vocabulary = bundled_vocabulary() if settings.tokenizer_dir is None else Vocabulary.load(folder)
@@ -97,7 +106,6 @@ class SimEngine:
             raise EngineStartFailed(
                 f"mean_output_tokens needs an end token, and {folder} names none (eos_token in tokenizer_config.json)"
             )
-        self._disagg = DisaggStyle(settings.disagg)
         self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
         self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
         self._sleeper = Sleeper(
@@ -121,27 +129,31 @@ class SimEngine:
             eos_token_ids=() if vocabulary.eos is None else (vocabulary.eos,),
             step_tokens=settings.step_tokens,
             kinds=("chat", "completion") if has_chat_template(folder) else ("completion",),
-            extra={"timing": settings.timing} | ({"engine_id": self._member.engine} if self._member is not None else {}),
+            handover=self._member.terms if self._member is not None else "",
+            lease_s=settings.lease_s if self._member is not None else 0.0,
+            address=self._member.engine if self._member is not None else "",
+            transfer_card=self._member.card if self._member is not None else b"",
+            extra={"timing": settings.timing},
         )
 
     def _make_scheduler(self, config: EngineConfig, settings: SimSettings, vocabulary: Vocabulary) -> Scheduler:
         clock = asyncio.get_running_loop().time
         manager = block_manager(settings)
-        if config.role is Role.AGGREGATED:
+        if not settings.hands_over(config.role):
             return Scheduler(settings, vocabulary, manager=manager, clock=clock)
         wire = Wire(
-            engine=settings.engine_id or uuid.uuid4().hex,
-            model=config.model,
+            model=config.served_name,
             role=config.role,
             settings=settings,
             timing=settings.timing_model(),
             manager=manager,
-            fabric=self._fabric,
             clock=clock,
             wall_offset_s=time.time() - clock(),
         )
         scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire)
-        self._member = FabricMember(wire, scheduler, wake=self._work.set)
+        fabric = self._fabric or _open_fabric(settings, clock)
+        self._member = FabricMember(wire, scheduler, fabric, settings.engine_id or uuid.uuid4().hex, wake=self._work.set)
+        self._disagg = settings.style
         return scheduler
 
     # -- sequences -------------------------------------------------------------------------------------------
@@ -191,7 +203,7 @@ class SimEngine:
             if result is None:
                 self._publish(scheduler, scheduler.manager.take_events())
                 self._work.clear()
-                await self._until_work(scheduler.next_at(), clock())
+                await until_work(scheduler, self._work)
                 due = clock()
                 continue
             if result.crash:
@@ -202,7 +214,7 @@ class SimEngine:
                 self._die(result.died)
                 return
             due = max(due, clock() - _MOST_LAG_S) + result.duration_s
-            await asyncio.sleep(max(0.0, due - clock()) if result.duration_s else 0)
+            await pass_time(scheduler.exchange, due if result.duration_s else 0.0)
             outputs = result.outputs
             if self._aborted:
                 outputs = [output for output in outputs if output.id not in self._aborted]
@@ -211,14 +223,6 @@ class SimEngine:
             self._stepping = False
             if result.events:
                 self._publish(scheduler, result.events)
-
-    async def _until_work(self, at: float | None, now: float) -> None:
-        """Wait for something new from outside, or for the time at which something is due."""
-        try:
-            async with asyncio.timeout(None if at is None else max(0.0, at - now)):
-                await self._work.wait()
-        except TimeoutError:
-            pass
 
     def _publish(self, scheduler: Scheduler, events: list[KvEvent]) -> None:
         if events:
@@ -271,13 +275,20 @@ class SimEngine:
         return self._events.replay(start)
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Nothing to know of them yet."""
+        if self._member is not None:
+            self._member.meet(peers)
 
     async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        """Nothing is on offer yet."""
+        self._alive()
+        if self._member is not None:
+            self._member.let_go(sequence_id, params)
 
     async def set_role(self, role: Role) -> None:
-        raise UnsupportedByEngine("the simulator keeps the role it was started in")
+        self._alive()
+        if self._member is not None:
+            self._member.set_role(role)
+        elif role is not Role.AGGREGATED:
+            raise UnsupportedByEngine("this simulator was started without hand-over (disagg) and stays aggregated")
 
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         raise UnsupportedByEngine("the simulator makes no embeddings")
@@ -299,7 +310,7 @@ class SimEngine:
                 return self._events.replay_from(args.get("from", 0))
             case "release_handover":
                 if self._member is None:
-                    raise UnsupportedByEngine("a simulator in the role aggregated takes no hand-overs")
+                    raise UnsupportedByEngine("this simulator takes no hand-overs (disagg)")
                 return {"released": self._member.release(args)}
             case "sleep" if self._sleeper is not None:
                 return await self._sleeper.sleep(sleep_args(args))

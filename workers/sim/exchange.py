@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workers.engine import Handover, Output, Role, Sequence
+from workers.engine import Handover, Output, Sequence
 from workers.errors import UnsupportedByEngine
 from workers.sim.batch import Batch
 from workers.sim.giving import Giver
@@ -18,20 +18,33 @@ from workers.sim.wire import Wire
 
 
 class Exchange:
-    """One engine's traffic. Without a `wire` it hands nothing over; with `none` set there is no traffic at all."""
+    """One engine's traffic. Without a `wire` it hands nothing over; with `none` set there is no traffic at all.
+
+    What an engine may begin depends on its role (`Wire.side`); what it began in another one goes on.
+    """
 
     def __init__(self, batch: Batch, timing: TimingModel, *, clock: Callable[[], float], wire: Wire | None) -> None:
         self._batch = batch
         self._clock = clock
         self._wire = wire
-        self.giver = Giver(wire) if wire is not None and wire.role is Role.PREFILL else None
-        self.taker = Taker(wire) if wire is not None and wire.role is Role.DECODE else None
+        self.giver = Giver(wire) if wire is not None else None
+        self.taker = Taker(wire) if wire is not None else None
         comes = batch.manager.lower is not None or self.taker is not None
         self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker) if comes else None
         self.none = self.giver is None and self.loader is None
 
+    def poll(self) -> bool:
+        """Take in what other engines have sent, and what has ended; whether there was anything. `settle` acts on it."""
+        return self._wire is not None and self._wire.endpoint.poll()
+
+    def poll_at(self) -> float | None:
+        """When to `poll` next; None when that is never needed."""
+        if self._wire is None or self.giver is None or self.taker is None:
+            return None
+        return self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy)
+
     def next_at(self) -> float | None:
-        """When `settle` has something to do."""
+        """When `settle` has something to do, unless `poll` finds something before."""
         times = [part.next_at() for part in (self.giver, self.loader) if part is not None]
         return min([at for at in times if at is not None], default=None)
 
@@ -43,40 +56,38 @@ class Exchange:
         if self.loader is not None:
             counts["loaded_blocks"] = dict(self.loader.loaded_blocks)
         if self.giver is not None:
-            counts |= {"handovers_held": self.giver.holding, "handovers_expired": self.giver.expired}
+            counts |= {"handovers_held": self.giver.holding, "handovers_expired": self.giver.expired, **self.giver.counts}
         if self.taker is not None:
-            taker = self.taker
-            counts |= {"fetched_blocks": taker.fetched_blocks, "failed_fetches": taker.failed, "stale_fetches": taker.stale}
+            counts |= self.taker.counts
         return counts
 
     # -- sequences come and go -------------------------------------------------------------------------------
 
     def enter(self, run: Run, wanted: Handover, sequence: Sequence) -> None:
         """Give a new sequence its part in a hand-over. Raises RequestInvalid or UnsupportedByEngine."""
-        if self._wire is None:
-            raise UnsupportedByEngine("a simulator in the role aggregated takes no hand-overs")
+        if self._wire is None or self.giver is None or self.taker is None:
+            raise UnsupportedByEngine("this simulator takes no hand-overs (disagg)")
         side = self._wire.side(wanted, sequence, run.chain())
-        run.take_side(side)
-        if self.taker is not None:
+        if side.kind == "decode":
             self.taker.enter(run, side)
-        elif self.giver is not None and side.room:
+        elif side.room:
             self.giver.enter(run, side.key)
+        run.take_side(side)
 
     def leave(self, run: Run) -> None:
-        """This sequence is over: so is what it waits for, and what waits for it."""
+        """This sequence is over: so is what it waits for, and what waits for it. It still holds its blocks."""
         if self.loader is not None:
             self.loader.cancel(run)
-        if run.side is None:
+        if run.side is None or self.giver is None or self.taker is None:
             return
-        if self.taker is not None:
+        if run.side.kind == "decode":
             self.taker.forget(run, run.side)
-        elif self.giver is not None:
+        else:
             self.giver.drop(run.side)
 
-    def release(self, name: str, why: str) -> None:
-        """Let go of what a sequence that is over has on offer."""
-        if self.giver is not None:
-            self.giver.release(name, why)
+    def release(self, name: str, why: str) -> bool:
+        """Let go of what a sequence that is over has on offer; whether there was anything."""
+        return self.giver is not None and self.giver.release(name, why)
 
     # -- blocks come -----------------------------------------------------------------------------------------
 
@@ -98,6 +109,7 @@ class Exchange:
 
     def settle(self, drop: Callable[[Run], None]) -> list[Output]:
         """What has come, gone or failed since the last step; the last outputs of the sequences that end with it."""
+        self.poll()
         outputs = []
         for run, output in self.giver.tick() if self.giver is not None else ():
             if self._batch.runs.get(run.id) is run:
@@ -124,7 +136,7 @@ class Exchange:
             run.cached_tokens = own
             tiers = {tier: load.found.count(tier) * size for tier in LOWER_TIERS if tier in load.found}
             run.extra = {"cached": {"device": own - sum(tiers.values()), **tiers}}
-            if self.taker is not None:
+            if load.handed_over:
                 run.extra["remote_tokens"] = run.computed - own
         self._batch.loading.remove(run)
         self._batch.prefill(run)

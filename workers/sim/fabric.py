@@ -2,32 +2,37 @@
 
 Three primitives, those of RDMA libraries: read another engine's blocks, write them, send a notice.  Reading and writing are
 one-sided: whoever knows a block's number gets what lies there, and the owner is not asked.  That is why a hand-over has leases,
-and why a late reader gets wrong content without an error.
+and why a late reader gets wrong content without an error.  Both are posted, and end some time later.
 
-`LocalFabric` joins engines of one process.  Notices arrive before `notify` returns, and a member may notify back from within.
+An engine joins and has an *endpoint* from then on.  `LocalFabric` joins engines of one process: transfers end when somebody
+looks, and notices arrive before `notify` returns (a member may notify back from within).  `nixl_fabric.py` joins processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
+class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A short message between two engines about the hand-over `key`.
 
     From decode to prefill: "renew" the lease, "fetched" and "rejected" (both: let go of the blocks), "register" (write the
-    blocks from number `first` on into my `blocks`).  From prefill to decode: "written", and "refused" (nothing will come).
+    blocks from number `first` on into my `blocks`).  From prefill to decode, one for each "register" and with its `ticket`:
+    "written", or "refused" (nothing will come, and nothing is being written any more).
     """
 
     kind: Literal["renew", "fetched", "rejected", "register", "written", "refused"]
     key: str
     sender: str
+    number: int = 0  # of the offer; 0 = whichever there is
+    ticket: int = 0
     blocks: tuple[int, ...] = ()
     first: int = 0
     reason: str = ""
+    card: bytes = b""  # the sender's, where the receiver may not have met it
 
 
 class Member(Protocol):
@@ -43,59 +48,155 @@ class Member(Protocol):
         """Take a notice; must not block."""
 
 
-class Fabric(Protocol):
-    """What an engine needs to hand blocks over. Failures are answers: the other end may be gone at any time."""
+class Transfer(Protocol):
+    """Blocks on their way."""
 
-    def join(self, engine: str, member: Member) -> None:
-        """Be reachable under this id. Raises ValueError when the id is taken."""
+    @property
+    def ended(self) -> bool:
+        """It is done, or has failed."""
 
-    def leave(self, engine: str) -> None: ...
+    @property
+    def failed(self) -> bool:
+        """It has ended, and `finish` will say why it failed."""
+
+    @property
+    def settled(self) -> bool:
+        """Nothing moves any more: the blocks on this side may be used for something else."""
+
+    def finish(self) -> str:
+        """Take note of its end: empty, or why it failed."""
+
+
+class Endpoint(Protocol):
+    """One engine's end of the fabric. Failures are answers: the other end may be gone at any time."""
+
+    engine: str  # what others call this engine
+    card: bytes  # what engines of other processes need to reach it
+
+    def leave(self) -> None:
+        """Be unreachable from now on."""
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """The workers there are and their cards; what is known of others is dropped."""
 
     def reaches(self, engine: str) -> bool:
         """Whether a handshake with this engine would succeed now."""
 
-    def read(self, engine: str, blocks: Sequence[int]) -> list[int] | None:
-        """What lies in these blocks of that engine; None when it cannot be reached."""
+    def stamp(self, blocks: Sequence[int], cells: Sequence[int]) -> None:
+        """These own blocks hold that; needed before others may fetch them."""
 
-    def write(self, engine: str, blocks: Sequence[int], cells: Sequence[int]) -> bool:
-        """Overwrite these blocks of that engine; False when it cannot be reached."""
+    def overwritten(self, blocks: Sequence[int]) -> None:
+        """These own blocks hold something else than what they were stamped with."""
+
+    def content(self, blocks: Sequence[int]) -> list[int] | None:
+        """What lies in these own blocks; None when it is no content at all."""
+
+    def read(self, engine: str, remote: Sequence[int], local: Sequence[int]) -> Transfer:
+        """Copy these blocks of that engine here."""
+
+    def write(self, engine: str, local: Sequence[int], remote: Sequence[int]) -> Transfer:
+        """Copy these own blocks to that engine."""
 
     def notify(self, engine: str, notice: Notice) -> bool:
         """Send a notice; False when the engine cannot be reached."""
+
+    def poll(self) -> bool:
+        """Look what has ended or come in, if it is time to; whether there was anything. Notices go to the member."""
+
+    def poll_at(self, *, busy: bool) -> float | None:
+        """When to look next; None when that is never needed. `busy`: a hand-over is open."""
+
+
+class Fabric(Protocol):
+    """Where engines meet."""
+
+    def join(self, engine: str, member: Member) -> Endpoint:
+        """Be reachable, under this id or one that begins with it. Raises ValueError when that cannot be."""
 
 
 class LocalFabric:
     """The fabric of one process and one thread."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
+        self.members: dict[str, Member] = {}
 
-    def join(self, engine: str, member: Member) -> None:
-        if engine in self._members:
+    def join(self, engine: str, member: Member) -> LocalEndpoint:
+        if engine in self.members:
             raise ValueError(f"an engine with id {engine!r} is on this fabric already")
-        self._members[engine] = member
+        self.members[engine] = member
+        return LocalEndpoint(self, engine, member)
 
-    def leave(self, engine: str) -> None:
-        self._members.pop(engine, None)
+
+class LocalTransfer:
+    """Copies when it is finished: who left meanwhile is noticed at the end."""
+
+    ended = True
+    failed = False
+    settled = True
+
+    def __init__(self, copy: Callable[[], bool]) -> None:
+        self._copy = copy
+
+    def finish(self) -> str:
+        return "" if self._copy() else "it went away during the transfer"
+
+
+class LocalEndpoint:
+    """What members hold is what their `read` says: no bytes are needed."""
+
+    def __init__(self, fabric: LocalFabric, engine: str, member: Member) -> None:
+        self.engine = engine
+        self.card = b""
+        self._fabric = fabric
+        self._member = member
+
+    def leave(self) -> None:
+        self._fabric.members.pop(self.engine, None)
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """All of them are here."""
 
     def reaches(self, engine: str) -> bool:
-        return engine in self._members
+        return engine in self._fabric.members
 
-    def read(self, engine: str, blocks: Sequence[int]) -> list[int] | None:
-        member = self._members.get(engine)
-        return None if member is None else member.read(blocks)
+    def stamp(self, blocks: Sequence[int], cells: Sequence[int]) -> None:
+        """Nothing to do."""
 
-    def write(self, engine: str, blocks: Sequence[int], cells: Sequence[int]) -> bool:
-        member = self._members.get(engine)
-        return member is not None and member.write(blocks, cells)
+    def overwritten(self, blocks: Sequence[int]) -> None:
+        """Nothing to do."""
+
+    def content(self, blocks: Sequence[int]) -> list[int] | None:
+        return self._member.read(blocks)
+
+    def read(self, engine: str, remote: Sequence[int], local: Sequence[int]) -> Transfer:
+        def copy() -> bool:
+            member = self._fabric.members.get(engine)
+            cells = member.read(remote) if member is not None else None
+            return cells is not None and self._member.write(local, cells)
+
+        return LocalTransfer(copy)
+
+    def write(self, engine: str, local: Sequence[int], remote: Sequence[int]) -> Transfer:
+        def copy() -> bool:
+            member = self._fabric.members.get(engine)
+            cells = self._member.read(local)
+            return cells is not None and member is not None and member.write(remote, cells)
+
+        return LocalTransfer(copy)
 
     def notify(self, engine: str, notice: Notice) -> bool:
-        member = self._members.get(engine)
+        member = self._fabric.members.get(engine)
         if member is None:
             return False
         member.notice(notice)
         return True
 
+    def poll(self) -> bool:
+        return False
+
+    def poll_at(self, *, busy: bool) -> float | None:
+        return None
+
 
 PROCESS_FABRIC = LocalFabric()
-"""Joins the simulated engines of this process unless they are given another fabric."""
+"""Joins the simulated engines of this process that ask for `fabric` "local"."""

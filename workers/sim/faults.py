@@ -27,6 +27,7 @@ class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     fault_retriable: bool = True
     peer_dead: bool = False  # a decode sequence does not reach the engine that has its blocks
     transfer_breaks: bool = False  # … or loses it at the end of the transfer
+    stall_transfer: bool = False  # the transfer never ends, on whichever side the sequence is
     fresh_only: bool = False
 
     def next_at(self, start: int) -> int | None:

@@ -2,7 +2,7 @@
 
 Blocks on offer are let go when the other side has them, when it or the caller declines, or when the lease ends; a lease that
 ends is silent.  In the pull mode the other side reads by itself.  In the push mode and in rooms it registers the blocks it has
-made ready, and this side writes; whichever of the two comes first waits for the other, for a bounded time.
+made ready, and this side writes (`writing.py`); whichever of the two comes first waits for the other, for a bounded time.
 """
 
 from __future__ import annotations
@@ -13,21 +13,14 @@ from dataclasses import dataclass
 import msgspec
 
 from workers.engine import Fault, Output
+from workers.errors import RequestInvalid
 from workers.sim.fabric import Notice
 from workers.sim.run import Run
-from workers.sim.wire import Offer, Side, Wire, segments
+from workers.sim.wire import Offer, Side, Wire
+from workers.sim.writing import Ask, Write, Writer
 
 _MOST_GONE = 4096  # hand-overs remembered as over, so that a late other side need not wait
-
-
-@dataclass(slots=True)
-class _Ask:
-    """Where a decode side wants its blocks written to."""
-
-    engine: str
-    blocks: tuple[int, ...]
-    first: int
-    until: float
+_MOST_ASKS = 4096  # that wait for their blocks
 
 
 @dataclass(slots=True)
@@ -37,10 +30,11 @@ class _Hold:
     key: str
     blocks: list[int]
     until: float
+    number: int = 0  # of the offer; 0 in a room
     run: Run | None = None
     output: Output | None = None
-    ask: _Ask | None = None
-    done_at: float = 0.0  # with `ask`: when all is written
+    write: Write | None = None
+    stalls: bool = False  # injected
 
 
 class Giver:
@@ -48,11 +42,13 @@ class Giver:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._writer = Writer(wire)
         self._rooms: dict[str, Run] = {}  # sequences that will end in a room
         self._holds: dict[str, _Hold] = {}
-        self._asks: dict[str, _Ask] = {}  # that came before the blocks
+        self._asks: dict[str, Ask] = {}  # that came before the blocks
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: list[tuple[Run, Output]] = []
+        self._number = 0
         self.expired = 0
 
     @property
@@ -60,8 +56,20 @@ class Giver:
         """Hand-overs whose blocks are kept."""
         return len(self._holds)
 
+    @property
+    def busy(self) -> bool:
+        """Something may come for it, or is on its way."""
+        return bool(self._holds or self._rooms or self._asks or self._writer.closing)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """What was written, and how long that took."""
+        return self._writer.counts
+
     def enter(self, run: Run, key: str) -> None:
-        """A sequence that is to end in this room was taken in."""
+        """A sequence that is to end in this room was taken in. Raises RequestInvalid when another one is."""
+        if key in self._rooms:
+            raise RequestInvalid(f"{key} is taken by sequence {self._rooms[key].id!r}", param="handover")
         self._rooms[key] = run
         if key in self._gone:
             self._give_up(run, "the decode side is gone")
@@ -74,10 +82,12 @@ class Giver:
         wire.manager.release(run.blocks[len(blocks) :])
         self._stamp(run, blocks, tokens)
         run.blocks = []
+        self._number += 1
         wall = at + wire.wall_offset_s
         offer = Offer(
             engine=wire.engine,
             request=run.id,
+            number=self._number,
             blocks=blocks,
             tokens=tokens,
             chain=run.chain()[: tokens // settings.block_size],
@@ -89,79 +99,87 @@ class Giver:
             expires_at=wall + settings.lease_s,
         )
         output.handover = msgspec.to_builtins(offer)
-        self._gone.pop(run.id, None)
-        self._hold(_Hold(run.id, blocks, at + settings.lease_s))
+        self._hold(_Hold(run.id, blocks, at + settings.lease_s, self._number, stalls=run.has_fault("stall_transfer")))
 
     def park(self, run: Run, output: Output, key: str) -> None:
         """This sequence is done but for the hand-over in its room; `output` is its last one."""
         tokens = len(run.ids) - 1
         blocks = run.blocks[: -(-tokens // self._wire.settings.block_size)]
         self._stamp(run, blocks, tokens)
-        self._hold(_Hold(key, blocks, self._wire.clock() + self._wire.settings.room_timeout_s, run, output))
+        until = self._wire.clock() + self._wire.settings.room_timeout_s
+        self._hold(_Hold(key, blocks, until, run=run, output=output, stalls=run.has_fault("stall_transfer")))
 
     def _stamp(self, run: Run, blocks: list[int], tokens: int) -> None:
+        manager = self._wire.manager
         for block, cell in zip(blocks, run.cells(tokens), strict=True):
-            self._wire.manager.set_cell(block, cell)
+            manager.set_cell(block, cell)
+        self._wire.endpoint.stamp(blocks, [manager.cell(block) for block in blocks])
 
     def _hold(self, hold: _Hold) -> None:
+        before = self._holds.pop(hold.key, None)
+        if before is not None:  # the same prompt, computed again
+            if before.write is not None:
+                self._writer.cancel(before.key, before.write, "the prompt was computed again")
+            self._wire.manager.release(before.blocks)
+        self._gone.pop(hold.key, None)
         self._holds[hold.key] = hold
         ask = self._asks.pop(hold.key, None)
         if ask is not None:
             self._write(hold, ask)
 
-    def _write(self, hold: _Hold, ask: _Ask) -> None:
-        wire = self._wire
-        given = hold.blocks[ask.first : ask.first + len(ask.blocks)]
-        ask.blocks = ask.blocks[: len(given)]
-        hold.ask = ask
-        hold.done_at = wire.link.take(wire.clock(), wire.transfer_s(len(given), segments(given, ask.blocks)))
+    def _write(self, hold: _Hold, ask: Ask) -> None:
+        hold.write = self._writer.begin(ask, hold.blocks, stalls=hold.stalls)
 
     # -- what comes in ---------------------------------------------------------------------------------------
 
     def notice(self, notice: Notice) -> None:
         key, hold = notice.key, self._holds.get(notice.key)
+        meant = hold is None or notice.number == hold.number
         if notice.kind == "renew":
-            if hold is not None and hold.run is None:
+            if hold is not None and meant and hold.run is None:
                 hold.until = self._wire.clock() + self._wire.settings.lease_s
         elif notice.kind in ("fetched", "rejected"):
-            self.release(key, "the decode side gave up")
+            if meant:
+                self.release(key, "the decode side gave up")
         elif notice.kind == "register":
-            ask = _Ask(notice.sender, notice.blocks, notice.first, self._wire.clock() + self._wire.settings.room_timeout_s)
-            if hold is not None:
-                self._write(hold, ask)
-            elif key in self._gone:
-                self._refuse(key, ask, "the blocks are gone")
-            else:
-                self._asks[key] = ask
+            until = self._wire.clock() + self._wire.settings.room_timeout_s
+            self._register(key, hold if meant else None, Ask(notice.sender, notice.ticket, notice.blocks, notice.first, until))
+
+    def _register(self, key: str, hold: _Hold | None, ask: Ask) -> None:
+        if hold is not None and hold.write is None:
+            self._write(hold, ask)
+        elif hold is not None or key in self._holds or key in self._gone or key in self._asks:
+            self._writer.refuse(key, ask, "the blocks are gone")
+        elif len(self._asks) >= _MOST_ASKS:
+            self._writer.refuse(key, ask, "too many wait for blocks already")
+        else:
+            self._asks[key] = ask
 
     def release(self, key: str, why: str) -> bool:
         """Let go of what is kept for this hand-over, now or later; whether there was anything."""
         hold = self._holds.pop(key, None)
         run = self._rooms.get(key)
+        self._stop(key, hold, why)
         if run is not None:
             self._give_up(run, why)
         elif hold is not None:
             self._wire.manager.release(hold.blocks)
-        if hold is not None and hold.ask is not None:
-            self._refuse(key, hold.ask, why)
-        elif (ask := self._asks.pop(key, None)) is not None:
-            self._refuse(key, ask, why)
         self._forget(key)
         return hold is not None or run is not None
+
+    def _stop(self, key: str, hold: _Hold | None, why: str) -> None:
+        """Nothing is to be written for this hand-over any more."""
+        if hold is not None and hold.write is not None:
+            self._writer.cancel(key, hold.write, why)
+        elif (ask := self._asks.pop(key, None)) is not None:
+            self._writer.refuse(key, ask, why)
 
     def drop(self, side: Side) -> None:
         """A sequence ended; what is not on offer by now never will be. Its blocks are the scheduler's business."""
         in_room = self._rooms.pop(side.key, None) is not None
         if in_room or not (side.room or side.key in self._holds):
-            self._withdraw(side.key)
-
-    def _withdraw(self, key: str) -> None:
-        """Forget a hold whose blocks somebody else lets go of, and tell the decode side."""
-        hold = self._holds.pop(key, None)
-        ask = hold.ask if hold is not None and hold.ask is not None else self._asks.pop(key, None)
-        if ask is not None:
-            self._refuse(key, ask, "the prefill side is gone")
-        self._forget(key)
+            self._stop(side.key, self._holds.pop(side.key, None), "the prefill side is gone")
+            self._forget(side.key)
 
     def release_all(self) -> None:
         """Let go of everything on offer."""
@@ -173,38 +191,37 @@ class Giver:
     def tick(self) -> list[tuple[Run, Output]]:
         """Do what is due; the sequences that end with it, and their last outputs."""
         now = self._wire.clock()
-        for hold in [hold for hold in self._holds.values() if (hold.done_at if hold.ask else hold.until) <= now]:
-            del self._holds[hold.key]
-            if hold.ask is not None:
-                self._written(hold, hold.ask)
-            else:
+        for hold in list(self._holds.values()):
+            if hold.write is not None:
+                if self._writer.over(hold.write, now):
+                    del self._holds[hold.key]
+                    self._written(hold, self._writer.end(hold.key, hold.write))
+            elif hold.until <= now:
+                del self._holds[hold.key]
                 self._expire(hold)
         for key in [key for key, ask in self._asks.items() if ask.until <= now]:
-            self._refuse(key, self._asks.pop(key), "the prefill side did not come")
+            self._writer.refuse(key, self._asks.pop(key), "the prefill side did not come")
+        self._writer.tick()
         ended, self._ended = self._ended, []
         return ended
 
     def next_at(self) -> float | None:
-        """When `tick` has something to do."""
+        """When `tick` has something to do, unless the endpoint has something before."""
         if self._ended:
             return self._wire.clock()
-        due = [hold.done_at if hold.ask else hold.until for hold in self._holds.values()]
+        due = [hold.until if hold.write is None else hold.write.due for hold in self._holds.values()]
         due += [ask.until for ask in self._asks.values()]
         return min(due, default=None)
 
-    def _written(self, hold: _Hold, ask: _Ask) -> None:
-        wire = self._wire
-        cells = [wire.manager.cell(block) for block in hold.blocks[ask.first : ask.first + len(ask.blocks)]]
-        there = wire.fabric.write(ask.engine, ask.blocks, cells)
-        there = there and wire.fabric.notify(ask.engine, Notice(kind="written", key=hold.key, sender=wire.engine))
+    def _written(self, hold: _Hold, error: str) -> None:
         self._forget(hold.key)
         if hold.run is None:
-            wire.manager.release(hold.blocks)
-        elif there and hold.output is not None:
+            self._wire.manager.release(hold.blocks)
+        elif error or hold.output is None:
+            self._give_up(hold.run, error)
+        else:
             self._rooms.pop(hold.key, None)
             self._ended.append((hold.run, hold.output))
-        else:
-            self._give_up(hold.run, "the decode side is gone")
 
     def _expire(self, hold: _Hold) -> None:
         self.expired += 1
@@ -218,9 +235,6 @@ class Giver:
         if run.side is not None:
             self._rooms.pop(run.side.key, None)
         self._ended.append((run, Output(run.id, [], fault=Fault("transfer_failed", why, True))))
-
-    def _refuse(self, key: str, ask: _Ask, why: str) -> None:
-        self._wire.fabric.notify(ask.engine, Notice(kind="refused", key=key, sender=self._wire.engine, reason=why))
 
     def _forget(self, key: str) -> None:
         self._gone[key] = None

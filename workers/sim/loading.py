@@ -32,6 +32,7 @@ class Load:
     shared: list[int] = field(default_factory=list)  # blocks of `found` that are on the device
     contents: list[Content] = field(default_factory=list)  # of those that are not
     remote: int = 0
+    handed_over: bool = False  # by another engine, even if nothing is to be fetched
     tokens: int = 0
     ready_at: float = 0.0
     arrival: Arrival | None = None  # of the remote ones
@@ -89,6 +90,7 @@ class Loader:
         side = run.side
         if side is None or side.kind != "decode":
             return load if load.found else None
+        load.handed_over = True
         offered = side.offer.tokens if side.offer is not None else len(run.ids)
         load.tokens = max(load.tokens, min(offered, len(run.ids) - 1))
         load.remote = -(-load.tokens // size) - load.local
@@ -110,7 +112,7 @@ class Loader:
         remote = list(empty)
         if run.side is None or self._taker is None:
             load.arrival = Arrival(run)
-        elif run.side.pulls and not remote:
+        elif not run.side.room and not remote:
             self._taker.skip(run, run.side)
             load.arrival, run.side = Arrival(run), None
         else:

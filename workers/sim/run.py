@@ -152,10 +152,10 @@ class Run:
             self._end = self.index + 1
             self._look_ahead()
 
-    def has_fault(self, name: Literal["peer_dead", "transfer_breaks"]) -> bool:
+    def has_fault(self, name: Literal["peer_dead", "transfer_breaks", "stall_transfer"]) -> bool:
         """Whether this sequence was told to have this fault."""
-        faults = self.faults
-        return (faults.peer_dead if name == "peer_dead" else faults.transfer_breaks) and not (faults.fresh_only and self._start)
+        wanted: bool = getattr(self.faults, name)
+        return wanted and not (self.faults.fresh_only and self._start)
 
     def chain(self) -> list[int]:
         """Chain values of all whole blocks of `ids`. The list is shared: do not change it."""

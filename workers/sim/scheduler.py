@@ -97,6 +97,13 @@ class Scheduler:
             else:
                 self.exchange.release(name, "the prefill side was aborted")
 
+    def release(self, name: str, why: str) -> bool:
+        """Let go of what this sequence has on offer, or waits with in a room; whether there was anything."""
+        run = self._batch.runs.get(name)
+        if run is not None and run.side is not None and run.side.kind == "prefill":
+            name = run.side.key
+        return self.exchange.release(name, why)
+
     @property
     def preemptions(self) -> int:
         return self._batch.preemptions
@@ -260,9 +267,9 @@ class Scheduler:
                 self._drop(run)
 
     def _drop(self, run: Run) -> None:
-        self._batch.drop(run)
         if not self.exchange.none:
             self.exchange.leave(run)
+        self._batch.drop(run)
 
 
 def block_manager(settings: SimSettings) -> BlockManager:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from workers.engine import DisaggStyle, Role
 from workers.errors import EngineStartFailed
 from workers.sim.faults import Faults
 from workers.sim.timing import TimingModel, timing_model
@@ -19,6 +20,10 @@ from workers.sim.timing import TimingModel, timing_model
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+BlockBytes = Annotated[int, msgspec.Meta(ge=0, le=64 << 20, multiple_of=64)]
+
+DEFAULT_BLOCK_BYTES = 16384
+_MOST_KV_BYTES = 4 << 30  # of real memory, per engine
 
 
 class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,13 +42,16 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tokenizer_dir: str | None = None  # None = the bundled one
     host_blocks: Count = 0  # the tier below the device; 0 = none
     disk_blocks: Count = 0
-    disagg: Literal["params", "rendezvous"] = "params"  # how the prefill and decode roles hand over
-    transfer_mode: Literal["pull", "push"] = "pull"  # params: who moves the blocks
+    disagg: Literal["none", "params", "rendezvous"] | None = None  # hand-overs; None: none if it starts aggregated
+    transfer_mode: Literal["push", "pull"] = "push"  # params: who moves the blocks
+    fabric: Literal["nixl", "local"] = "nixl"  # between processes, or within this one
+    kv_block_bytes: BlockBytes | None = None  # real ones, moved by NIXL; 0 = a stamp; None = 16384, with the fabric local 0
     engine_id: str | None = None  # on the fabric; None = a random one
     lease_s: Seconds = 30.0  # how long a prefill engine keeps blocks nobody asks for
     handshake_timeout_s: Seconds = 5.0  # how long a decode engine tries to reach a dead one
+    transfer_timeout_s: Seconds = 30.0  # how long one transfer may take
     room_timeout_s: Seconds = 30.0  # how long either side waits for the other
-    load_failure: Literal["recompute", "fail"] = "recompute"  # params: when blocks do not come
+    load_failure: Literal["fail", "recompute"] = "fail"  # params: when blocks do not come
     kv_replay_batches: Count = 256  # KV event batches that can be asked for again
     sleep_frees_memory: bool = True
     faults: Faults = Faults()
@@ -53,6 +61,24 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Raises ValueError."""
         model = timing_model(self.timing, self.timing_overrides)
         return model if self.speedup is None else replace(model, speedup=self.speedup)
+
+    @property
+    def style(self) -> DisaggStyle:
+        """How it hands over, if it does."""
+        return DisaggStyle(self.disagg or "params")
+
+    @property
+    def block_bytes(self) -> int:
+        """Real bytes of a block, 0 = none but what is needed to tell them apart."""
+        if self.kv_block_bytes is not None:
+            return self.kv_block_bytes
+        return DEFAULT_BLOCK_BYTES if self.fabric == "nixl" else 0
+
+    def hands_over(self, role: Role) -> bool:
+        """Whether an engine that starts in this role can have all of them. Raises EngineStartFailed for a contradiction."""
+        if self.disagg == "none" and role is not Role.AGGREGATED:
+            raise EngineStartFailed(f"an engine in the role {role.value} must hand over: disagg='none'")
+        return self.disagg not in (None, "none") or role is not Role.AGGREGATED
 
 
 def parse_settings(args: Mapping[str, Any]) -> SimSettings:
@@ -81,6 +107,10 @@ def parse_settings(args: Mapping[str, Any]) -> SimSettings:
     if settings.step_tokens < settings.slots:
         raise EngineStartFailed(
             f"step_tokens={settings.step_tokens} is below slots={settings.slots}: each running sequence takes a token of a step"
+        )
+    if settings.block_bytes * settings.blocks > _MOST_KV_BYTES:
+        raise EngineStartFailed(
+            f"kv_block_bytes={settings.block_bytes} × blocks={settings.blocks} is more than {_MOST_KV_BYTES >> 30} GiB"
         )
     room = settings.blocks * settings.block_size
     if settings.context_length > room:

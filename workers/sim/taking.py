@@ -1,7 +1,8 @@
 """The decode side of a hand-over: fetch the blocks of a prompt that another engine computed.
 
 Nothing that is fetched can be trusted by its name: this side compares what arrived with what the prompt's blocks must hold, not
-to refuse it (a real engine could not tell), but to answer as a model with a wrong cache would: wrongly.
+to refuse it (a real engine could not tell), but to answer as a model with a wrong cache would: wrongly.  Bytes that are no
+content at all are another matter: they mean that the transfer failed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Literal
 
 from workers.engine import Fault
 from workers.sim.blocks import fingerprint
-from workers.sim.fabric import Notice
+from workers.sim.fabric import Notice, Transfer
+from workers.sim.lending import PING_S, Lender
 from workers.sim.run import Run
 from workers.sim.wire import Offer, Side, Wire, segments
 
@@ -24,10 +26,32 @@ class _Fetch:
     side: Side
     first: int  # number of the first block fetched, within the prompt
     blocks: list[int]  # where to
-    at: float  # when the blocks are read, or patience ends
-    reads: bool  # by itself, at `at`
-    over: bool = False  # written, refused or nothing to do
+    began: float
+    until: float  # patience ends
+    begun: bool = False  # the other side was reached
+    at: float = 0.0  # pulled: when the blocks are there, as modelled
+    transfer: Transfer | None = None  # pulled
+    ticket: int = 0  # pushed
+    answered: bool = False  # pushed: written or refused
     error: str = ""
+    stalls: bool = False  # injected
+    ping_at: float = 0.0
+
+    def over(self, now: float) -> bool:
+        if self.until <= now or (self.error and self.begun):
+            return True
+        if self.stalls or not self.begun:
+            return False
+        if self.transfer is None:
+            return self.answered
+        return self.transfer.failed or (self.transfer.ended and self.at <= now)
+
+    @property
+    def due(self) -> float:
+        """When it may be over, unless the endpoint has something before."""
+        if self.stalls or self.transfer is None or not self.transfer.ended:
+            return self.until
+        return min(self.at, self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +71,24 @@ class Taker:
         self._wire = wire
         self._fetches: dict[str, _Fetch] = {}  # by sequence
         self._beats: dict[str, tuple[Offer, float]] = {}  # by sequence: leases to be renewed, and when
-        self.stale = 0
-        self.failed = 0
-        self.fetched_blocks = 0
+        self._lender = Lender(wire)
+        self._ticket = 0
+        self.counts: dict[str, float] = {
+            "fetched_blocks": 0,
+            "failed_fetches": 0,
+            "stale_fetches": 0,
+            "broken_fetches": 0,
+            "fetch_s": 0.0,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Something is on its way here."""
+        return bool(self._fetches or self._beats or self._lender.lent)
 
     def enter(self, run: Run, side: Side) -> None:
         """This sequence waits from now on: keep its lease alive."""
-        if side.pulls and side.offer is not None:
+        if side.offer is not None:
             self._beats[run.id] = (side.offer, self._wire.clock())
 
     def skip(self, run: Run, side: Side) -> None:
@@ -63,38 +98,59 @@ class Taker:
 
     def begin(self, run: Run, side: Side, first: int, blocks: list[int]) -> None:
         """Fetch the prompt's blocks from number `first` on into these."""
-        wire, settings, now = self._wire, self._wire.settings, self._wire.clock()
-        dead = run.has_fault("peer_dead") or not wire.fabric.reaches(side.peer)
-        fetch = _Fetch(run, side, first, blocks, now + settings.handshake_timeout_s, False)
+        now = self._wire.clock()
+        until = now + self._wire.settings.handshake_timeout_s
+        fetch = _Fetch(run, side, first, blocks, now, until, stalls=run.has_fault("stall_transfer"))
         self._fetches[run.id] = fetch
-        if dead:
-            fetch.error = f"engine {side.peer!r} did not answer within {settings.handshake_timeout_s:g} s"
-        elif side.pulls and side.offer is not None:
-            remote = side.offer.blocks[first : first + len(blocks)]
-            fetch.reads = True
-            fetch.at = wire.link.take(now, wire.transfer_s(len(blocks), segments(remote, blocks)))
-        else:
-            fetch.at = now + settings.room_timeout_s
-            fetch.error = f"engine {side.peer!r} wrote nothing within {settings.room_timeout_s:g} s"
-            self._tell(side, "register", tuple(blocks), first)
+        self._reach(fetch)
+
+    def _reach(self, fetch: _Fetch) -> None:
+        """Begin to move blocks if the other side can be reached by now."""
+        wire, settings, now, side = self._wire, self._wire.settings, self._wire.clock(), fetch.side
+        if fetch.run.has_fault("peer_dead") or not wire.endpoint.reaches(side.peer):
+            return
+        fetch.begun = True
+        if side.pulls and side.offer is not None:
+            remote = side.offer.blocks[fetch.first : fetch.first + len(fetch.blocks)]
+            fetch.until = now + settings.transfer_timeout_s
+            fetch.at = wire.link.take(now, wire.transfer_s(len(remote), segments(remote, fetch.blocks)))
+            if not fetch.stalls:
+                fetch.transfer = wire.endpoint.read(side.peer, remote, fetch.blocks)
+            return
+        fetch.until = now + (settings.room_timeout_s if side.room else settings.transfer_timeout_s)
+        fetch.ping_at = now + PING_S
+        self._ticket += 1
+        fetch.ticket = self._ticket
+        if not self._tell(side, "register", fetch):
+            fetch.error = f"engine {side.peer!r} went away"
 
     def forget(self, run: Run, side: Side) -> None:
-        """This sequence is gone: so may be what is kept for it."""
-        self._fetches.pop(run.id, None)
+        """This sequence is gone: so may be what is kept for it. Called while it holds its blocks."""
+        fetch = self._fetches.pop(run.id, None)
         self._beats.pop(run.id, None)
+        if fetch is not None:
+            self._lend(fetch)
         self._tell(side, "rejected")
+
+    def _lend(self, fetch: _Fetch) -> None:
+        """Nobody here waits for these blocks any more, but the other side, or the transfer, may still write to them."""
+        if fetch.transfer is not None and not fetch.transfer.settled:
+            self._lender.until_settled(fetch.blocks, fetch.transfer)
+        elif fetch.ticket and not fetch.answered:
+            self._lender.until_answered(fetch.blocks, fetch.ticket, fetch.side.peer)
 
     def decline(self, offer: Offer) -> bool:
         """Let the prefill side free blocks that nobody will fetch; whether it could be told."""
-        notice = Notice(kind="rejected", key=offer.request, sender=self._wire.engine)
-        return self._wire.fabric.notify(offer.engine, notice)
+        notice = Notice(kind="rejected", key=offer.request, number=offer.number, sender=self._wire.engine)
+        return self._wire.endpoint.notify(offer.engine, notice)
 
     def notice(self, notice: Notice) -> None:
         if notice.kind not in ("written", "refused"):
             return
+        self._lender.answered(notice.ticket)
         for fetch in self._fetches.values():
-            if fetch.side.key == notice.key and not fetch.reads:
-                fetch.over = True
+            if fetch.ticket == notice.ticket:
+                fetch.answered = True
                 fetch.error = notice.reason
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -104,37 +160,63 @@ class Taker:
         now = self._wire.clock()
         for run, (offer, at) in list(self._beats.items()):
             if at <= now:
-                self._wire.fabric.notify(offer.engine, Notice(kind="renew", key=offer.request, sender=self._wire.engine))
+                self._renew(offer.engine, offer.request, offer.number)
                 self._beats[run] = (offer, now + offer.ttl_s / _BEATS_PER_LEASE)
-        ended = [fetch for fetch in self._fetches.values() if fetch.over or fetch.at <= now]
-        return [self._end(fetch) for fetch in ended]
+        for fetch in self._fetches.values():
+            if not fetch.begun:
+                self._reach(fetch)
+            elif fetch.ticket and not fetch.answered and fetch.ping_at <= now:
+                fetch.ping_at = now + PING_S
+                if not self._renew(fetch.side.peer, fetch.side.key, fetch.side.number):
+                    fetch.error = f"engine {fetch.side.peer!r} went away"
+        self._lender.tick()
+        return [self._end(fetch) for fetch in list(self._fetches.values()) if fetch.over(now)]
 
     def next_at(self) -> float | None:
-        """When `tick` has something to do."""
-        due = [self._wire.clock() if fetch.over else fetch.at for fetch in self._fetches.values()]
-        return min([*due, *(at for _, at in self._beats.values())], default=None)
+        """When `tick` has something to do, unless the endpoint has something before."""
+        now = self._wire.clock()
+        due = [now if fetch.over(now) else fetch.due for fetch in self._fetches.values()]
+        due += [fetch.ping_at for fetch in self._fetches.values() if fetch.ticket and not fetch.answered]
+        due += [at for _, at in self._beats.values()]
+        if (lent := self._lender.next_at()) is not None:
+            due.append(lent)
+        return min(due, default=None)
 
     def _end(self, fetch: _Fetch) -> Arrival:
-        side = fetch.side
+        side, now = fetch.side, self._wire.clock()
         del self._fetches[fetch.run.id]
         self._beats.pop(fetch.run.id, None)
-        cells: list[int] | None = None
-        if fetch.run.has_fault("transfer_breaks"):
-            fetch.error = fetch.error or f"the transfer from engine {side.peer!r} broke off"
-        elif fetch.reads and side.offer is not None:
-            cells = self._wire.fabric.read(side.peer, side.offer.blocks[fetch.first : fetch.first + len(fetch.blocks)])
-            if cells is None:
-                fetch.error = f"engine {side.peer!r} went away during the transfer"
-        elif not fetch.error:
-            cells = [self._wire.manager.cell(block) for block in fetch.blocks]
+        error = self._outcome(fetch, now)
+        cells = self._wire.endpoint.content(fetch.blocks) if not error else None
+        if not error and cells is None:
+            self.counts["broken_fetches"] += 1
+            error = f"blocks of engine {side.peer!r} arrived broken"
         if cells is None:
-            self.failed += 1
+            self.counts["failed_fetches"] += 1
+            self._lend(fetch)
             self._tell(side, "rejected")
-            return Arrival(fetch.run, error=fetch.error)
-        if fetch.reads:
+            return Arrival(fetch.run, error=error)
+        if side.pulls:
             self._tell(side, "fetched")
-        self.fetched_blocks += len(cells)
+        self.counts["fetched_blocks"] += len(cells)
+        self.counts["fetch_s"] += now - fetch.began
         return self._judge(fetch, cells)
+
+    def _outcome(self, fetch: _Fetch, now: float) -> str:
+        """Empty, or why nothing can have come."""
+        settings, peer = self._wire.settings, fetch.side.peer
+        if fetch.error:
+            return fetch.error
+        if not fetch.begun:
+            return f"engine {peer!r} did not answer within {settings.handshake_timeout_s:g} s"
+        if fetch.run.has_fault("transfer_breaks"):
+            return f"the transfer from engine {peer!r} broke off"
+        if fetch.transfer is not None and fetch.transfer.ended and (fetch.transfer.failed or fetch.at <= now):
+            error = fetch.transfer.finish()
+            return f"engine {peer!r}: {error}" if error else ""
+        if fetch.answered and not fetch.stalls:
+            return ""
+        return f"nothing came from engine {peer!r} within {fetch.until - fetch.began:g} s"
 
     def _judge(self, fetch: _Fetch, cells: list[int]) -> Arrival:
         tokens = fetch.side.offer.tokens if fetch.side.offer is not None else len(fetch.run.ids)
@@ -142,7 +224,7 @@ class Taker:
         right = next((n for n, (cell, want) in enumerate(zip(cells, expected, strict=True)) if cell != want), len(cells))
         if right == len(cells):
             return Arrival(fetch.run, right)
-        self.stale += 1
+        self.counts["stale_fetches"] += 1
         return Arrival(fetch.run, right, fingerprint(*cells[right:]))
 
     def fault(self, arrival: Arrival, side: Side) -> Fault | None:
@@ -151,8 +233,17 @@ class Taker:
             return None
         return Fault("transfer_failed", arrival.error, True)
 
-    def _tell(
-        self, side: Side, kind: Literal["register", "fetched", "rejected"], blocks: tuple[int, ...] = (), first: int = 0
-    ) -> None:
-        notice = Notice(kind=kind, key=side.key, sender=self._wire.engine, blocks=blocks, first=first)
-        self._wire.fabric.notify(side.peer, notice)
+    def _renew(self, peer: str, key: str, number: int) -> bool:
+        return self._wire.endpoint.notify(peer, Notice(kind="renew", key=key, number=number, sender=self._wire.engine))
+
+    def _tell(self, side: Side, kind: Literal["register", "fetched", "rejected"], fetch: _Fetch | None = None) -> bool:
+        notice = Notice(
+            kind=kind,
+            key=side.key,
+            number=side.number,
+            sender=self._wire.engine,
+            ticket=fetch.ticket if fetch is not None else 0,
+            blocks=tuple(fetch.blocks) if fetch is not None else (),
+            first=fetch.first if fetch is not None else 0,
+        )
+        return self._wire.endpoint.notify(side.peer, notice)

@@ -13,7 +13,7 @@ from workers.engine import DisaggStyle, Handover, Role
 from workers.engine import Sequence as EngineSequence
 from workers.errors import RequestInvalid, UnsupportedByEngine
 from workers.sim.blocks import BlockManager
-from workers.sim.fabric import Fabric
+from workers.sim.fabric import Endpoint
 from workers.sim.settings import SimSettings
 from workers.sim.timing import TimingModel
 
@@ -23,6 +23,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     request: str
+    number: int  # of this engine's offers
     blocks: list[int]
     tokens: int
     chain: list[int]  # of the whole blocks: which prompt this is
@@ -45,6 +46,11 @@ class Side:
     peer: str = ""
 
     @property
+    def number(self) -> int:
+        """That of the offer, 0 where there is none."""
+        return self.offer.number if self.offer is not None else 0
+
+    @property
     def pulls(self) -> bool:
         """A decode side that reads the blocks itself."""
         return self.offer is not None and self.offer.mode == "pull"
@@ -64,22 +70,36 @@ class Link:
 
 @dataclass(slots=True, kw_only=True)
 class Wire:
-    """One engine's end of the fabric. `clock` is the engine's own; adding `wall_offset_s` makes it Unix time."""
+    """One engine's part in hand-overs. `clock` is the engine's own; adding `wall_offset_s` makes it Unix time.
 
-    engine: str
+    `endpoint` is there once the engine has joined a fabric.
+    """
+
     model: str
     role: Role
     settings: SimSettings
     timing: TimingModel
     manager: BlockManager
-    fabric: Fabric
     clock: Callable[[], float]
     wall_offset_s: float = 0.0
     link: Link = field(default_factory=Link)
+    endpoint: Endpoint = field(init=False)
+
+    @property
+    def engine(self) -> str:
+        """What the other engines call this one."""
+        return self.endpoint.engine
+
+    @property
+    def terms(self) -> str:
+        """What engines that hand over to each other have in common."""
+        settings = self.settings
+        style = f"params/{settings.transfer_mode}" if settings.style is DisaggStyle.PARAMS else "rendezvous"
+        return f"sim/{style}/{settings.block_size}x{settings.block_bytes}"
 
     @property
     def layout(self) -> str:
-        return f"{self.model} / {self.settings.block_size}"
+        return f"{self.model} {self.terms}"
 
     def transfer_s(self, blocks: int, descriptors: int) -> float:
         """How long this many blocks take over the link."""
@@ -90,8 +110,7 @@ class Wire:
         """The part that this sequence, with this chain, wants to have. Raises RequestInvalid or UnsupportedByEngine."""
         if wanted.kind != self.role.value:
             raise UnsupportedByEngine(f"an engine in the role {self.role.value} takes no {wanted.kind} hand-overs")
-        style = self.settings.disagg
-        if style == DisaggStyle.RENDEZVOUS.value:
+        if self.settings.style is DisaggStyle.RENDEZVOUS:
             if wanted.room is None:
                 raise RequestInvalid("a rendezvous needs a room", param="handover")
             if wanted.kind == "decode" and not wanted.peer:
