@@ -1,0 +1,55 @@
+"""NIXL's progress thread, told to pause.
+
+NIXL's Python class starts a thread that looks for transfers without ever pausing: a whole core per engine, also while nothing
+is transferred.  Beside a GPU that is a core nobody misses.  Where the engines themselves compute on the cores it is not: one
+prefill and one decode engine would leave each other nothing.  The bindings have a setting for it (`pthrDelay`), which the class
+overwrites with 0; so the class is given a config object that does not take that.
+
+Imported in vLLM's worker processes, before they make their agent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PAUSE_US = 200
+"""How long the thread sleeps between two looks. So much later is a transfer or a notice seen; it takes milliseconds anyway."""
+
+
+def pace_nixl() -> bool:
+    """Have every agent that this process makes from now on pause its progress thread. False: there is no such NIXL here."""
+    try:
+        from nixl import _api
+    except ImportError:
+        return False
+    bindings: Any = getattr(_api, "nixlBind", None)
+    config: Any = getattr(bindings, "nixlAgentConfig", None)
+    delay: Any = getattr(config, "pthrDelay", None)
+    if config is None or not hasattr(delay, "__set__"):
+        return False
+
+    class Paced(config):  # type: ignore[misc]  # known at run time only
+        """Takes no delay but ours."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            delay.__set__(self, PAUSE_US)
+
+        @property
+        def pthrDelay(self) -> object:  # noqa: N802 - NIXL's name
+            return delay.__get__(self)
+
+        @pthrDelay.setter
+        def pthrDelay(self, value: object) -> None:  # noqa: N802
+            """Stays as it is."""
+
+    class PacedBindings:
+        """The bindings, with that config."""
+
+        nixlAgentConfig = Paced  # noqa: N815 - NIXL's name
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(bindings, name)
+
+    _api.nixlBind = PacedBindings()
+    return True
