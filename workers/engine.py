@@ -107,9 +107,9 @@ class Handover:
     """One side of a prefill/decode hand-over. Both sides' sequences have the same id.
 
     Prefill side: the prompt is computed, one token comes with `Output.finish` "length" and is thrown away, for the decode side
-    makes it again.  Params: that output's `handover` is opaque and is the decode side's `params`.  Rendezvous: both sides
-    have the same `room`, the decode side gets the prefill engine's `address` as `peer`, and the prefill side's last output comes
-    when the blocks have been taken.
+    makes it again.  Params: that output's `handover` is opaque and is the decode side's `params`.  Rendezvous: both have the
+    same `room`, the decode side gets the prefill engine's `address` as `peer`, and the prefill side's last output comes when
+    the blocks have been taken.
 
     Neither side asks how old the parameters are: who hands them over has just asked the prefill side.
     """
