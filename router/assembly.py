@@ -37,17 +37,19 @@ def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:
             settings=options.snapshots,
         )
         seed = random.SystemRandom().getrandbits(32)
+        scheduler = Scheduler(settings, view, name=router, seed=seed)
         return RouterSession(
             messaging,
             subjects,
             card.pool,
-            Scheduler(settings, view, name=router, seed=seed),
+            scheduler,
             router=router,
             members=members,
             view=view,
             caches=follower.feed,
             feed=follower,
             index_size=lambda: len(index),
+            prefill_queue=scheduler.apart.pool.queued_tokens,
             record=Recorder(messaging, subjects, pool=card.pool, router=router).placed if options.record else None,
             options=options.session,
         )

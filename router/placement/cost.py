@@ -22,11 +22,13 @@ balance by themselves, so this decides only between workers that have room and i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from router.placement.load import LoadTable, WorkerLoad
+from router.placement.prefill import PrefillSide
 from router.placement.settings import SchedulerSettings
 from router.placement.window import Bools, Floats
 
@@ -47,6 +49,7 @@ class Workers:
     running: list[int]
     unevenness: Floats
     disturbed: Floats  # what the running requests lose, in parts of the service
+    prefill: PrefillSide | None = None  # None: every prompt is computed where it is answered
 
 
 class RecentWork:
@@ -102,17 +105,23 @@ def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
 
 def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float) -> bool:
     """Whether it may get anything now. KV blocks are looked at per request."""
-    if load.info.draining:
-        return False
     if settings.binding == "early":
-        return True
-    if load.full_s is not None or load.slots_left(settings.spare_slots + load.ending_within(settings.lookahead_s)) <= 0:
+        return not load.info.draining
+    if not load.takes_one_more(settings.spare_slots, settings.lookahead_s):
         return False
     return load.pending_tokens(now_s) < lookahead_tokens(load, settings)
 
 
-def look(loads: LoadTable, settings: SchedulerSettings, recent: RecentWork, now_s: float) -> Workers:
-    """The workers as they are now."""
+def look(
+    loads: LoadTable,
+    settings: SchedulerSettings,
+    recent: RecentWork,
+    now_s: float,
+    *,
+    prefill: PrefillSide | None = None,
+    awaited: Callable[[str], int] | None = None,
+) -> Workers:
+    """The workers as they are now. `awaited`: KV blocks that a worker will need for prompts computed elsewhere, by its name."""
     pending, speeds, bases, decodes, waits, blocks, running, room, budgets = [], [], [], [], [], [], [], [], []
     for load in loads:
         speed, info = load.speed, load.info
@@ -122,7 +131,8 @@ def look(loads: LoadTable, settings: SchedulerSettings, recent: RecentWork, now_
         decodes.append(speed.per_decode_s)
         busy = load.running
         running.append(busy)
-        blocks.append(load.blocks_free() if busy else np.inf)  # an empty worker takes anything
+        free = load.blocks_free() if busy else np.inf  # an empty worker takes anything
+        blocks.append(free if awaited is None else free - awaited(info.worker))
         room.append(has_room(load, settings, now_s))
         waits.append(load.slot_wait_s() if busy >= info.slots else 0.0)
         budgets.append(info.step_tokens or _STEP_TOKENS)
@@ -140,4 +150,5 @@ def look(loads: LoadTable, settings: SchedulerSettings, recent: RecentWork, now_
         running=running,
         disturbed=settings.disturbance * busy_with,
         unevenness=recent.unevenness([load.info.worker for load in loads], settings.balance),
+        prefill=prefill,
     )

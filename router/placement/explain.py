@@ -6,12 +6,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.messages import Candidate, Explanation
+import numpy as np
+
+from broker.messages import Candidate, Explanation, PrefillDecision
 from router.index.types import NO_OVERLAP, Overlap
 from router.placement.cost import Workers
 from router.placement.eligibility import why_not
 from router.placement.load import LoadTable
+from router.placement.settings import SchedulerSettings
 from router.placement.types import Placement, Shed, Waiting
+from router.placement.ways import Costs, costs
 from router.placement.window import Floats, Row, Window
 
 
@@ -25,12 +29,16 @@ class Seen:
     uncached: Floats
     work: Floats
     workers: Workers
+    ways: Costs | None = None  # where prompts may be computed elsewhere
 
     def candidates(self) -> list[Candidate]:
         """Per worker, cheapest first."""
         found = []
         workers = self.workers
         cost = workers.wait_s + self.work * workers.token_s + workers.step_s
+        room = workers.room
+        if self.ways is not None:
+            cost, room = np.where(np.isfinite(self.ways.cost[0]), self.ways.cost[0], cost), self.ways.free[0]
         for column, (name, reason) in enumerate(zip(self.names, self.reasons, strict=True)):
             overlap = self.overlaps.get(name, NO_OVERLAP)
             found.append(
@@ -44,7 +52,7 @@ class Seen:
                     running=workers.running[column],
                     wait_s=round(float(workers.wait_s[column]), 6),
                     cost_s=round(float(cost[column]), 6),
-                    room=bool(workers.room[column]),
+                    room=bool(room[column]),
                     why_not=reason,
                 )
             )
@@ -63,6 +71,7 @@ class Remembered:
     waited_s: float
     predicted_ttft_s: float = 0.0
     seen: Seen | None = None
+    prefill: PrefillDecision | None = None
 
 
 class Memory:
@@ -89,6 +98,7 @@ class Memory:
                 waited_s=placement.waited_s,
                 predicted_ttft_s=placement.predicted_ttft_s,
                 seen=seen,
+                prefill=placement.prefill,
             )
         )
 
@@ -100,8 +110,9 @@ class Memory:
         return self._decisions.get(request_id)
 
 
-def see(row: Row, window: Window, loads: LoadTable, workers: Workers) -> Seen:
+def see(row: Row, window: Window, loads: LoadTable, workers: Workers, settings: SchedulerSettings) -> Seen:
     """The moment as it is for this request."""
+    apart = workers.prefill is not None
     return Seen(
         names=tuple(load.info.worker for load in loads),
         reasons=reasons(row.request, loads),
@@ -109,6 +120,7 @@ def see(row: Row, window: Window, loads: LoadTable, workers: Workers) -> Seen:
         uncached=window.uncached[row.number].copy(),
         work=window.work[row.number].copy(),
         workers=workers,
+        ways=costs(window, np.array([row.number]), workers, 0.0, settings) if apart else None,
     )
 
 
@@ -138,4 +150,5 @@ def explanation(decision: Remembered, *, router: str, policy: str) -> Explanatio
         waited_s=round(decision.waited_s, 6),
         predicted_ttft_s=round(decision.predicted_ttft_s, 6),
         candidates=decision.seen.candidates() if decision.seen is not None else [],
+        prefill=decision.prefill,
     )

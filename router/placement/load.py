@@ -91,6 +91,12 @@ class WorkerLoad:
             queued = max(0.0, self.report.queued_prefill_tokens - done)
         return queued + self._entry_tokens
 
+    @property
+    def queued_tokens(self) -> float:
+        """Prompt tokens that may be in the same steps as those of anything placed now: none is taken to be computed since the
+        report, for the step that runs may have begun before them."""
+        return self._entry_tokens + (self.report.queued_prefill_tokens if self.report is not None else 0)
+
     def blocks_free(self) -> float:
         """KV blocks; infinite when the worker does not say."""
         if self.report is None or not self.report.blocks_total:
@@ -99,6 +105,12 @@ class WorkerLoad:
 
     def slots_left(self, spare: int) -> int:
         return self.info.slots + spare - self.running if self.info.slots else 1_000_000
+
+    def takes_one_more(self, spare: int, ahead_s: float) -> bool:
+        """It may get a request, as far as slots go."""
+        if self.info.draining or self.full_s is not None:
+            return False
+        return self.slots_left(spare + self.ending_within(ahead_s)) > 0
 
     def ending_within(self, seconds: float) -> int:
         """Slots that are free by then, about: what is placed meanwhile finds one when it arrives."""

@@ -16,7 +16,8 @@ import numpy as np
 from router.placement.cost import Workers
 from router.placement.settings import PolicyName, SchedulerSettings
 from router.placement.types import Waiting
-from router.placement.window import Bools, Floats, Ints, Window
+from router.placement.ways import Costs, costs
+from router.placement.window import Window
 
 _OUT_OF_TURN_S = 1e6  # seconds of score that set those who have waited too long apart from all others
 _PRIORITY_S = 1e3  # … and one priority from the next
@@ -31,24 +32,7 @@ class Pick:
     column: int
     cost_s: float
     aged: bool = False
-
-
-@dataclass(slots=True)
-class Costs:
-    """Per candidate (row) and worker (column); infinite where the worker may not take it."""
-
-    cost: Floats
-    choice: Floats
-    free: Bools  # eligible, and there is room now
-
-
-def costs(window: Window, rows: Ints, workers: Workers, congestion: float) -> Costs:
-    """`congestion`: what a second of prefill costs the others, in seconds."""
-    service = window.work[rows] * workers.token_s + workers.step_s
-    eligible = window.eligible[rows]
-    cost = np.where(eligible, workers.wait_s + service * (1.0 + congestion), np.inf)
-    free = eligible & workers.room & (window.blocks[rows][:, None] <= workers.blocks_free)
-    return Costs(cost, cost + service * (workers.unevenness - 1.0 + workers.disturbed), free)
+    remote: bool = False  # a prefill worker computes the prompt
 
 
 class KvPolicy:
@@ -66,28 +50,31 @@ class KvPolicy:
     def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
         settings = self._settings
         rows = window.numbers(group)
-        table = costs(window, rows, workers, congestion)
+        table = costs(window, rows, workers, congestion, settings)
         choice = np.where(table.free, table.choice, np.inf)
         every = np.arange(len(rows))
         column = choice.argmin(axis=1)
-        here = table.cost[every, column]
+        here = table.here[every, column]
         possible = np.isfinite(choice[every, column])
         best = table.cost.argmin(axis=1)
         age = now_s - window.arrived[rows]
         urgent = window.deadline[rows] - now_s < here + _DEADLINE_MARGIN_S
         aged = (age > settings.max_wait_s) | urgent
-        waits = ~table.free[every, best] & (table.cost[every, best] < here - 1e-9) & ~aged
+        waits = ~table.open[every, best] & (table.cost[every, best] < here - 1e-9) & ~aged
         self.passed_up = bool((possible & waits).any())
         possible &= ~waits
         if not possible.any():
             return None
-        score = window.work[rows, column] * workers.token_s[column] - settings.ageing * age
+        if table.work_s is None:
+            score = window.work[rows, column] * workers.token_s[column] - settings.ageing * age
+        else:
+            score = table.work_s[every, column] - settings.ageing * age
         score += window.priority[rows] * _PRIORITY_S
         score[aged] -= _OUT_OF_TURN_S + age[aged]
         score[~possible] = np.inf
         at = int(score.argmin())
         target = self._soften(table, at, int(column[at]))
-        return Pick(at, target, float(table.cost[at, target]), bool(aged[at]))
+        return Pick(at, target, float(table.here[at, target]), bool(aged[at]), is_remote(table, at, target))
 
     def _soften(self, table: Costs, at: int, column: int) -> int:
         """With a temperature: p ∝ exp(-(cost - least) / ((most - least) × temperature)) over the workers with room."""
@@ -101,27 +88,33 @@ class KvPolicy:
         return int(self._rng.choices(free.tolist(), weights.tolist())[0])
 
 
+def is_remote(table: Costs, at: int, column: int) -> bool:
+    """Whether this request would have its prompt computed elsewhere, if that worker got it now."""
+    return table.remote is not None and bool(table.remote[at, column])
+
+
 Choose = Callable[[list[int], Workers], int]
 
 
 class SimplePolicy:
     """The first request in fair order that some worker with room may take; `choose` says which one."""
 
-    def __init__(self, choose: Choose) -> None:
+    def __init__(self, settings: SchedulerSettings, choose: Choose) -> None:
+        self._settings = settings
         self._choose = choose
         self.passed_up = False
 
     def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
-        if not workers.room.any():
+        if workers.prefill is None and not workers.room.any():
             return None
         rows = window.numbers(group)
-        table = costs(window, rows, workers, 0.0)
+        table = costs(window, rows, workers, 0.0, self._settings)
         possible = table.free.any(axis=1)
         if not possible.any():
             return None
         at = int(possible.argmax())
         column = self._choose([int(c) for c in np.flatnonzero(table.free[at])], workers)
-        return Pick(at, column, float(table.cost[at, column]))
+        return Pick(at, column, float(table.here[at, column]), remote=is_remote(table, at, column))
 
 
 class _RoundRobin:
@@ -144,9 +137,11 @@ def make_policy(settings: SchedulerSettings, rng: random.Random) -> KvPolicy | S
     if name == "kv":
         return KvPolicy(settings, rng)
     if name == "round-robin":
-        return SimplePolicy(_RoundRobin())
+        return SimplePolicy(settings, _RoundRobin())
     if name == "random":
-        return SimplePolicy(lambda columns, workers: rng.choice(columns))
+        return SimplePolicy(settings, lambda columns, workers: rng.choice(columns))
     if name == "power-of-two":
-        return SimplePolicy(lambda columns, workers: _least_loaded(rng.sample(columns, min(2, len(columns))), workers))
-    return SimplePolicy(_least_loaded)
+        return SimplePolicy(
+            settings, lambda columns, workers: _least_loaded(rng.sample(columns, min(2, len(columns))), workers)
+        )
+    return SimplePolicy(settings, _least_loaded)

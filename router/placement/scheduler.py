@@ -19,14 +19,17 @@ from broker.messages import Explanation, JobEvent, LoadReport
 from router.index.types import NO_OVERLAP, CacheView, Overlap
 from router.placement.calibration import Calibration
 from router.placement.cost import RecentWork, Workers, has_room, look, lookahead_tokens
+from router.placement.disaggregation import Disaggregation, Plan, no_prefill_worker
 from router.placement.explain import Memory, explanation, see, waiting
 from router.placement.fairness import FairQueue
 from router.placement.limits import Limits, PoolSpeed
 from router.placement.load import LoadTable, WorkerLoad
-from router.placement.policies import Pick, costs, make_policy
+from router.placement.policies import Pick, is_remote, make_policy
+from router.placement.prefill import PrefillSide
 from router.placement.settings import SchedulerSettings
 from router.placement.turns import Turns
 from router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
+from router.placement.ways import costs
 from router.placement.window import Row, Window
 
 _LOOK_AGAIN_S = 0.05  # while requests wait, at least so often
@@ -48,7 +51,8 @@ class Scheduler:
         self._calibration = Calibration(settings.calibration)
         self._queue = FairQueue(settings.fairness)
         self._limits = Limits(settings.limits)
-        self._window = Window(self._loads, settings.tiers)
+        self.apart = Disaggregation(settings, self._loads, view)
+        self._window = Window(self._loads, self.apart.pool, settings.tiers)
         self._recent = RecentWork(settings.balance_horizon)
         self._policy = make_policy(settings, self._rng)
         self._memory = Memory(settings.explained)
@@ -59,28 +63,38 @@ class Scheduler:
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
-        """A worker has come, or its lease says something new."""
-        known = self._loads.get(info.worker)
+        """A worker has come, or its lease says something new: its role, for example."""
+        known = self._loads.get(info.worker) or self.apart.pool.get(info.worker)
         if known is not None and known.info == info:
             return
-        others = [load.info.worker for load in self._loads]
-        if self._loads.put(info, self._calibration.estimate(info.worker)):
-            self._recent.join(info.worker, others)
+        if known is not None and known.info.serves != info.serves:
+            self._take_out(info.worker, now_s)
+        speed = self._calibration.estimate(info.worker)
+        self.apart.put(info, speed)
+        if info.serves:
+            others = [load.info.worker for load in self._loads]
+            if self._loads.put(info, speed):
+                self._recent.join(info.worker, others)
         self._columns_changed(now_s)
 
     def remove_worker(self, worker: str, now_s: float) -> None:
         """Fine when unknown. What was on its way there is for the movers."""
-        if self._loads.remove(worker) is None:
+        if not self._take_out(worker, now_s):
             return
         self._calibration.forget(worker)
-        self._recent.forget(worker)
+        self.apart.forget(worker)
         self._columns_changed(now_s)
+
+    def _take_out(self, worker: str, now_s: float) -> bool:
+        self._recent.forget(worker)
+        return self._loads.remove(worker) is not None or self.apart.pool.remove(worker, now_s) is not None
 
     def set_routers(self, names: Iterable[str]) -> None:
         """The live routers of this pool; this one is always counted."""
         self.routers = tuple(sorted({*names, self.name}))
 
     def workers(self) -> Sequence[WorkerLoad]:
+        """Those that get requests."""
         return self._loads.ordered
 
     def _columns_changed(self, now_s: float) -> None:
@@ -92,12 +106,17 @@ class Scheduler:
     def on_report(self, report: LoadReport, now_s: float) -> None:
         """Of an unknown worker it is ignored: its lease comes first."""
         load = self._loads.get(report.worker)
+        if load is None and self.apart.pool.get(report.worker) is None:
+            return
+        self._calibration.observe(report)
+        speed = self._calibration.estimate(report.worker)
+        if self.apart.known:
+            self.apart.on_report(report, speed, now_s)
         if load is None:
             return
         load.heard(report, now_s)
         load.full_s = None
-        self._calibration.observe(report)
-        load.speed = self._calibration.estimate(report.worker)
+        load.speed = speed
         self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
@@ -105,10 +124,14 @@ class Scheduler:
         load = self._loads.get(event.worker)
         if event.kind == "placed":
             if load is not None and event.by != self.name:
-                load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
+                if event.prefill:
+                    load.place(event.id, tokens=0, blocks=0, now_s=now_s)
+                    self.apart.placed_elsewhere(event, now_s)
+                else:
+                    load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
                 self._recent.add(event.worker, event.uncached or event.tokens)
                 self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
-                if event.hashes:
+                if event.hashes and not (event.prefill and load.info.kv_events):
                     self._view.predict(event.worker, unpack_u64(event.hashes), now_s=now_s)
         elif event.kind == "started":
             if load is not None:
@@ -117,12 +140,14 @@ class Scheduler:
                 while len(self._running) > _MOST_RUNNING:
                     self._running.popitem(last=False)
         elif event.kind == "prefilled":
+            self.apart.pool.close(event.id, now_s)
             self._queue.correct(event.id, uncached=event.uncached)
         else:
             self._ended(event, load, now_s)
 
     def _ended(self, event: JobEvent, load: WorkerLoad | None, now_s: float) -> None:
         started = self._running.pop(event.id, None)
+        self.apart.pool.close(event.id, now_s)
         if load is not None:
             load.forget(event.id)
             if event.kind == "settled" and started is not None and started[0] == event.worker:
@@ -192,6 +217,7 @@ class Scheduler:
         if load is not None:
             load.forget(request.id)
             load.full_s = now_s
+        self.apart.pool.close(request.id, now_s)
         self._view.track(request.id, request.chain)
         row = self._window.add(request, self._view.overlaps(request.id), now_s)
         self._queue.unplace(request, tokens=self._least_uncached(row))
@@ -209,6 +235,8 @@ class Scheduler:
         for load in self._loads:
             if load.entries:
                 load.expire(now_s - self.settings.entry_expiry_s)
+        if self.apart.pool.jobs:
+            self.apart.pool.expire(now_s)
         if not len(self._window):
             return []
         self._refresh()
@@ -216,9 +244,10 @@ class Scheduler:
         if not len(self._loads):
             return decisions
         while len(self._window):
-            if not self._any_room(now_s):
+            side = self.apart.look(now_s)
+            if not self._any_room(side, now_s):
                 break
-            workers = look(self._loads, self.settings, self._recent, now_s)
+            workers = self._look(side, now_s)
             self._turns.look(workers.room, self._loads, now_s)
             placement = self._place_one(workers, now_s)
             if placement is None:
@@ -232,8 +261,14 @@ class Scheduler:
             if row is not None:
                 self._queue.update(request_id, self._least_uncached(row))
 
-    def _any_room(self, now_s: float) -> bool:
+    def _look(self, side: PrefillSide | None, now_s: float) -> Workers:
+        awaited = self.apart.pool.awaited_blocks if self.apart.pool.jobs else None
+        return look(self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited)
+
+    def _any_room(self, side: PrefillSide | None, now_s: float) -> bool:
         if any(has_room(load, self.settings, now_s) for load in self._loads):
+            return True
+        if side is not None and side.room.any() and side.takes.any():
             return True
         self._turns.nobody(self._loads)
         return False
@@ -248,21 +283,25 @@ class Scheduler:
             requests = group.requests
             while (pick := self._policy.pick(requests, self._window, workers, congestion, now_s)) is not None:
                 load = self._loads.ordered[pick.column]
+                if pick.remote:  # it takes room in the prefill queue, not on this worker
+                    return self._place(requests[pick.at], pick, workers, congestion, now_s)
                 service_s = max(pick.cost_s - float(workers.wait_s[pick.column]), 0.0) / (1.0 + congestion)
                 if not self._turns.must_wait(load, self.routers, service_s, now_s):
-                    return self._place(requests[pick.at], pick, workers, now_s)
+                    return self._place(requests[pick.at], pick, workers, congestion, now_s)
                 workers.room[pick.column] = False
             passed_up = self._policy.passed_up
         return None
 
-    def _place(self, request: Waiting, pick: Pick, workers: Workers, now_s: float) -> Placement:
+    def _place(self, request: Waiting, pick: Pick, workers: Workers, congestion: float, now_s: float) -> Placement:
         row = self._window.rows[request.id]
-        load = self._loads.ordered[self._session_choice(row, pick, workers)]
+        column, remote = self._session_choice(row, pick, workers)
+        load = self._loads.ordered[column]
         worker = load.info.worker
         overlap = self._verified(worker, request)
         uncached = max(request.tokens - overlap.blocks * request.block_size, 1)
-        wait_s = float(workers.wait_s[load.column])
-        service_s = uncached * float(workers.token_s[load.column]) + float(workers.step_s[load.column])
+        service_s = uncached * float(workers.token_s[column]) + float(workers.step_s[column])
+        local = Plan(None, float(workers.wait_s[column]), service_s)
+        plan = self.apart.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         waited_s = max(now_s - request.arrived_s, 0.0)
         new_blocks = request.chain[overlap.device :]
         placement = Placement(
@@ -270,34 +309,42 @@ class Scheduler:
             worker=worker,
             uncached=uncached,
             new_blocks=new_blocks,
-            predicted_ttft_s=waited_s + wait_s + service_s,
+            predicted_ttft_s=waited_s + plan.wait_s + plan.service_s,
             waited_s=waited_s,
             reason=self._reason(row, load, overlap, pick),
+            prefill=plan.decision,
         )
-        self._memory.placed(placement, see(row, self._window, self._loads, workers), now_s)
+        self._memory.placed(placement, see(row, self._window, self._loads, workers, self.settings), now_s)
         self._queue.place(request.id, uncached=uncached)
         self._forget(request.id)
-        blocks = len(request.chain) - overlap.blocks
-        load.place(request.id, tokens=uncached, blocks=blocks, now_s=now_s)
+        if plan.remote:
+            load.place(request.id, tokens=0, blocks=0, now_s=now_s)
+            self.apart.place(request, load, plan, row.overlaps, now_s)
+        else:
+            load.place(request.id, tokens=uncached, blocks=len(request.chain) - overlap.blocks, now_s=now_s)
         self._recent.add(worker, uncached)
-        # A worker without events is known by what was placed on it, so its cached blocks are refreshed as well.
-        self._view.predict(worker, new_blocks if load.info.kv_events else request.chain, now_s=now_s)
+        # A worker without events is known by what was placed on it, so its cached blocks are refreshed as well. Blocks that are
+        # computed elsewhere are not there before they are fetched, and then an event says so.
+        if not (plan.remote and load.info.kv_events):
+            self._view.predict(worker, new_blocks if load.info.kv_events else request.chain, now_s=now_s)
         self._refresh()
         return placement
 
     def _verified(self, worker: str, request: Waiting) -> Overlap:
         return self._view.verify(worker, request.chain) if len(request.chain) else NO_OVERLAP
 
-    def _session_choice(self, row: Row, pick: Pick, workers: Workers) -> int:
-        """The session's own worker, if it has room and does not cost much more."""
+    def _session_choice(self, row: Row, pick: Pick, workers: Workers) -> tuple[int, bool]:
+        """The session's own worker, if it has room and costs little more; and whether the prompt is computed elsewhere."""
         column = row.session
-        if column < 0 or column == pick.column or not workers.room[column]:
-            return pick.column
-        table = costs(self._window, np.array([row.number]), workers, 0.0)
+        if column < 0 or column == pick.column or not (workers.room[column] or workers.prefill is not None):
+            return pick.column, pick.remote
+        table = costs(self._window, np.array([row.number]), workers, 0.0, self.settings)
         if not table.free[0, column]:
-            return pick.column
-        own, best = float(table.cost[0, column]), float(table.cost[0, pick.column])
-        return column if own <= best * (1.0 + self.settings.session_slack) else pick.column
+            return pick.column, pick.remote
+        own, best = float(table.here[0, column]), float(table.here[0, pick.column])
+        if own <= best * (1.0 + self.settings.session_slack):
+            return column, is_remote(table, 0, column)
+        return pick.column, pick.remote
 
     def _reason(self, row: Row, load: WorkerLoad, overlap: Overlap, pick: Pick) -> str:
         if row.request.worker:
@@ -327,6 +374,11 @@ class Scheduler:
                 self._queue.remove(request_id)
                 self._forget(request_id)
                 decisions.append(_nobody(row.request, now_s - row.nobody_since_s))
+        if self.settings.prefill_unready == "refuse":
+            for row in self.apart.refused(self._window, self.apart.look(now_s)):
+                self._queue.remove(row.request.id)
+                self._forget(row.request.id)
+                decisions.append(no_prefill_worker(row.request))
         for shed in decisions:
             if isinstance(shed, Shed):
                 self._memory.shed(shed, now_s)
@@ -342,6 +394,8 @@ class Scheduler:
             over = load.pending_tokens(now_s) - lookahead_tokens(load, self.settings)
             if over > 0:
                 wake_s = min(wake_s, now_s + over / speed)
+        if len(self.apart.pool):
+            wake_s = min(wake_s, self.apart.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)
 
     def _least_uncached(self, row: Row) -> float:
@@ -349,10 +403,10 @@ class Scheduler:
         return float(uncached.min()) if uncached.size else float(row.request.tokens)
 
     def _pool_speed(self, now_s: float) -> PoolSpeed:
-        pending = sum(load.pending_tokens(now_s) for load in self._loads)
+        pending = sum(load.pending_tokens(now_s) for load in self._loads) + self.apart.pool.queued_tokens(now_s)
         # Other routers' windows hold about as much as this one, and drain through the same workers.
-        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) / len(self.routers)
-        return PoolSpeed(tokens_per_s=speed, pending_tokens=pending / len(self.routers))
+        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) + self.apart.speed()
+        return PoolSpeed(tokens_per_s=speed / len(self.routers), pending_tokens=pending / len(self.routers))
 
     # -- explanations ------------------------------------------------------------------------------------------------
 
@@ -363,8 +417,8 @@ class Scheduler:
             found = self._memory.get(request_id)
         else:
             self._refresh()
-            workers = look(self._loads, self.settings, self._recent, now_s)
-            found = waiting(row, see(row, self._window, self._loads, workers), now_s)
+            workers = self._look(self.apart.look(now_s), now_s)
+            found = waiting(row, see(row, self._window, self._loads, workers, self.settings), now_s)
         return None if found is None else explanation(found, router=self.name, policy=self.settings.policy)
 
 

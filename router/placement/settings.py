@@ -16,6 +16,8 @@ from router.placement.limits import LimitSettings
 PolicyName = Literal["kv", "least-loaded", "round-robin", "random", "power-of-two", "direct"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 Binding = Literal["late", "early"]
+PrefillMode = Literal["auto", "always", "never"]
+Unready = Literal["local", "wait", "refuse"]
 
 
 def _tier_weights() -> Mapping[Tier, float]:
@@ -46,6 +48,17 @@ class SchedulerSettings:
     turn_s: float = 0.003  # with several routers: how long the others leave a worker that has just got room to one of them
     entry_expiry_s: float = 5.0  # a placement that nobody confirms counts so long
     explained: int = 4096  # decisions remembered
+    prefill: PrefillMode = "auto"  # whether prefill workers compute prompts: when it pays, whenever they can, or not at all
+    prefill_unready: Unready = "local"  # while none is ready: compute the prompt where it is answered, wait, or refuse
+    prefill_min_tokens: int = 128  # `auto` leaves prompts with less than this uncached to the worker that answers them
+    prefill_disturbance: float = 0.1  # what prefill costs each sequence decoded beside it, in parts of itself
+    prefill_itl_s: float = 0.05  # the longest time between two tokens that is thought good …
+    prefill_late: float = 2.0  # … and what each longer step costs each sequence, in parts of the step
+    prefill_lookahead_s: float = 0.1  # a prefill worker with less than this before it has room
+    prefill_dispatch_s: float = 0.01  # from a placement until a prefill worker with nothing to do has its job
+    prefill_wait_s: float = 10.0  # the longest a decode worker is told to wait for somebody to take a job
+    handover_s: float = 0.03  # assumed until reports tell: from blocks that are ready to the first token …
+    handover_token_s: float = 5e-6  # … and for each token fetched
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
     limits: LimitSettings = field(default_factory=lambda: LimitSettings(class_share={}))
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
@@ -53,9 +66,23 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         _need(self.policy in POLICIES, "policy", self.policy, f"one of {', '.join(POLICIES)}")
         _need(self.binding in get_args(Binding), "binding", self.binding, "late or early")
+        _need(self.prefill in get_args(PrefillMode), "prefill", self.prefill, "auto, always or never")
+        _need(self.prefill_unready in get_args(Unready), "prefill_unready", self.prefill_unready, "local, wait or refuse")
+        _need(self.prefill_min_tokens >= 0, "prefill_min_tokens", self.prefill_min_tokens, "0 or more")
         for name in ("candidates", "explained"):
             _need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        for name in ("lookahead", "lookahead_s", "balance_horizon", "max_wait_s", "no_worker_s", "entry_expiry_s"):
+        for name in (
+            "lookahead",
+            "lookahead_s",
+            "balance_horizon",
+            "max_wait_s",
+            "no_worker_s",
+            "entry_expiry_s",
+            "prefill_lookahead_s",
+            "prefill_wait_s",
+            "handover_s",
+            "handover_token_s",
+        ):
             _need(0 < getattr(self, name) < inf, name, getattr(self, name), "above 0")
         for name in (
             "spare_slots",
@@ -67,6 +94,10 @@ class SchedulerSettings:
             "temperature",
             "session_slack",
             "turn_s",
+            "prefill_itl_s",
+            "prefill_disturbance",
+            "prefill_late",
+            "prefill_dispatch_s",
         ):
             _need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
         for tier, weight in self.tiers.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from broker.messages import Candidate
+from broker.messages import Candidate, PrefillDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,18 @@ class WorkerInfo:
     adapters: frozenset[str] = frozenset()
     kv_events: bool = True
     epoch: int = 0
+    role: str = "aggregated"  # `prefill` owns no requests, `decode` may have its prompts computed by those that do only that
+    handover: str = ""  # workers with equal words can hand KV blocks over; empty = not at all
+
+    @property
+    def serves(self) -> bool:
+        """It may get requests."""
+        return self.role != "prefill"
+
+    @property
+    def takes_handovers(self) -> bool:
+        """Its prompts may be computed elsewhere."""
+        return self.role == "decode" and bool(self.handover)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +74,18 @@ class Placement:
     waited_s: float
     reason: str  # metric label: prefix, load, session, direct, only, policy, …
     candidates: Sequence[Candidate] = ()
+    prefill: PrefillDecision | None = None  # where its prompt is computed; None in a pool where that is no question
+
+    @property
+    def remote(self) -> bool:
+        """Another worker computes the prompt."""
+        return self.prefill is not None and self.prefill.remote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shed:
     """End this request now: `code` is the machine-readable reason (queue_full, tenant_limit, class_limit, deadline_hopeless,
-    deadline, no_eligible_worker)."""
+    deadline, no_eligible_worker, no_prefill_worker)."""
 
     request: Waiting
     code: str

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from router.index.types import NO_OVERLAP, Overlap, Tier
 from router.placement.eligibility import eligible_columns, session_column
 from router.placement.load import LoadTable
+from router.placement.prefill_pool import PrefillPool
 from router.placement.types import Waiting
 
 Floats = npt.NDArray[np.float64]
@@ -44,15 +45,17 @@ def uncached_tokens(request: Waiting, overlap: Overlap, tiers: Mapping[Tier, flo
 
 
 class Window:
-    """Rows of waiting requests. `loads` gives the columns."""
+    """Rows of waiting requests. `loads` gives the columns, `prefill` those of `remote`."""
 
-    def __init__(self, loads: LoadTable, tiers: Mapping[Tier, float]) -> None:
+    def __init__(self, loads: LoadTable, prefill: PrefillPool, tiers: Mapping[Tier, float]) -> None:
         self._loads = loads
+        self._prefill = prefill
         self._tiers = tiers
         self.rows: dict[str, Row] = {}
         self._free: list[int] = []
         self.uncached: Floats = np.zeros((0, 0))
         self.work: Floats = np.zeros((0, 0))  # uncached, times what preferred labels make of it
+        self.remote: Floats = np.zeros((0, 0))  # tokens that each prefill worker would compute; infinite where it cannot
         self.eligible: Bools = np.zeros((0, 0), dtype=np.bool_)
         self.arrived: Floats = np.zeros(0)
         self.deadline: Floats = np.zeros(0)
@@ -106,11 +109,14 @@ class Window:
         load = self._loads.get(worker)
         if load is not None:
             self.uncached[n, load.column] = self.work[n, load.column] = tokens
+        elif (other := self._prefill.get(worker)) is not None and self.remote[n, other.column] < np.inf:
+            self.remote[n, other.column] = tokens
 
     def columns_changed(self, now_s: float) -> None:
         """Workers have come, gone or changed: every row anew."""
         rows, width = len(self.arrived), len(self._loads)
         self.uncached = np.ones((rows, width))
+        self.remote = np.ones((rows, len(self._prefill)))
         self.work = np.ones((rows, width))
         self.eligible = np.zeros((rows, width), dtype=np.bool_)
         for row in self.rows.values():
@@ -137,6 +143,13 @@ class Window:
             row.nobody_since_s = now_s
         self._fill_work(row)
 
+    def _fill_remote(self, row: Row) -> None:
+        request, n = row.request, row.number
+        for load in self._prefill:
+            able = not request.adapter or request.adapter in load.info.adapters
+            overlap = row.overlaps.get(load.info.worker, NO_OVERLAP)
+            self.remote[n, load.column] = uncached_tokens(request, overlap, self._tiers) if able else np.inf
+
     def _fill_work(self, row: Row) -> None:
         request, tiers, n = row.request, self._tiers, row.number
         uncached = self.uncached[n]
@@ -146,6 +159,8 @@ class Window:
             if load is not None and overlap is not NO_OVERLAP:
                 uncached[load.column] = uncached_tokens(request, overlap, tiers)
         self.work[n] = uncached
+        if len(self._prefill):
+            self._fill_remote(row)
         if request.prefer:
             for load in self._loads:
                 liking = sum(weight for label, weight in request.prefer.items() if label in load.info.labels)
@@ -158,6 +173,7 @@ class Window:
         width = len(self._loads)
         self.uncached = _longer(self.uncached, (after, width))
         self.work = _longer(self.work, (after, width))
+        self.remote = _longer(self.remote, (after, len(self._prefill)))
         self.eligible = _longer(self.eligible, (after, width))
         for name in ("arrived", "deadline", "priority", "blocks"):
             setattr(self, name, _longer(getattr(self, name), (after,)))

@@ -54,6 +54,7 @@ class Recorder:
             hashes=head.hashes[: MAX_HASHES * _HASH_BYTES],
             adapter=head.adapter,
             session=head.session,
+            prefill=placement.prefill,
         )
         try:
             self._messaging.send(self._subject, encode(routed))

@@ -8,6 +8,7 @@ from broker.codec import encode, pack_u64
 from broker.messages import JobEvent, JobEvents
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
+from router.placement.disaggregation import announced
 from router.placement.types import Placement
 from router.session.window import Held
 
@@ -38,6 +39,7 @@ class Announcer:
                 len(placement.new_blocks),
                 self._router,
                 pack_u64(placement.new_blocks[:MAX_HASHES]),
+                announced(placement),
             )
         )
 

@@ -122,6 +122,7 @@ class Desk:
     def _on_placed(self, held: Held, placement: Placement) -> None:
         metrics.PLACED.labels(placement.reason).inc()
         metrics.WAITED_S.observe(placement.waited_s)
+        metrics.count_prefill(placement)
         self._hindsight.placed(placement)
         if self._record is not None:
             self._record(held, placement)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from router.placement.types import Placement
+
 MAX_TENANTS = 32
 OTHER_TENANTS = "(other)"
 
@@ -24,6 +26,17 @@ WAITED_S = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
 PLACED = Counter("headrace_router_placed_total", "Placements by reason", ["reason"])
+PREFILL = Counter(
+    "headrace_router_prefill_total",
+    "Placements in pools with a prefill side, by where the prompt is computed and why",
+    ["where", "reason"],
+)
+PREFILL_WORKERS = Gauge("headrace_router_prefill_workers", "Workers known that only compute prompts for others", ["pool"])
+PREFILL_QUEUE = Gauge(
+    "headrace_router_prefill_queue_tokens",
+    "Prompt tokens placed for prefill workers and, as predicted, not computed yet",
+    ["pool"],
+)
 SHED = Counter("headrace_router_shed_total", "Requests ended instead of placed", ["code"])
 DROPPED = Counter("headrace_router_dropped_total", "Requests that left the window in other ways", ["how"])
 IN_FLIGHT = Gauge("headrace_router_placements_in_flight", "Placements not yet confirmed by the broker", ["pool"])
@@ -65,6 +78,12 @@ RECEIVED_OF = {request_class: RECEIVED.labels(request_class) for request_class i
 JOB_EVENTS_OF = {kind: JOB_EVENTS.labels(kind) for kind in ("placed", "started", "prefilled", "settled", "moved")}
 
 _tenants: set[str] = set()
+
+
+def count_prefill(placement: Placement) -> None:
+    """Where the prompt of this placement is computed, if that was a question."""
+    if placement.prefill is not None:
+        PREFILL.labels("remote" if placement.remote else "local", placement.prefill.reason).inc()
 
 
 def tenant_label(tenant: str) -> str:

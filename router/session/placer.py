@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.codec import job_headers
+from broker.codec import job_headers, prefill_header
 from broker.messages import JobFault
 from broker.moving import message_ttl_s
 from broker.settings import Timing
@@ -93,6 +93,8 @@ class Placer:
     async def _publish(self, held: Held, placement: Placement) -> str | JobFault:
         subject = self._subjects.work(self._pool, placement.worker)
         headers = job_headers(held.attempt, held.history)
+        if placement.prefill is not None:
+            headers |= prefill_header(placement.prefill)
         msg_id = f"{held.id}.{held.attempt}@{held.delivery.stream_seq}"
         while True:
             try:

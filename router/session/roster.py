@@ -20,6 +20,8 @@ from router.session.ports import CacheFeed, Scheduling
 
 log = structlog.get_logger()
 
+REMOTE_LIMIT = 20_000  # requests remembered
+
 
 def worker_info(member: WorkerMember, *, kv_events: bool) -> WorkerInfo:
     """A lease in the scheduler's words. `kv_events`: what it really does, which may be less than it promised."""
@@ -34,6 +36,8 @@ def worker_info(member: WorkerMember, *, kv_events: bool) -> WorkerInfo:
         adapters=frozenset(member.adapters),
         kv_events=kv_events,
         epoch=member.epoch,
+        role=member.role,
+        handover=member.handover,
     )
 
 
@@ -57,6 +61,7 @@ class Roster:
     caches: CacheFeed | None
     options: SessionOptions
     _known: dict[str, _Known] = field(default_factory=dict)
+    _remote: dict[str, None] = field(default_factory=dict)  # requests whose prompts other workers compute
 
     def refresh(self, now_s: float) -> bool:
         """Compare with the leases. True when something has changed."""
@@ -73,7 +78,9 @@ class Roster:
             self._put(member, known, now_s)
             changed = True
         if changed:
-            metrics.WORKERS.labels(self.pool).set(len(self._known))
+            serving = sum(known.member.serves for known in self._known.values())
+            metrics.WORKERS.labels(self.pool).set(serving)
+            metrics.PREFILL_WORKERS.labels(self.pool).set(len(self._known) - serving)
             self._count()
         return changed
 
@@ -84,11 +91,24 @@ class Roster:
             if known.approximate:
                 self._say(member.worker, "its engine publishes no cache events")
             self._tell_view(known)
+        elif known.member.role != member.role:
+            log.info("worker.role", worker=member.worker, pool=self.pool, role=member.role, before=known.member.role)
         known.member = member
         self.scheduler.put_worker(worker_info(member, kv_events=not known.approximate), now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
-        """A worker that computes prompts and never says what it keeps of them publishes no events."""
+        """A worker that computes prompts and never says what it keeps of them publishes no events. One that got its blocks from
+        a prefill worker has computed nothing."""
+        if event.kind == "placed" and event.prefill:
+            self._remote[event.id] = None
+            if len(self._remote) > REMOTE_LIMIT:
+                del self._remote[next(iter(self._remote))]
+            return
+        if event.kind == "placed" or event.kind == "started":
+            return
+        if event.id in self._remote:
+            del self._remote[event.id]
+            return
         if event.kind != "prefilled" or self.caches is None:
             return
         known = self._known.get(event.worker)

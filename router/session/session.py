@@ -17,6 +17,7 @@ from broker.codec import encode
 from broker.members import Members
 from broker.messages import Inspection, RouterMember
 from broker.moving import Janitor, Mover
+from broker.probing import Prober
 from broker.protocol.runs import Tombstones
 from jetstream.errors import JetStreamError
 from jetstream.lease import LeaseKeeper
@@ -59,12 +60,13 @@ class RouterSession:
         caches: CacheFeed | None = None,
         feed: Feed | None = None,
         index_size: Callable[[], int] | None = None,
+        prefill_queue: Callable[[float], float] | None = None,
         record: Callable[[Held, Placement], None] | None = None,
         options: SessionOptions | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`feed` writes into `view` through `caches`; without them placements know nothing of caches. `record` hears of each
-        placement."""
+        """`feed` writes into `view` through `caches`; without them placements know nothing of caches. `prefill_queue` tells the
+        tokens that wait for prefill workers at a time. `record` hears of each placement."""
         self.router = router
         self.pool = pool
         self.options = options or SessionOptions()
@@ -75,6 +77,7 @@ class RouterSession:
         self._members = members
         self._feed = feed
         self._index_size = index_size
+        self._prefill_queue = prefill_queue
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._done = asyncio.Event()
@@ -139,6 +142,7 @@ class RouterSession:
         )
         mover = Mover(messaging, subjects, pool=pool, timing=timing, wall=wall)
         self._janitor = Janitor(messaging, subjects, members, mover, pool=pool, timing=timing)
+        self._prober = Prober(messaging, subjects, members, pool=pool, me=router, ttl_s=timing.lease_ttl_s)
         self._upkeep = Upkeep(
             messaging,
             self.window,
@@ -162,7 +166,7 @@ class RouterSession:
         await self._inbox.subscribe()
         async with asyncio.TaskGroup() as tasks:
             self._desk.open(tasks)
-            serving = [tasks.create_task(part) for part in (self._begin(), self._upkeep.run())]
+            serving = [tasks.create_task(part) for part in (self._begin(), self._upkeep.run(), self._prober.run())]
             if self._feed is not None:
                 serving.append(tasks.create_task(self._feed.run()))
             await self._done.wait()
@@ -254,6 +258,8 @@ class RouterSession:
         if self._feed is not None:
             metrics.INDEX_READY.labels(self.pool).set(self._feed.ready)
             metrics.LAG.labels(self.pool).set(self._feed.lag)
+        if self._prefill_queue is not None:
+            metrics.PREFILL_QUEUE.labels(self.pool).set(self._prefill_queue(self._loop.time()))
         if self._index_size is not None:
             metrics.INDEX_ENTRIES.labels(self.pool).set(self._index_size())
 

@@ -6,11 +6,13 @@ import random
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 import structlog
 from prometheus_client import REGISTRY
 
 from broker.messages import JobEvent, WorkerMember
 from router.options import SessionOptions
+from router.session import roster
 from router.session.roster import Roster
 from tests.support.scheduler import RandomScheduler
 
@@ -60,7 +62,10 @@ class Made:
     def prefill(self, times: int, *, from_s: float, to_s: float, uncached: int = 500) -> None:
         for n in range(times):
             now_s = from_s + (to_s - from_s) * n / max(1, times - 1)
-            self.roster.on_event(JobEvent("prefilled", f"r{n}", 1, "w1", 500, uncached), now_s)
+            self.prefill_one(f"r{n}", now_s, uncached=uncached)
+
+    def prefill_one(self, request_id: str, now_s: float, *, uncached: int = 500) -> None:
+        self.roster.on_event(JobEvent("prefilled", request_id, 1, "w1", 500, uncached), now_s)
 
 
 def approximate() -> float | None:
@@ -116,6 +121,50 @@ def test_prefills_too_short_for_a_block_or_too_close_together_show_nothing() -> 
     made.prefill(50, from_s=0.0, to_s=60.0, uncached=31)
     made.prefill(50, from_s=0.0, to_s=1.0)
     assert made.view.told == [("w1", False, 100)]
+
+
+def test_prompts_that_other_workers_computed_say_nothing_of_a_workers_cache_events() -> None:
+    made = Made(MEMBER)
+    for n in range(20):
+        made.roster.on_event(JobEvent("placed", f"r{n}", 1, "w1", 500, 500, by="r", prefill="*"), float(n))
+        made.roster.on_event(JobEvent("started", f"r{n}", 1, "w1", 500), float(n))
+        made.prefill_one(f"r{n}", float(n))
+    assert made.view.told == [("w1", False, 100)]
+    for n in range(20):
+        made.roster.on_event(JobEvent("placed", f"s{n}", 1, "w1", 500, 500, by="r"), 30.0 + n)
+        made.prefill_one(f"s{n}", 30.0 + n)
+    assert made.view.told[-1] == ("w1", True, 100)
+
+
+def test_requests_computed_elsewhere_are_remembered_until_they_end_and_no_more_than_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roster, "REMOTE_LIMIT", 3)
+    made = Made(MEMBER)
+    for n in range(10):
+        made.roster.on_event(JobEvent("placed", f"r{n}", 1, "w1", 500, 500, by="r", prefill="*"), 0.0)
+    assert len(made.roster._remote) == 3
+    made.roster.on_event(JobEvent("settled", "r9", 1, "w1"), 1.0)
+    made.roster.on_event(JobEvent("moved", "r8", 1, "w1"), 1.0)
+    assert list(made.roster._remote) == ["r7"]
+
+
+def test_role_and_hand_over_reach_the_scheduler_and_prefill_workers_are_counted_apart() -> None:
+    made = Made(MEMBER, msgspec.structs.replace(MEMBER, worker="w2", role="prefill", handover="sim/params"))
+    info = made.scheduler.workers["w2"]
+    assert (info.role, info.handover, info.serves) == ("prefill", "sim/params", False)
+
+    def counted() -> tuple[float | None, ...]:
+        names = ("headrace_router_workers", "headrace_router_prefill_workers")
+        return tuple(REGISTRY.get_sample_value(name, {"pool": "p"}) for name in names)
+
+    assert counted() == (1, 1)
+    made.members.live["w2"] = msgspec.structs.replace(MEMBER, worker="w2", role="decode", handover="sim/params")
+    with structlog.testing.capture_logs() as logs:
+        assert made.roster.refresh(1.0)
+    assert made.scheduler.workers["w2"].takes_handovers
+    assert counted() == (2, 0)
+    assert [entry["event"] for entry in logs] == ["worker.role"]
 
 
 def test_the_first_event_makes_it_exact_again() -> None:

@@ -36,6 +36,12 @@ class Pool:
         fields: dict[str, Any] = {"slots": 8, "block_size": BLOCK, "step_tokens": 8192, "epoch": 1, **info}
         self.scheduler.put_worker(WorkerInfo(worker=worker, **fields), self.now)
 
+    def apart(self, *, decode: str = "", prefill: str = "", handover: str = "sim", **info: Any) -> None:
+        """Decode and prefill workers that hand over to each other."""
+        for role, workers in (("decode", decode), ("prefill", prefill)):
+            for worker in workers:
+                self.join(worker, role=role, handover=handover, **info)
+
     def holds(self, worker: str, blocks: Sequence[int], tier: Any = "device") -> None:
         self.view.apply(worker, removed={}, stored={tier: blocks}, now_s=self.now)
 
@@ -58,6 +64,12 @@ class Pool:
     def placed(self) -> dict[str, str]:
         """Request → worker, of what is placed now."""
         return {one.request.id: one.worker for one in self.decide() if isinstance(one, Placement)}
+
+    def placement(self) -> Placement:
+        """The only thing decided now."""
+        (decision,) = self.decide()
+        assert isinstance(decision, Placement)
+        return decision
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds

@@ -6,7 +6,7 @@ import itertools
 from math import inf, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import SettingsInvalid
@@ -209,6 +209,7 @@ def test_refusals_end_by_themselves_as_the_backlog_shrinks() -> None:
     assert code(waiting(tenant, deadline_s=1.5)) == ""
 
 
+@settings(deadline=None)
 @given(st.text(), st.floats(0.001, 1e9), st.integers(1, 500), st.floats(0.0, 1.0))
 def test_when_to_come_back_is_bounded_and_the_same_each_time(name: str, speed: float, count: int, jitter: float) -> None:
     fair = filled(*many(count))
