@@ -11,7 +11,7 @@ import pytest
 
 from broker.messages import Sampling
 from tests.engines.conftest import ARGS, DIRECT_TOKENS, Bench
-from workers.engine import EngineConfig
+from workers.engine import DisaggStyle, EngineConfig, Handover, Role
 from workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
 
 pytestmark = [
@@ -32,6 +32,7 @@ async def test_it_says_what_it_is(bench: Bench, model_dir: Path) -> None:
     assert (info.context_length, info.block_size, info.slots, info.vocab_size) == (1024, 32, ARGS["max_num_seqs"], 49152)
     assert info.blocks * 32 > 1024
     assert info.eos_token_ids == (2,)
+    assert (info.handover, info.lease_s) == ("", 0.0)
 
 
 async def test_greedy_tokens_equal_those_of_vllm_itself(
@@ -165,6 +166,15 @@ async def test_what_this_adapter_cannot_do_is_refused_by_name(bench: Bench, prom
     for options in ({"adapter": "x"}, {"media": [{"kind": "image"}]}, {"prompt_logprobs": 1}):
         with pytest.raises(UnsupportedByEngine, match=next(iter(options))):
             await bench.submit(prompts[0], **options)
+    for kind in ("prefill", "decode"):  # it was started without a connector
+        with pytest.raises(UnsupportedByEngine, match=kind):
+            await bench.submit(prompts[0], handover=Handover(kind=kind, params={}))
+    assert (bench.engine.capabilities.roles, bench.engine.capabilities.disagg) == (
+        frozenset({Role.AGGREGATED}),
+        DisaggStyle.NONE,
+    )
+    with pytest.raises(UnsupportedByEngine, match="prefill"):
+        await bench.engine.set_role(Role.PREFILL)
     with pytest.raises(UnsupportedByEngine, match="reset_prefix_cache"):
         await bench.engine.control("fly", {})
     assert bench.engine.capabilities.lora == "none"

@@ -8,26 +8,35 @@ from typing import Any
 import pytest
 
 from broker.messages import Sampling, TokenLogprob
-from workers.engine import Fault, Output, Sequence
-from workers.vllm.convert import to_output
+from workers.engine import Fault, Handover, Output, Sequence
+from workers.vllm.convert import to_compute, to_output
 
 EOS = frozenset({2, 7})
 
 
-def sequence(*, logprobs: int | None = None, stop_token_ids: tuple[int, ...] = ()) -> Sequence:
+def sequence(
+    *, logprobs: int | None = None, stop_token_ids: tuple[int, ...] = (), handover: Handover | None = None
+) -> Sequence:
     sampling = Sampling(max_tokens=8, stop_token_ids=list(stop_token_ids))
-    return Sequence(id="r-1-0", token_ids=[5, 6], prompt_tokens=2, sampling=sampling, logprobs=logprobs)
+    return Sequence(id="r-1-0", token_ids=[5, 6], prompt_tokens=2, sampling=sampling, logprobs=logprobs, handover=handover)
 
 
 def result(
-    ids: list[int], *, finish: str | None = None, stop: int | str | None = None, logprobs: Any = None, cached: int = 0
+    ids: list[int],
+    *,
+    finish: str | None = None,
+    stop: int | str | None = None,
+    logprobs: Any = None,
+    cached: int = 0,
+    params: Any = None,
 ) -> Any:
     completion = SimpleNamespace(token_ids=ids, finish_reason=finish, stop_reason=stop, logprobs=logprobs)
-    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached)
+    times = SimpleNamespace(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=3.5)
+    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached, kv_transfer_params=params, metrics=times)
 
 
-def converted(asked: Sequence, given: Any, *, first: bool = False) -> Output:
-    return to_output(asked, given, first=first, eos=EOS, token_bytes=lambda token: b"<%d>" % token)
+def converted(asked: Sequence, given: Any, *, first: bool = False, hits: int | None = None) -> Output:
+    return to_output(asked, given, first=first, eos=EOS, token_bytes=lambda token: b"<%d>" % token, local_hits=hits)
 
 
 def test_a_delta_carries_its_ids() -> None:
@@ -76,3 +85,60 @@ def test_logprobs_carry_bytes_and_the_best_alternatives_first() -> None:
 def test_no_alternatives_asked_none_given() -> None:
     output = converted(sequence(logprobs=0), result([4], logprobs=[{4: entry(-2.0, 3)}]))
     assert output.logprobs == [TokenLogprob(4, b"<4>", -2.0, [])]
+
+
+PREFILL = Handover(kind="prefill")
+DECODE = Handover(kind="decode", params={"remote_engine_id": "e"})
+
+
+@pytest.mark.parametrize("theirs", ["length", "stop"])
+def test_a_prefill_ends_with_what_the_decode_side_has_to_know(theirs: str) -> None:
+    given = result([2], finish=theirs, params={"remote_block_ids": ([1, 2],)})
+    output = converted(sequence(handover=PREFILL), given, first=True)
+    assert (output.finish, output.fault, output.stop) == ("length", None, None)
+    assert output.handover == {"remote_block_ids": [[1, 2]]}
+
+
+@pytest.mark.parametrize(("theirs", "params"), [("length", None), ("error", None), ("error", {"a": 1})])
+def test_a_prefill_with_nothing_to_offer_is_a_fault(theirs: str, params: Any) -> None:
+    output = converted(sequence(handover=PREFILL), result([2], finish=theirs, params=params), first=True)
+    assert output.finish is None
+    assert output.handover is None
+    assert output.fault is not None
+    assert output.fault.retriable
+
+
+def test_a_prefill_that_was_aborted_says_so() -> None:
+    output = converted(sequence(handover=PREFILL), result([], finish="abort"), first=True)
+    assert (output.finish, output.handover, output.fault) == ("abort", None, None)
+
+
+def test_blocks_that_do_not_come_are_a_failed_transfer_and_no_end() -> None:
+    output = converted(sequence(handover=DECODE), result([], finish="error"), first=True)
+    assert output.finish is None
+    assert output.fault is not None
+    assert (output.fault.code, output.fault.retriable) == ("transfer_failed", True)
+
+
+def test_an_error_after_the_first_token_is_none_of_the_transfer() -> None:
+    output = converted(sequence(handover=DECODE), result([], finish="error"))
+    assert output.fault is not None
+    assert output.fault.code == "engine_error"
+
+
+def test_fetched_tokens_do_not_count_as_cached() -> None:
+    assert converted(sequence(handover=DECODE), result([3], cached=96), first=True, hits=32).cached_tokens == 32
+
+
+def test_of_a_fetched_prompt_one_token_is_to_be_computed() -> None:
+    assert to_compute(sequence()) == 2
+    assert to_compute(sequence(handover=PREFILL)) == 2
+    assert to_compute(sequence(handover=DECODE)) == 1
+
+
+@pytest.mark.parametrize("handover", [PREFILL, DECODE])
+def test_the_first_output_of_a_handover_says_where_the_time_went(handover: Handover) -> None:
+    first = converted(sequence(handover=handover), result([3]), first=True)
+    assert first.extra == {"queued_s": 0.5, "computed_s": 2.0}
+    assert converted(sequence(handover=handover), result([3])).extra is None
+    assert converted(sequence(), result([3]), first=True).extra is None

@@ -38,6 +38,15 @@ def test_an_empty_engine_is_idle_whatever_its_last_step_said() -> None:
     assert meter.read(mine=0, blocks=100) == Load(blocks_total=100)
 
 
+def test_blocks_on_offer_count_although_no_sequence_is_inside() -> None:
+    meter = LoadMeter()
+    meter.holds = True
+    meter.note(stats(0, usage=0.25))
+    assert meter.read(mine=0, blocks=100) == Load(blocks_used=25, blocks_total=100)
+    meter.note(stats(0, usage=0.0))
+    assert meter.read(mine=0, blocks=100) == Load(blocks_total=100)
+
+
 def test_sequences_not_seen_by_a_step_yet_are_waiting() -> None:
     assert LoadMeter().read(mine=2, blocks=100).waiting == 2
 

@@ -37,10 +37,11 @@ class Bench:
         self.batcher.attach(collector, run)
         return run, collector
 
-    def convert(self, sequence: Sequence, item: Any, first: bool) -> Output:
+    def convert(self, run: Run, item: Any) -> Output:
         if item == "garbage":
             raise ValueError(item)
-        return Output(sequence.id, [item], finish="length" if item == 99 else None, cached_tokens=0 if first else None)
+        cached = None if run.started else 0
+        return Output(run.sequence.id, [item], finish="length" if item == 99 else None, cached_tokens=cached)
 
     def fail(self, run: Run, error: Exception) -> Output | None:
         return None if str(error) == "dead" else Output(run.sequence.id, [], fault=Fault("x", str(error), retriable=True))

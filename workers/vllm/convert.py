@@ -11,12 +11,13 @@ from typing import Any, Literal
 from broker.messages import TokenLogprob
 from workers.engine import Fault, Output, Sequence
 from workers.errors import RequestInvalid, UnsupportedByEngine
+from workers.vllm import handover
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 
 _GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 _NATIVE_EXTRA = ("thinking_token_budget", "skip_reading_prefix_cache")
-_TRANSFER_EXTRA = ("kv_transfer_params", "ec_transfer_params")
+_TRANSFER_EXTRA = (handover.PARAMS, "ec_transfer_params")
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
     "length": "length",
@@ -34,14 +35,34 @@ def to_prompt(sequence: Sequence) -> Any:
     return tokens_input(sequence.token_ids, cache_salt=sequence.cache_salt)
 
 
-def to_sampling_params(sequence: Sequence) -> Any:
-    """vLLM's `SamplingParams`. Raises RequestInvalid, UnsupportedByEngine."""
+def to_compute(sequence: Sequence) -> int:
+    """How many tokens of the prompt this engine will have to compute: of a fetched prompt the last one."""
+    if sequence.handover is not None and sequence.handover.kind == "decode":
+        return 1
+    return len(sequence.token_ids) - sequence.expected_cached
+
+
+def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = None) -> Any:
+    """vLLM's `SamplingParams`, with `transfer` as its `kv_transfer_params`. Raises RequestInvalid, UnsupportedByEngine."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     _check_supported(sequence)
+    if sequence.handover is not None and sequence.handover.kind == "prefill":
+        # one token that is thrown away: nothing the request asks for may end it otherwise, or cost anything
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            ignore_eos=True,
+            extra_args={handover.PARAMS: transfer},
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,
+        )
     sampling = sequence.sampling
     native = {name: sequence.extra[name] for name in _NATIVE_EXTRA if name in sequence.extra}
     opaque = {name: value for name, value in sequence.extra.items() if name not in native}
+    if transfer is not None:
+        opaque[handover.PARAMS] = transfer
     try:
         return SamplingParams(
             temperature=sampling.temperature,
@@ -80,7 +101,6 @@ def _check_supported(sequence: Sequence) -> None:
     asked = {
         "media": bool(sequence.media),
         "adapter": sequence.adapter is not None,
-        "handover": sequence.handover is not None,
         "prompt_logprobs": sequence.prompt_logprobs is not None,
     }
     for what, wanted in asked.items():
@@ -113,18 +133,37 @@ def translate_invalid(error: BaseException) -> RequestInvalid | None:
     return RequestInvalid(message, param=getattr(error, "parameter", None))
 
 
-def to_output(sequence: Sequence, result: Any, *, first: bool, eos: frozenset[int], token_bytes: TokenBytes) -> Output:
-    """One delta of one sequence. `eos` are the model's own end tokens: ending on them is a plain stop."""
+def to_output(
+    sequence: Sequence,
+    result: Any,
+    *,
+    first: bool,
+    eos: frozenset[int],
+    token_bytes: TokenBytes,
+    local_hits: int | None = None,
+) -> Output:
+    """One delta of one sequence. `eos` are the model's own end tokens: ending on them is a plain stop.
+
+    `local_hits`: tokens of a fetched prompt that were in the local cache; vLLM's own number is about something else then.
+    """
     completion = result.outputs[0]
     output = Output(sequence.id, list(completion.token_ids))
     if first:
-        output.cached_tokens = result.num_cached_tokens or 0
+        output.cached_tokens = (result.num_cached_tokens or 0) if local_hits is None else local_hits
+        if sequence.handover is not None:
+            output.extra = _times(result.metrics)
+    kind = sequence.handover.kind if sequence.handover is not None else None
+    if kind == "prefill":
+        return _prefilled(output, result)
     if completion.logprobs:
         output.logprobs = to_logprobs(output.ids, completion.logprobs, sequence.logprobs or 0, token_bytes)
     reason = completion.finish_reason
     if reason is None:
         return output
     finish = _FINISH.get(reason)
+    if finish is None and kind == "decode" and first:
+        output.fault = Fault("transfer_failed", "vLLM could not fetch the blocks; its own log lines say why", retriable=True)
+        return output
     if finish is None:
         output.fault = Fault("engine_error", f"vLLM ended the request with {reason!r}", retriable=True)
         return output
@@ -132,6 +171,32 @@ def to_output(sequence: Sequence, result: Any, *, first: bool, eos: frozenset[in
     stop = completion.stop_reason
     if isinstance(stop, int) and (stop not in eos or stop in sequence.sampling.stop_token_ids):
         output.stop = stop
+    return output
+
+
+def _times(metrics: Any) -> dict[str, float] | None:
+    """Of a hand-over: seconds in vLLM's queue, which is where blocks are waited for too, and from there to the first token."""
+    if metrics is None or not metrics.first_token_ts:
+        return None
+    return {
+        "queued_s": metrics.scheduled_ts - metrics.queued_ts,
+        "computed_s": metrics.first_token_ts - metrics.scheduled_ts,
+    }
+
+
+def _prefilled(output: Output, result: Any) -> Output:
+    """The whole answer of a prefill side: it is done, and here is what the decode side has to know."""
+    reason = result.outputs[0].finish_reason
+    params = result.kv_transfer_params
+    if reason is None:
+        return output
+    if reason in ("length", "stop") and params:
+        output.finish = "length"
+        output.handover = handover.plain(params)
+    elif reason == "abort":
+        output.finish = "abort"
+    else:
+        output.fault = Fault("engine_error", f"vLLM ended a prefill with {reason!r} and {params!r}", retriable=True)
     return output
 
 

@@ -15,11 +15,24 @@ from typing import Any
 
 import structlog
 
-from workers.engine import Capabilities, EngineConfig, EngineInfo, Fault, KvBatch, Load, Output, Role, Sequence, Sink
-from workers.errors import EngineDead, EngineOverloaded, UnsupportedByEngine
+from workers.engine import (
+    Capabilities,
+    DisaggStyle,
+    EngineConfig,
+    EngineInfo,
+    Fault,
+    KvBatch,
+    Load,
+    Output,
+    Role,
+    Sequence,
+    Sink,
+)
+from workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine
 from workers.guard import ProcessTree
 from workers.text.pipeline import TokenTable
 from workers.vllm import convert
+from workers.vllm.exchange import Exchange
 from workers.vllm.listener import KvListener
 from workers.vllm.load import LoadMeter
 from workers.vllm.settings import kv_events_wanted
@@ -38,6 +51,7 @@ class VllmEngine:
     def __init__(self) -> None:
         self._started: Started | None = None
         self._batcher: StepBatcher | None = None
+        self._exchange: Exchange | None = None
         self._meter = LoadMeter()
         self._runs: dict[str, Run] = {}
         self._processes = ProcessTree(os.getpid())
@@ -48,7 +62,10 @@ class VllmEngine:
 
     @property
     def capabilities(self) -> Capabilities:
+        exchange = self._exchange
         return Capabilities(
+            roles=exchange.roles if exchange is not None else frozenset({Role.AGGREGATED}),
+            disagg=exchange.style if exchange is not None else DisaggStyle.NONE,
             kv_events=self._kv is not None,
             logprobs=True,
             guided=convert.GUIDED,
@@ -73,23 +90,37 @@ class VllmEngine:
         token_bytes = TokenTable.load(started.info.tokenizer_dir).token_bytes
         eos = frozenset(started.info.eos_token_ids)
 
-        def to_output(sequence: Sequence, result: Any, first: bool) -> Output:
-            output = convert.to_output(sequence, result, first=first, eos=eos, token_bytes=token_bytes)
+        exchange = Exchange(started.llm, started.transfer, block_size=started.info.block_size, stalled=self._fetch_stalled)
+
+        def to_output(run: Run, result: Any) -> Output:
+            sequence, first = run.sequence, not run.started
+            hits = exchange.arrived(run.request_id) if first else None
+            output = convert.to_output(sequence, result, first=first, eos=eos, token_bytes=token_bytes, local_hits=hits)
             if first:
-                self._meter.prefilled(sequence.id, len(sequence.token_ids) - (output.cached_tokens or 0))
+                computed = 1 if hits is not None else len(sequence.token_ids) - (output.cached_tokens or 0)
+                self._meter.prefilled(sequence.id, computed)
             return output
 
+        self._exchange = exchange
+        self._meter.holds = started.transfer is not None
         self._batcher = StepBatcher(sink, to_output, self._failed, self._ended)
         return started.info
 
     async def submit(self, sequence: Sequence) -> None:
-        started, batcher = self._alive()
-        params = convert.to_sampling_params(sequence)
-        run = self._runs[sequence.id] = Run(sequence)
-        self._meter.queued(sequence.id, len(sequence.token_ids) - sequence.expected_cached)
+        started, batcher, exchange = self._alive()
+        run = Run(sequence)
+        try:
+            run.request_id, transfer = exchange.admit(sequence)
+        except TransferFailed as error:
+            batcher.take(run, error)  # it fails as a transfer in vLLM would
+            return
+        params = convert.to_sampling_params(sequence, transfer)
+        self._runs[sequence.id] = run
+        exchange.began(run.request_id, sequence)
+        self._meter.queued(sequence.id, convert.to_compute(sequence))
         try:
             collector = await started.llm.add_request(
-                sequence.id,
+                run.request_id,
                 convert.to_prompt(sequence),
                 params,
                 priority=sequence.priority if self._priority else 0,
@@ -100,7 +131,7 @@ class VllmEngine:
             self._ended(sequence.id)
             raise self._translate(error) from error
         if run.closed:  # aborted while it was being handed over
-            await started.llm.abort(sequence.id)
+            await started.llm.abort(run.request_id)
             return
         batcher.attach(collector, run)
 
@@ -108,12 +139,27 @@ class VllmEngine:
         known = frozenset(ids) & self._runs.keys()
         if not known or self._started is None or self._batcher is None:
             return
-        for sequence_id in known:
-            self._runs.pop(sequence_id).closed = True
-            self._meter.gone(sequence_id)
+        runs = [self._runs.pop(sequence_id) for sequence_id in known]
+        for run in runs:
+            run.closed = True
+            self._meter.gone(run.sequence.id)
         self._batcher.drop(known)
+        await self._abort(runs)
+
+    async def _abort(self, runs: Seq[Run]) -> None:
+        """End runs in vLLM that are closed on our side."""
+        if self._started is None or self._exchange is None:
+            return
+        for run in runs:
+            self._exchange.aborted(run.request_id, run.sequence)
         with suppress(Exception):  # a dying engine aborts everything by itself
-            await self._started.llm.abort(known)
+            await self._started.llm.abort([run.request_id for run in runs])
+
+    async def _fetch_stalled(self, sequence_id: str, reason: str) -> None:
+        run = self._runs.pop(sequence_id, None)
+        if run is not None and self._batcher is not None:
+            self._batcher.take(run, TransferFailed(reason))
+            await self._abort([run])
 
     def load(self) -> Load:
         if self._started is None:
@@ -150,13 +196,16 @@ class VllmEngine:
             self._kv = None
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
-        """Nothing to know of them yet."""
+        """vLLM's engines find each other by the parameters of a hand-over."""
 
     async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        """Nothing is on offer yet."""
+        self._alive()[2].release(sequence_id, params)
 
     async def set_role(self, role: Role) -> None:
-        raise UnsupportedByEngine("this vLLM keeps the role it was started in")
+        roles = self._alive()[2].roles
+        if role not in roles:
+            able = ", ".join(sorted(roles))
+            raise UnsupportedByEngine(f"this vLLM was started so that it can be {able}, not {role.value}")
 
     async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
         raise UnsupportedByEngine("this vLLM adapter does not serve embeddings")
@@ -179,6 +228,8 @@ class VllmEngine:
 
     async def stop(self, grace_s: float) -> None:
         started, self._started = self._started, None
+        if self._exchange is not None:
+            await self._exchange.close()
         if started is not None:
             for run in self._runs.values():
                 run.closed = True
@@ -196,15 +247,15 @@ class VllmEngine:
         if left:
             _log.warning("engine.processes_killed", count=left)
 
-    def _alive(self) -> tuple[Started, StepBatcher]:
+    def _alive(self) -> tuple[Started, StepBatcher, Exchange]:
         if self._death is not None:
             raise EngineDead(self._death)
-        if self._started is None or self._batcher is None:
+        if self._started is None or self._batcher is None or self._exchange is None:
             raise EngineDead("the engine is not running")
         if self._started.llm.errored:
             self._declare_dead(_CORE_GONE)
             raise EngineDead(_CORE_GONE)
-        return self._started, self._batcher
+        return self._started, self._batcher, self._exchange
 
     def _declare_dead(self, reason: str) -> None:
         if self._death is None:
@@ -216,7 +267,9 @@ class VllmEngine:
             self._runs.clear()
 
     def _ended(self, sequence_id: str) -> None:
-        self._runs.pop(sequence_id, None)
+        run = self._runs.pop(sequence_id, None)
+        if run is not None and self._exchange is not None:
+            self._exchange.arrived(run.request_id)
         self._meter.gone(sequence_id)
 
     def _failed(self, run: Run, error: Exception) -> Output | None:
@@ -224,7 +277,8 @@ class VllmEngine:
         translated = self._translate(error)
         if isinstance(translated, EngineDead):
             return None
-        return Output(run.sequence.id, [], fault=Fault("engine_error", str(translated), retriable=True))
+        code = "transfer_failed" if isinstance(translated, TransferFailed) else "engine_error"
+        return Output(run.sequence.id, [], fault=Fault(code, str(translated), retriable=True))
 
     def _translate(self, error: BaseException) -> BaseException:
         from vllm.exceptions import GracefulHTTPError

@@ -16,6 +16,7 @@ class LoadMeter:
     """
 
     def __init__(self) -> None:
+        self.holds = False  # whether blocks may stay taken without a sequence inside: on offer, or waiting to be written
         self.running = 0
         self.waiting = 0
         self.cache_usage = 0.0
@@ -66,10 +67,13 @@ class LoadMeter:
         return tokens is not None
 
     def read(self, *, mine: int, blocks: int) -> Load:
-        """`mine` is how many sequences are known to be in the engine: an idle one makes no steps, its last words grow old."""
+        """`mine` is how many sequences are known to be in the engine: an idle one makes no steps, its last words grow old.
+
+        One that holds blocks for others goes on making steps until they are free, so what it says of blocks is true.
+        """
         if mine == 0:
             self._last = None
-            return Load(blocks_total=blocks)
+            return Load(blocks_used=round(self.cache_usage * blocks) if self.holds else 0, blocks_total=blocks)
         running = min(self.running, mine)
         return Load(
             running=running,

@@ -13,8 +13,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from workers.engine import EngineConfig, Role
+from workers.engine import EngineConfig
 from workers.errors import EngineStartFailed
+from workers.vllm.transfer import EXTENSION, MODE_ARG, connector_config
 
 CPU_BLOCK_SIZE = 32
 CPU_MAX_SEQUENCES = 32
@@ -60,9 +61,9 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    if config.role is not Role.AGGREGATED:
-        raise EngineStartFailed(f"the vLLM adapter serves the role {Role.AGGREGATED.value!r} only, not {config.role.value!r}")
-    check_names(config.args, [field.name for field in fields(AsyncEngineArgs)])
+    check_names(config.args, [*(field.name for field in fields(AsyncEngineArgs)), MODE_ARG])
+    given = {name: value for name, value in config.args.items() if name != MODE_ARG}
+    transfer = connector_config(config, cpu=current_platform.is_cpu())
     args: dict[str, Any] = {
         "model": config.model,
         "served_model_name": config.served_name,
@@ -75,10 +76,17 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
         from vllm.config.kv_events import KVEventsConfig
 
         args["kv_events_config"] = KVEventsConfig(**kv_events)
+    if transfer is not None or given.get("kv_transfer_config") is not None:
+        args["worker_extension_cls"] = EXTENSION
+    if transfer is not None:
+        given.pop("kv_transfer_config", None)  # null says that there is no other
+        from vllm.config.kv_transfer import KVTransferConfig
+
+        args["kv_transfer_config"] = KVTransferConfig(**transfer)
     if current_platform.is_cpu():
         args |= {"block_size": CPU_BLOCK_SIZE, "max_num_seqs": CPU_MAX_SEQUENCES, "enforce_eager": True}
     try:
-        return AsyncEngineArgs(**args | dict(config.args))
+        return AsyncEngineArgs(**args | given)
     except (TypeError, ValueError) as error:
         raise EngineStartFailed(f"vLLM refuses its settings: {error}") from error
 

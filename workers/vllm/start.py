@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from workers.engine import EngineConfig, EngineInfo
 from workers.errors import EngineStartFailed, WorkerError
 from workers.vllm.load import LoadMeter
 from workers.vllm.settings import engine_args, prepare_children, prepare_environment, size_kv_cache
+from workers.vllm.side_channel import side_channel
+from workers.vllm.transfer import Transfer, check_role, describe_transfer, handover_word
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running AsyncLLM and its description."""
+    """A running AsyncLLM, its description, and how it moves blocks, if it can."""
 
     llm: Any
     info: EngineInfo
+    transfer: Transfer | None = None
 
 
 async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None) -> Started:
@@ -49,15 +53,18 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
         vllm_config = engine_args(config, kv_events=kv_events).create_engine_config()
         size_kv_cache(vllm_config)
         prepare_children(vllm_config, os.environ)
-        llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[meter.factory()], disable_log_stats=True)
+        transfer = describe_transfer(vllm_config)
+        check_role(config.role, transfer, getattr(vllm_config.kv_transfer_config, "kv_connector", None))
+        with side_channel(os.environ, ranks=vllm_config.parallel_config.data_parallel_size) if transfer else nullcontext():
+            llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[meter.factory()], disable_log_stats=True)
     except WorkerError:
         raise
     except Exception as error:
         raise EngineStartFailed(f"vLLM could not start {config.model}: {error}") from error
-    return Started(llm, _describe(llm, vllm.__version__))
+    return Started(llm, _describe(llm, vllm.__version__, transfer), transfer)
 
 
-def _describe(llm: Any, version: str) -> EngineInfo:
+def _describe(llm: Any, version: str, transfer: Transfer | None) -> EngineInfo:
     vllm_config = llm.vllm_config
     model, cache = vllm_config.model_config, vllm_config.cache_config
     return EngineInfo(
@@ -71,6 +78,8 @@ def _describe(llm: Any, version: str) -> EngineInfo:
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_ids(llm),
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        handover=handover_word(transfer.mode, version, vllm_config) if transfer else "",
+        lease_s=transfer.lease_s if transfer else 0.0,
         default_sampling=model.get_diff_sampling_param(),
         extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": cache.block_size * cache.num_gpu_blocks},
     )

@@ -16,18 +16,20 @@ from workers.engine import Fault, Output, Sequence, Sink
 
 _log = structlog.get_logger()
 
-Convert = Callable[[Sequence, Any, bool], Output]
-
 
 class Run:
-    """One sequence inside the engine."""
+    """One sequence inside the engine; `request_id` is what vLLM knows it by, `started` whether it has had an output."""
 
-    __slots__ = ("closed", "sequence", "started")
+    __slots__ = ("closed", "request_id", "sequence", "started")
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
+        self.request_id = sequence.id
         self.started = False
         self.closed = False
+
+
+Convert = Callable[[Run, Any], Output]
 
 
 class StepBatcher:
@@ -77,7 +79,7 @@ class StepBatcher:
 
     def _converted(self, run: Run, item: Any) -> Output:
         try:
-            return self._convert(run.sequence, item, not run.started)
+            return self._convert(run, item)
         except Exception as error:
             # we are inside vLLM's output loop: an exception would end the engine for all
             _log.exception("engine.output_unreadable", sequence=run.sequence.id)

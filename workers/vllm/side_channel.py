@@ -1,0 +1,73 @@
+"""The address at which vLLM tells other engines how to reach its memory: a port of its own for every engine process.
+
+vLLM takes it from two environment variables and listens in a thread; if the port is taken that thread dies and the start never
+ends.  So the port is reserved first: a bound socket keeps it from everybody else until vLLM has started, and as both allow
+the reuse of addresses and ours never listens, vLLM can bind it all the same.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+
+from workers.errors import EngineStartFailed
+
+HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+LOOPBACK = "127.0.0.1"
+_TRIES = 50
+
+
+@contextmanager
+def side_channel(environ: MutableMapping[str, str], *, ranks: int = 1) -> Iterator[int]:
+    """Set both variables while an engine is started; what the operator has set wins. Yields the port.
+
+    Every data parallel rank takes a port, counted from the first. Raises EngineStartFailed if the ports are taken.
+    """
+    before = {name: environ.get(name) for name in (HOST, PORT)}
+    host = environ.setdefault(HOST, LOOPBACK)
+    with ExitStack() as reserved:
+        given = environ.get(PORT)
+        port = _reserve(reserved, host, int(given), ranks) if given else _reserve_any(reserved, host, ranks)
+        environ[PORT] = str(port)
+        try:
+            yield port
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del environ[name]
+                else:
+                    environ[name] = value
+
+
+def _reserve_any(reserved: ExitStack, host: str, ranks: int) -> int:
+    for _ in range(_TRIES):
+        attempt = ExitStack()
+        try:
+            port = _bind(attempt, host, 0)
+            for rank in range(1, ranks):
+                _bind(attempt, host, port + rank)
+        except (OSError, OverflowError):
+            attempt.close()
+            continue
+        reserved.push(attempt)
+        return port
+    raise EngineStartFailed(f"no {ranks} free ports in a row on {HOST}={host!r}; is that an address of this machine?")
+
+
+def _reserve(reserved: ExitStack, host: str, port: int, ranks: int) -> int:
+    for rank in range(ranks):
+        try:
+            _bind(reserved, host, port + rank)
+        except (OSError, OverflowError) as error:
+            raise EngineStartFailed(f"{PORT}={port} on {host}: port {port + rank} cannot be used: {error}") from error
+    return port
+
+
+def _bind(stack: ExitStack, host: str, port: int) -> int:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    held = stack.enter_context(socket.socket(family, kind))
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(address)
+    return int(held.getsockname()[1])
