@@ -29,6 +29,7 @@ from benchmarks.deployment import Deployment, Router
 LENGTHS = (128, 512, 1500)
 PARTS = ("queue_s", "prefill_s", "transfer_s")
 VOCABULARY = (1000, 40_000)
+LOG_S = 5.0
 
 
 class Ways:
@@ -60,6 +61,16 @@ def handed_over(log: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def new_ones(deployment: Deployment, before: dict[str, dict[str, Any]], wanted: int) -> list[dict[str, Any]]:
+    """The hand-overs since `before`; log lines take a moment to get here."""
+    end = time.monotonic() + LOG_S
+    while True:
+        new = [event for job, event in handed_over(deployment.log).items() if job not in before]
+        if len(new) >= wanted or time.monotonic() > end:
+            return new
+        time.sleep(0.1)
+
+
 def ask(api: openai.OpenAI, model: str, length: int, rng: random.Random) -> float:
     """Seconds to the first token of a new prompt."""
     prompt = [rng.randrange(*VOCABULARY) for _ in range(length)]
@@ -72,7 +83,7 @@ def ask(api: openai.OpenAI, model: str, length: int, rng: random.Random) -> floa
     return first
 
 
-def measure(deployment: Deployment, way: str, arguments: argparse.Namespace, found: Ways, rng: random.Random) -> None:
+def measure(deployment: Deployment, way: str, arguments: argparse.Namespace, ways: Ways, rng: random.Random) -> None:
     """One turn of one way."""
     url = f"http://127.0.0.1:{deployment.port}/v1"
     with (
@@ -83,12 +94,15 @@ def measure(deployment: Deployment, way: str, arguments: argparse.Namespace, fou
         for length in LENGTHS:
             before = handed_over(deployment.log)
             for _ in range(arguments.repeats):
-                found.first_s[way, length].append(ask(api, deployment.model, length, rng))
-            new = [event for job, event in handed_over(deployment.log).items() if job not in before]
+                ways.first_s[way, length].append(ask(api, deployment.model, length, rng))
+            wanted = arguments.repeats if way == "always" else 0
+            new = new_ones(deployment, before, wanted)
             if way == "always":
                 if len(new) != arguments.repeats:
-                    raise SystemExit(f"{len(new)} of {arguments.repeats} prompts of {length} tokens went the remote way")
-                found.parts[length] += new
+                    why = [line for line in deployment.log.splitlines() if '"prefill.failed"' in line]
+                    found = f"{len(new)} of {arguments.repeats} prompts of {length} tokens went the remote way"
+                    raise SystemExit("\n".join([found, *why]))
+                ways.parts[length] += new
             elif new:
                 raise SystemExit(f"{len(new)} prompts went the remote way although they never should")
 
@@ -105,7 +119,7 @@ def main() -> None:
     extra = ["--mode", "disagg", "--log-level", "debug", "--log-format", "json", *arguments.up]
     if arguments.engine == "sim":
         extra += ["--engine-arg", "timing=cpu-small"]
-    found, rng = Ways(), random.Random(1)
+    ways, rng = Ways(), random.Random(1)
     with (
         tempfile.TemporaryDirectory() as folder,
         Deployment(
@@ -115,9 +129,9 @@ def main() -> None:
         deployment.until("peer.met")
         for _ in range(arguments.rounds):
             for way in ("always", "never"):
-                measure(deployment, way, arguments, found, rng)
+                measure(deployment, way, arguments, ways, rng)
     print(f"{arguments.engine}, 1 prefill and 1 decode worker, medians of {arguments.rounds * arguments.repeats}")
-    print(found.table())
+    print(ways.table())
 
 
 if __name__ == "__main__":

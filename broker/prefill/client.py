@@ -38,8 +38,9 @@ from jetstream.subjects import Subjects
 log = structlog.get_logger()
 
 PROBE_S = 0.5  # how often a prefill worker is asked how the job stands
-PROBE_TIMEOUT_S = 0.5
-SILENT_PROBES = 2  # unanswered in a row: it is lost
+PROBE_TIMEOUT_S = 1.0
+GONE_PROBES = 2  # in a row without a responder: its process is gone
+SILENT_PROBES = 3  # in a row without an answer: it is frozen, or might as well be. A starved one may be late once or twice
 LOOK_S = 0.25  # how often the members are looked at while nobody has taken the job
 MOST_UNWANTED = 1024
 QUEUED_AT_MOST_S = 60.0  # a job that is forgotten in the stream goes by itself
@@ -134,19 +135,17 @@ class PrefillClient:
     async def done(self, job: str) -> PrefillDone:
         """Wait until it is computed (style params) or over (rendezvous). Raises PrefillFailed."""
         asked = self._asked[job]
-        silent = 0
         while True:
             await asyncio.wait([asked.done], timeout=PROBE_S)
             if asked.done.done():
                 break
             if asked.job.deadline <= self._wall():
                 raise self._failed(job, "deadline", "the deadline passed while the prompt was computed elsewhere")
-            state = await self._probe(asked)
+            state = await self._ask(asked, until_done=True)
             if asked.done.done():
                 break
-            silent = silent + 1 if state is None else 0
-            if silent >= SILENT_PROBES or (state is not None and state.state == "unknown"):
-                raise self._failed(job, "peer_lost", f"prefill worker {asked.worker} lost the job, or is lost itself")
+            if state.state == "unknown":
+                raise self._failed(job, "peer_lost", f"prefill worker {asked.worker} lost the job")
         done = asked.done.result()
         if done.fault is not None:
             raise self._failed(job, "peer_failed", f"prefill worker {done.worker}: {done.fault.message}")
@@ -155,14 +154,10 @@ class PrefillClient:
     async def confirm(self, job: str, *, least_s: float) -> float:
         """Right before its parameters are used: for how long the blocks are kept, at least `least_s`. Raises PrefillFailed."""
         asked = self._asked[job]
-        for _ in range(SILENT_PROBES):
-            state = await self._probe(asked)
-            if state is None:
-                continue
-            if state.state == "held" and state.left_s >= least_s:
-                return state.left_s
-            raise self._failed(job, "expired", f"prefill worker {asked.worker} keeps the blocks no longer ({state.state})")
-        raise self._failed(job, "peer_lost", f"prefill worker {asked.worker} does not answer")
+        state = await self._ask(asked)
+        if state.state == "held" and state.left_s >= least_s:
+            return state.left_s
+        raise self._failed(job, "expired", f"prefill worker {asked.worker} keeps the blocks no longer ({state.state})")
 
     def settle(self, job: str) -> str:
         """The blocks are here, or nobody wants them: the prefill worker may forget them. Fine when unknown.
@@ -199,24 +194,33 @@ class PrefillClient:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _probe(self, asked: Asked) -> PrefillState | None:
-        """None: no answer. While this worker itself is cut off, that says nothing, and is waited out."""
+    async def _ask(self, asked: Asked, *, until_done: bool = False) -> PrefillState:
+        """How the job stands, asked until there is an answer, or `until_done`. Raises PrefillFailed when there will be none.
+
+        While this worker itself is cut off, silence says nothing, and is waited out.
+        """
         subject = self._subjects.control(asked.worker)
         question = encode(PrefillCheck(job=asked.job.job))
-        while True:
+        silent = gone = 0
+        while silent < SILENT_PROBES and gone < GONE_PROBES and not asked.done.cancelled():
+            if asked.job.deadline <= self._wall():
+                raise self._failed(asked.job.job, "deadline", "the deadline passed while the prompt was computed elsewhere")
             try:
-                answer = await self._messaging.request(subject, question, timeout_s=PROBE_TIMEOUT_S)
-                return decode(PrefillState, answer)
+                return decode(PrefillState, await self._messaging.request(subject, question, timeout_s=PROBE_TIMEOUT_S))
             except NotConnected:
-                if asked.job.deadline <= self._wall():
-                    return None
                 await asyncio.sleep(self._timing.retry_s)
-            except (NoResponder, RequestTimeout):
-                return None
+            except NoResponder:
+                gone += 1
+                await asyncio.sleep(self._timing.retry_s)
+            except RequestTimeout:
+                silent, gone = silent + 1, 0
             except WireError as error:
+                silent += 1
                 metrics.MALFORMED.labels("reply").inc()
                 log.error("reply.malformed", worker=asked.worker, error=str(error))
-                return None
+            if until_done and asked.done.done():
+                return PrefillState(state="held")
+        raise self._failed(asked.job.job, "peer_lost", f"prefill worker {asked.worker} does not answer")
 
     def _failed(self, job: str, reason: object, message: str) -> PrefillFailed:
         by = self.settle(job)

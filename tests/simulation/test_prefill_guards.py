@@ -33,10 +33,10 @@ def parameters_are_confirmed_before_they_are_used(patch: pytest.MonkeyPatch) -> 
 
 
 def a_prefill_worker_is_probed(patch: pytest.MonkeyPatch) -> None:
-    async def probe(self: PrefillClient, asked: Asked) -> PrefillState:
+    async def ask(self: PrefillClient, asked: Asked) -> PrefillState:
         return PrefillState(state="held", left_s=1000.0)
 
-    patch.setattr(PrefillClient, "_probe", probe)
+    patch.setattr(PrefillClient, "_ask", ask)
 
 
 def nobody_waits_for_ever_to_be_taken(patch: pytest.MonkeyPatch) -> None:
