@@ -113,7 +113,7 @@ class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """Where the prompt of a placed request is computed, in the header `Hr-Prefill` of its message.
 
     `worker`: the prefill worker that should do it; empty = any. `wait_s`: how long the decode worker waits for somebody to take
-    the job before it computes the prompt itself; 0 = its own default. `refuse`: the request ends if it cannot be.
+    the job before it computes the prompt itself; its own setting is the least. `refuse`: the request ends if it cannot be.
     """
 
     remote: bool = False

@@ -34,7 +34,7 @@ class WorkerSettings:
     prefill_min_tokens: int = 256  # auto: shorter prompts, less what is cached here, are computed here
     prefill_unready: Unready = "local"  # when no prefill worker is ready
     # of every hand-over
-    prefill_wait_s: float = 2.0  # how long a decode worker waits for somebody to take the job, unless the router says
+    prefill_wait_s: float = 2.0  # how long a decode worker waits for somebody to take the job, at least
     transfer_timeout_s: float = 10.0  # from the hand-over to the first token
     prefill_budget_tokens: int = 0  # what a prefill worker takes at once; 0 = two engine steps
 

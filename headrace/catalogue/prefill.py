@@ -44,8 +44,7 @@ WORKER_PREFILL = (
         "worker.prefill_wait_s",
         "seconds",
         2.0,
-        "How long a decode worker waits for a prefill worker to take a job, unless the router says; then it computes the "
-        "prompt itself.",
+        "How long at least a decode worker waits for a prefill worker to take a job; then it computes the prompt itself.",
         _ANY_WORKER,
         "--prefill-wait",
         least=0.01,

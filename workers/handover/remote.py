@@ -36,7 +36,7 @@ LEAST_LEFT_S = (
 class HandoverSettings:
     """Durations in seconds."""
 
-    wait_s: float = 2.0  # for somebody to take the job, unless the router says
+    wait_s: float = 2.0  # for somebody to take the job, at least; the router may say longer
     transfer_s: float = 10.0  # from the hand-over to the first token
 
 
@@ -134,7 +134,7 @@ class RemotePrefill:
         job = self._make_job()
         began_s = self._wall()
         await self._client.publish(job, directed=directed)
-        taken = await self._client.taken(job.job, wait_s=self._decision.wait_s or self._settings.wait_s)
+        taken = await self._client.taken(job.job, wait_s=max(self._decision.wait_s, self._settings.wait_s))
         if self._style is DisaggStyle.RENDEZVOUS:
             self._choice.computed_elsewhere = job.uncached  # until it says so itself, perhaps after the first token
             came = self._hand_over(Handover(kind="decode", room=job.room, peer=taken.address))
