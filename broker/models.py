@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ import structlog
 
 from broker.cards import CardFile, ModelCard
 from broker.codec import decode, encode
-from broker.errors import UnknownModel, WireError
+from broker.errors import BrokerUnavailable, UnknownModel, WireError
 from broker.members import Members
-from jetstream.errors import JetStreamError, ObjectNotFound, RevisionConflict
+from jetstream.errors import JetStreamError, ObjectNotFound, RequestTimeout, RevisionConflict
 from jetstream.ports import Change, Messaging, ObjectBucket
 from jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
 FETCH_RETRY_S = 0.5
+LISTING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +80,21 @@ class ModelDirectory:
         self._pools: dict[str, str] = {}  # model name or alias → pool
         self._files: dict[str, bytes] = {}  # by digest
         self._callbacks: list[Callable[[], None]] = []
+        self._listed = False  # all cards that were there at the start have been read
         members.on_change(self._changed)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run())
             tasks.create_task(self._load())
+            tasks.create_task(self._list())
 
     async def ready(self, timeout_s: float) -> None:
         """Return once all cards there are at start have been read. Raises RequestTimeout or TimeoutError."""
         async with asyncio.timeout(timeout_s):
             await self._watch.ready(timeout_s)
             await self._wanted.join()
+        self._listed = True
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -102,9 +107,11 @@ class ModelDirectory:
         return sorted(card.model for card, _ in self._known.values() if self._members.serving_workers(card.pool))
 
     def get(self, name: str) -> ServedModel:
-        """Raises UnknownModel, which names the known ones."""
+        """Raises UnknownModel, which names the known ones, and BrokerUnavailable while these are still being read."""
         pool = self._pools.get(name)
         if pool is None:
+            if not self._listed:
+                raise BrokerUnavailable("the models that are served are still being read; try again shortly")
             raise UnknownModel(name, tuple(self.names()))
         card, files = self._known[pool]
         return ServedModel(card, files, len(self._members.serving_workers(pool)))
@@ -124,6 +131,11 @@ class ModelDirectory:
             if self._namespace is not None and card.namespace != self._namespace:
                 return
         self._wanted.put_nowait((change.key, card))
+
+    async def _list(self) -> None:
+        while not self._listed:
+            with contextlib.suppress(RequestTimeout, TimeoutError):
+                await self.ready(LISTING_S)
 
     async def _load(self) -> None:
         while True:

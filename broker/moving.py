@@ -154,6 +154,7 @@ class Janitor:
         self._pool = pool
         self._timing = timing
         self._wake = asyncio.Event()
+        self._seen: set[str] = set()  # workers that were live when this was last looked at
 
     def wake(self) -> None:
         """Look now: a lease has just vanished."""
@@ -169,6 +170,7 @@ class Janitor:
                 pass
             self._wake.clear()
             if not acts():
+                self._seen = set(self._members.workers(self._pool))
                 continue
             try:
                 await self._round()
@@ -177,11 +179,18 @@ class Janitor:
 
     async def _round(self) -> None:
         stream = self._subjects.stream("WORK")
-        for subject in await self._messaging.subject_counts(stream, self._subjects.work_filter(self._pool)):
-            worker = self._subjects.parse_work(subject).worker
+        counts = await self._messaging.subject_counts(stream, self._subjects.work_filter(self._pool))
+        placed = {self._subjects.parse_work(subject).worker for subject in counts}
+        live = set(self._members.workers(self._pool))
+        # One that died with nothing to do has left no message, only its consumers.
+        for worker in sorted(placed | (self._seen - live)):
             if self._members.worker_live(self._pool, worker) or not await self._members.worker_gone(self._pool, worker):
                 continue
             moved = await self._mover.move_all(worker, died=True, reason="worker_gone")
             await self._messaging.delete_consumer(stream, self._subjects.work_consumer(worker))
+            own_jobs = self._subjects.prefill_consumer(self._pool, worker)
+            await self._messaging.delete_consumer(self._subjects.stream("PREFILL"), own_jobs)
+            self._seen.discard(worker)
             if moved:
                 log.warning("worker.work_moved", worker=worker, pool=self._pool, moved=moved)
+        self._seen |= live

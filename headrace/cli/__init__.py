@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from headrace.cli.chaos import add_chaos
+from headrace.cli.letters import add_dlq
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.texts import MAIN
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version, show_help
@@ -54,6 +56,8 @@ def build_parser(*, streams: bool = False, bench: bool = False, replay: bool = F
     add_streams(commands, complete=streams)
     add_bench(commands, complete=bench)
     add_replay(commands, complete=replay)
+    add_dlq(commands)
+    add_chaos(commands)
     add_model(commands)
     add_config(commands)
     add_version(commands)

@@ -13,6 +13,7 @@ MAIN = f"""examples:
   headrace worker --engine vllm --model M --nats nats://broker:4222
   headrace router --nats nats://broker:4222
   headrace streams status
+  headrace dlq ls                                 requests that were taken out of service
 
 Every setting is a flag, an environment variable HEADRACE_… or a key of a TOML file (--config, HEADRACE_CONFIG or
 ./headrace.toml), in this order; `headrace config` shows what is in force. Durations are seconds.
@@ -71,3 +72,23 @@ EXPLAIN = """example:
 
 The id is the one of the answer (`id` without its prefix `chatcmpl-` or `cmpl-`, which may stay). Asks every live router; each
 remembers its last decisions only."""
+
+
+DLQ = """examples:
+  headrace dlq ls --nats nats://broker:4222
+  headrace dlq show 17
+  headrace dlq retry 17 --keep                    once more, as a new request; the answer is printed here
+  headrace dlq drop 17 18
+  headrace dlq drop --older-than 604800
+
+A letter is named by its number or by the id of its request. A request that crashed three workers may crash three more when it
+is run again."""
+
+CHAOS = """examples:
+  headrace chaos --minutes 3 --seed 7
+  headrace chaos --mode disagg --fault 'prefill kill' --fault 'nats restart'
+
+Brings up a deployment of its own on this machine and takes it down again; it touches no other one. The same seed gives the same
+faults and requests; what they meet differs from run to run. Every answer is compared with what the simulator must say.
+
+exit codes: 0 every promise was kept, 1 one was broken (the report names it, and where the logs are)"""

@@ -21,7 +21,7 @@ WHERE = {
     "a_missing_consumer_is_made_again": ("colourful", 12),
     "a_payload_is_waited_for": ("spills", 0),
     "an_abort_names_a_run": ("colourful", 1),
-    "an_end_is_confirmed_before_it_is_acked": ("norouter", 84),
+    "an_end_is_confirmed_before_it_is_acked": ("norouter", 434),
     "an_unanswered_end_is_sent_again": ("engines", 0),
     "a_lapsed_worker_asks_its_judges": ("lapsecrash", 1),
     "a_job_in_its_last_life_runs_alone": ("twopoison", 5),

@@ -1,0 +1,158 @@
+"""The account of a run under faults: every request that was sent, how it ended, and whether that was allowed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OPEN = "open"
+    ANSWERED = "answered"  # once, and exactly right
+    CANCELLED = "cancelled"  # by its client, on purpose; what had come was right
+    REFUSED = "refused"  # with a typed error that says to try again, before anything was sent
+    UNREACHED = "unreached"  # nobody listened: the frontend was down
+    CUT = "cut"  # its frontend died or left, and the answer with it
+    POISONED = "poisoned"  # three workers crashed under it
+    LOST = "lost"  # no end, or an end without a reason
+    FAILED = "failed"  # any other error
+    WRONG = "wrong"  # text, counts or finish reason are not those of the undisturbed run
+    DUPLICATED = "duplicated"  # tokens came twice
+    MISSING = "missing"  # tokens were left out
+
+
+FINE = (Outcome.ANSWERED, Outcome.CANCELLED, Outcome.REFUSED)
+# What is fine only while the frontend that had it was down.
+FRONTENDS_OWN = (Outcome.UNREACHED, Outcome.CUT)
+BROKEN = (Outcome.OPEN, Outcome.LOST, Outcome.FAILED, Outcome.WRONG, Outcome.DUPLICATED, Outcome.MISSING)
+POISON_CRASHES = 3
+AT_ONCE_S = 0.25
+PIECE = 24  # characters
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request. Times are seconds of one monotonic clock; `came`: when each piece of its stream did."""
+
+    number: int
+    frontend: str
+    began_s: float
+    stream: bool = False
+    id: str = ""
+    ended_s: float = 0.0
+    outcome: Outcome = Outcome.OPEN
+    detail: str = ""
+    came: list[float] = field(default_factory=list)
+
+    def end(self, outcome: Outcome, now_s: float, detail: str = "") -> None:
+        self.outcome, self.ended_s, self.detail = outcome, now_s, detail
+
+    def open_between(self, first_s: float, last_s: float) -> bool:
+        return self.began_s <= last_s and (self.outcome is Outcome.OPEN or self.ended_s >= first_s)
+
+
+@dataclass(slots=True)
+class Injury:
+    """A fault that was made. `over_s`: when its victim ran again, or is meant to; `held`: the requests that the victim had in
+    hand, None where that is everybody's; `crash`: a worker died under its work."""
+
+    kind: str
+    victim: str
+    at_s: float
+    over_s: float = float("inf")
+    held: frozenset[str] | None = None
+    crash: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where an answer leaves what it must be. `sure`: enough has come to tell a repetition from a hole from anything else."""
+
+    outcome: Outcome
+    detail: str
+    sure: bool
+
+
+def divergence(got: str, expected: str) -> Divergence | None:
+    """What is wrong with the beginning `got` of an answer; None = nothing, so far."""
+    if expected.startswith(got):
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
+    piece = got[at : at + PIECE]
+    detail = f"at character {at}: got {piece!r}, expected {expected[at : at + PIECE]!r}"
+    # Words are drawn from thousands, so that a piece of this length stands in one place only.
+    if piece in expected[: at + len(piece) - 1]:
+        outcome = Outcome.DUPLICATED
+    else:
+        outcome = Outcome.MISSING if piece in expected[at:] else Outcome.WRONG
+    return Divergence(outcome, detail, sure=len(piece) == PIECE)
+
+
+class Ledger:
+    """All entries of a run and the faults that were made meanwhile."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.injuries: list[Injury] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def begin(self, entry: Entry) -> Entry:
+        self.entries.append(entry)
+        return entry
+
+    def injure(self, injury: Injury) -> Injury:
+        self.injuries.append(injury)
+        return injury
+
+    def counts(self) -> Counter[Outcome]:
+        return Counter(entry.outcome for entry in self.entries)
+
+    def broken(self) -> list[Entry]:
+        """Those whose end breaks a promise."""
+        return [entry for entry in self.entries if not self._allowed(entry)]
+
+    def _allowed(self, entry: Entry) -> bool:
+        if entry.outcome in FINE:
+            return True
+        if entry.outcome in FRONTENDS_OWN:
+            return any(
+                injury.victim == entry.frontend and entry.open_between(injury.at_s, injury.over_s) for injury in self.injuries
+            )
+        if entry.outcome is Outcome.POISONED:
+            crashes = sum(injury.crash and entry.open_between(injury.at_s, injury.at_s) for injury in self.injuries)
+            return crashes >= POISON_CRASHES
+        return False
+
+    def pauses(self) -> dict[str, list[float]]:
+        """Kind of fault → for every stream that it touched, the longest pause between two pieces, in seconds.
+
+        A pause belongs to the last fault that was made before the piece ahead of it had come, or right after that.
+        """
+        found: dict[str, list[float]] = {}
+        ends = [injury.at_s - AT_ONCE_S for injury in self.injuries[1:]]
+        for injury, until_s in zip(self.injuries, [*ends, float("inf")], strict=False):
+            for entry in self.entries:
+                if injury.held is not None and entry.id not in injury.held:
+                    continue
+                came = entry.came
+                gaps = [b - a for a, b in pairwise(came) if injury.at_s - AT_ONCE_S <= a < until_s]
+                if came and came[0] < injury.at_s < came[-1] and gaps:
+                    found.setdefault(injury.kind, []).append(max(gaps))
+        return found
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed; 0 without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    rank = -(-share * len(ordered) // 1)  # rounded up
+    return ordered[max(0, min(len(ordered), int(rank)) - 1)]

@@ -1,0 +1,78 @@
+"""Which fault comes when, drawn from a seed: the same seed and mode give the same faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Act = Literal["kill", "freeze", "drain", "restart"]
+Part = Literal["worker", "prefill", "router", "frontend", "nats"]
+
+# A kind is part and act; its weight says how often it comes.
+KINDS: dict[str, float] = {
+    "worker kill": 4,
+    "worker freeze": 3,
+    "worker drain": 2,
+    "prefill kill": 3,
+    "prefill freeze": 2,
+    "prefill drain": 1,
+    "router kill": 2,
+    "router freeze": 2,
+    "router drain": 1,
+    "routers kill": 1,  # all of them
+    "frontend kill": 1,
+    "frontend freeze": 1,
+    "frontend drain": 1,
+    "nats restart": 2,  # killed, and started again
+    "nats freeze": 1,
+}
+_DURATION_S = {"freeze": (0.5, 8.0), "restart": (1.0, 10.0)}
+_LONGEST_NATS_FREEZE_S = 4.0
+_SECOND_AT_ONCE = 0.2  # share of faults that come while the last one is still being mended
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `pick` chooses among those that can be hit. `duration_s`: of a freeze or an outage. `gap_s`: before it.
+
+    `settled`: it comes only after everything is well again, not beside the last one.
+    """
+
+    kind: str
+    pick: int
+    duration_s: float
+    gap_s: float
+    settled: bool
+
+    @property
+    def part(self) -> str:
+        return self.kind.partition(" ")[0]
+
+    @property
+    def act(self) -> str:
+        return self.kind.partition(" ")[2]
+
+
+def kinds_of(mode: str) -> list[str]:
+    """Those that make sense: there are prefill workers in the mode `disagg` only."""
+    return [kind for kind in KINDS if mode == "disagg" or not kind.startswith("prefill")]
+
+
+def draw_faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
+    """Without end. Each kind comes once, in any order, before any comes twice."""
+    rng = random.Random(f"faults {seed}")  # noqa: S311  # a schedule, not a secret
+    first = rng.sample(list(kinds), len(kinds))
+    while True:
+        kind = first.pop() if first else rng.choices(list(kinds), [KINDS[kind] for kind in kinds])[0]
+        least, most = _DURATION_S.get(kind.partition(" ")[2], (0.0, 0.0))
+        if kind == "nats freeze":
+            most = _LONGEST_NATS_FREEZE_S
+        yield Fault(
+            kind=kind,
+            pick=rng.getrandbits(16),
+            duration_s=round(rng.uniform(least, most), 2),
+            gap_s=round(rng.uniform(1.0, 4.0), 2),
+            settled=rng.random() >= _SECOND_AT_ONCE,
+        )

@@ -1,0 +1,66 @@
+"""`headrace chaos`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from headrace.cli import texts
+
+
+def add_chaos(commands: Any) -> None:
+    """`headrace chaos`."""
+    text = "kill, freeze and drain the parts of a deployment under load, and account for every request"
+    chaos = commands.add_parser(
+        "chaos",
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=texts.CHAOS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = chaos.add_argument
+    add("--minutes", type=float, default=3.0, metavar="N", help="how long faults are made (default: 3)")
+    add("--seed", type=int, default=0, metavar="S", help="of the faults and the requests (default: 0)")
+    add("--engine", choices=("sim",), default="sim", help="the simulator, whose answers are known beforehand")
+    add("--mode", choices=("aggregated", "disagg"), default="aggregated", help="disagg: prefill and decode workers apart")
+    add("--workers", type=int, default=3, metavar="N", help="workers that answer requests (default: 3)")
+    add("--prefill-workers", type=int, default=2, metavar="N", help="with --mode disagg (default: 2)")
+    add("--routers", type=int, default=2, metavar="N", help="default: 2")
+    add("--frontends", type=int, default=2, metavar="N", help="default: 2")
+    add("--clients", type=int, default=8, metavar="N", help="requests that are open at once (default: 8)")
+    add(
+        "--fault",
+        action="append",
+        metavar="KIND",
+        dest="kinds",
+        help="only this kind, as in 'worker kill'; may be given again (default: all)",
+    )
+    add("--folder", metavar="DIR", help="for data and logs (default: a temporary one, kept if a promise was broken)")
+    add("--log-level", choices=("info", "warning"), default="warning", help="info: say what is done to whom (default: warning)")
+    add("--json", action="store_true", help="as JSON")
+    chaos.set_defaults(run=_run, prog="headrace chaos")
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from headrace.chaos.deployment import Shape
+    from headrace.chaos.run import ChaosOptions, run_chaos
+
+    shape = Shape(
+        mode=parsed.mode,
+        workers=parsed.workers,
+        prefill_workers=parsed.prefill_workers,
+        routers=parsed.routers,
+        frontends=parsed.frontends,
+    )
+    options = ChaosOptions(
+        minutes=parsed.minutes,
+        seed=parsed.seed,
+        clients=parsed.clients,
+        shape=shape,
+        kinds=tuple(parsed.kinds) if parsed.kinds else None,
+        folder=Path(parsed.folder) if parsed.folder else None,
+    )
+    return run_chaos(options, as_json=parsed.json, log_level=parsed.log_level)
