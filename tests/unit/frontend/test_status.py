@@ -10,6 +10,7 @@ import pytest
 import structlog
 from openai.types import Model
 
+from broker import metrics as broker_metrics
 from tests.unit.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend, get, post
 
 
@@ -55,6 +56,15 @@ async def test_health_shows_the_broker_and_the_workers_of_each_model() -> None:
     ingress.ready = False
     call = await get(built.app, "/health")
     assert (call.status, call.json()["broker"]) == (503, {"ready": False})
+
+
+async def test_metrics_show_what_the_job_protocol_counts() -> None:
+    broker_metrics.REFUSED.labels("a test").inc()
+    text = (await get(frontend(FakeIngress()).app, "/metrics")).body.decode()
+    assert 'headrace_ingress_refused_total{reason="a test"} 1.0' in text
+    for name in ("headrace_ingress_submitted_total", "headrace_ingress_open_requests", "headrace_broker_lease_lapses_total"):
+        assert text.count(f"# TYPE {name} ") == 1
+    assert text.count("# TYPE process_cpu_seconds_total") == 1
 
 
 async def test_metrics_count_requests_tokens_and_times() -> None:
