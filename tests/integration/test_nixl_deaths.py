@@ -15,7 +15,7 @@ from workers.nixl.agent import Agent
 from workers.nixl.arena import Arena
 from workers.nixl.errors import BadCard, BlocksBusy, PeerUnknown
 
-pytestmark = needs_nixl
+pytestmark = [needs_nixl, pytest.mark.fault]
 
 BLOCKS = 192
 BLOCK_BYTES = 1 << 20  # large enough that no transfer of all blocks ends within its first turn

@@ -68,12 +68,14 @@ def test_without_faults_long_prompts_are_computed_elsewhere(small: Scenario) -> 
     assert cluster.fetched == 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.timeout(36000 if SEEDS > 100 else 120)
 def test_every_request_is_answered_right_and_no_block_is_kept(name: str) -> None:
     assert assert_holds(SCENARIOS[name], range(SEEDS)) > 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", INJECTED)
 @pytest.mark.parametrize("small", [SMALL, SMALL_ROOM], ids=lambda one: one.name)
 @pytest.mark.timeout(36000 if EVERY == 1 else 120)
