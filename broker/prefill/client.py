@@ -20,7 +20,7 @@ from broker.errors import WireError
 from broker.members import Members
 from broker.messages import WorkerMember
 from broker.moving import message_ttl_s
-from broker.prefill.errors import PrefillFailed
+from broker.prefill.errors import FailReason, PrefillFailed
 from broker.prefill.messages import (
     PrefillCheck,
     PrefillDone,
@@ -222,6 +222,6 @@ class PrefillClient:
                 return PrefillState(state="held")
         raise self._failed(asked.job.job, "peer_lost", f"prefill worker {asked.worker} does not answer")
 
-    def _failed(self, job: str, reason: object, message: str) -> PrefillFailed:
+    def _failed(self, job: str, reason: FailReason, message: str) -> PrefillFailed:
         by = self.settle(job)
-        return PrefillFailed(reason, message, worker=by)  # type: ignore[arg-type]
+        return PrefillFailed(reason, message, worker=by)

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -120,7 +121,7 @@ class PrefillServer:
                     spec.stream,
                     spec.name,
                     self._on_delivery,
-                    on_missing=lambda spec=spec: messaging.ensure_consumer(spec),  # type: ignore[misc]
+                    on_missing=partial(messaging.ensure_consumer, spec),
                 )
             )
 
