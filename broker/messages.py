@@ -107,6 +107,22 @@ class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
     session_id: str | None = None
     media: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}  # handed to the engine as it is
+    parse: Parsing | None = None  # None = the answer is plain text
+
+
+class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How the worker is to take an answer apart into reasoning, content and tool calls.
+
+    `tools` and `choice` are as OpenAI's chat API has them; `whole`: nobody reads along, so everything may come at the end.
+    """
+
+    tools: list[dict[str, Any]] = []
+    choice: str | dict[str, Any] = "auto"  # auto, none, required, or {"type": "function", "function": {"name": …}}
+    parallel: bool = True  # more than one call
+    reasoning: bool = True  # hand it out; if not it is left out, not taken for content
+    whole: bool = False
+    template_kwargs: dict[str, Any] = {}  # what the chat template was given: some of it turns reasoning on and off
+    calls_before: int = 0  # tool calls in the conversation so far: some families number them
 
 
 class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -135,6 +151,23 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: list[tuple[int, bytes, float]] = []
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A piece of an answer that was taken apart: [kind, text, index, id, name].
+
+    `text` of kind `tool` is a piece of the arguments of call `index`; its first piece brings `id` and `name`.
+    """
+
+    kind: Literal["content", "reasoning", "tool"]
+    text: str = ""
+    index: int = 0
+    id: str | None = None
+    name: str | None = None
+
+
+Text = str | list[Part]
+"""What a token released: plain text, or, where the request asked for parsing, parts. Never both in one answer."""
+
+
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a job ended without a full answer. `code` is `broker.errors.JobError.code`."""
 
@@ -146,21 +179,24 @@ class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """The end of one choice. `tail` is text held back until it was clear that no stop string would come of it."""
+    """The end of one choice. `tail` is text held back until it was clear what it is part of."""
 
     reason: FinishReason
     stop: str | int | None = None  # the stop string or stop token that matched
-    tail: str = ""
+    tail: Text = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0  # of the completion tokens, as far as the parser can tell
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token, None for the first
+    vector: bytes = b""  # what pooling gave, f32 little endian
     fault: JobFault | None = None
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one engine step gave one choice: [id, attempt, run, choice, offset, ids, texts, logprobs, fin].
 
-    `offset` counts the tokens of this choice before `ids`; `texts` has one string per id, empty while text is held back.
+    `offset` counts the tokens of this choice before `ids`; `texts` has one entry per id, empty while text is held back.
     """
 
     id: str
@@ -169,7 +205,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     choice: int
     offset: int
     ids: list[int]
-    texts: list[str]
+    texts: list[Text]
     logprobs: list[TokenLogprob] | None = None
     fin: Finish | None = None
 

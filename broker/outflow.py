@@ -6,7 +6,7 @@ import asyncio
 
 from broker.executor import Executor
 from broker.frames import FrameSender
-from broker.messages import Finish, JobFault, Row, TokenLogprob
+from broker.messages import Finish, JobFault, Row, Text, TokenLogprob
 from broker.protocol.runs import Run, RunState
 from jetstream.lease import LeaseKeeper
 
@@ -37,7 +37,7 @@ class Outflow:
         run: Run,
         choice: int,
         ids: list[int],
-        texts: list[str],
+        texts: list[Text],
         *,
         logprobs: list[TokenLogprob] | None = None,
         fin: Finish | None = None,

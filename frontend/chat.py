@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from frontend.decode import decode_body
-from frontend.errors import BadRequest
+from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
-from frontend.planning import Plan, Wishes, check_choices, check_kind, fit_of, make_plan
+from frontend.planning import Draft, Plan, Wishes, check_choices, check_kind, fit_of, make_draft, make_plan
 from frontend.sampling import refuse_unsupported, unsupported
 from frontend.schema.chat import ChatRequest, Message
 from frontend.settings import FrontendSettings
@@ -26,10 +26,19 @@ class ChatApi:
     def __init__(self, shelf: ModelShelf, settings: FrontendSettings) -> None:
         self._shelf = shelf
         self._settings = settings
+        self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = decode_body(_decoder, body)
+        draft, wishes = await self.draft(request, exchange, id_prefix="chatcmpl-")
+        return make_plan(request, draft, wishes, CHAT_EVENTS)
+
+    async def draft(self, request: ChatRequest, exchange: Exchange, *, id_prefix: str) -> tuple[Draft, Wishes]:
+        """The conversation as jobs: what every API that speaks in messages comes down to.
+
+        Raises a FrontendError or an AdmissionError.
+        """
         _refuse(request)
         check_choices(request.n or 1, 1, self._settings)
         messages = plain_messages(request.messages)
@@ -57,13 +66,12 @@ class ChatApi:
             salt=request.cache_salt,
         )
         wishes = Wishes(
-            form=CHAT_EVENTS,
-            id_prefix="chatcmpl-",
+            id_prefix=id_prefix,
             prompts=[prompt],
             wanted=wanted,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
-        return make_plan(request, exchange, model, self._settings, wishes)
+        return make_draft(request, exchange, model, self._settings, wishes), wishes
 
 
 def _refuse(request: ChatRequest) -> None:

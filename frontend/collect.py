@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from broker.messages import Finish, Row, TokenLogprob
+from broker.said import plain
 from frontend.logprobs import LogprobWriter
 from frontend.schema.answers import UNSET, ChatAnswer, ChatChoice, ChatMessage, CompletionAnswer, CompletionChoice
 from frontend.sse import Head
 from frontend.usage import Tally
+from frontend.writing import WholeWriter
 
 
 @dataclass(slots=True)
@@ -22,8 +24,8 @@ class _Choice:
     fin: Finish | None = None
 
 
-class Collector:
-    """Gathers the rows of one request. `open` counts the choices that have not ended."""
+class Collector(WholeWriter):
+    """The answers of chat and completions."""
 
     def __init__(
         self,
@@ -49,14 +51,14 @@ class Collector:
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             choice = self._choices[row.choice]
-            choice.texts += row.texts
+            choice.texts.append(plain(row.texts))
             choice.ids += row.ids
             if row.logprobs:
                 choice.logprobs += row.logprobs
             self._tally.completion += len(row.ids)
             if (fin := row.fin) is not None:
                 if fin.tail:
-                    choice.texts.append(fin.tail)
+                    choice.texts.append(plain([fin.tail]))
                 choice.fin = fin
                 self.open -= 1
                 self._tally.end(row.choice, fin)

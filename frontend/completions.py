@@ -8,9 +8,9 @@ import msgspec
 
 from broker.codec import unpack_u32
 from frontend.decode import decode_body
-from frontend.errors import BadRequest
+from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
-from frontend.planning import Plan, Wishes, check_choices, check_kind, fit_of, make_plan
+from frontend.planning import Plan, Wishes, check_choices, check_kind, fit_of, make_draft, make_plan
 from frontend.sampling import refuse_unsupported, unsupported
 from frontend.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from frontend.settings import FrontendSettings
@@ -27,6 +27,7 @@ class CompletionApi:
     def __init__(self, shelf: ModelShelf, settings: FrontendSettings) -> None:
         self._shelf = shelf
         self._settings = settings
+        self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
@@ -45,14 +46,13 @@ class CompletionApi:
                 for p, e in zip(prompts, encoded, strict=True)
             ]
         wishes = Wishes(
-            form=COMPLETION_EVENTS,
             id_prefix="cmpl-",
             prompts=encoded,
             wanted=wanted,
             top_logprobs=request.logprobs,
-            echo=echo,
         )
-        return make_plan(request, exchange, model, self._settings, wishes)
+        draft = make_draft(request, exchange, model, self._settings, wishes)
+        return make_plan(request, draft, wishes, COMPLETION_EVENTS, echo=echo)
 
     async def _encode(self, prompt: str | list[int], request: CompletionRequest, model: ReadyModel, wanted: int) -> Prompt:
         fit = fit_of(request, model, wanted=wanted, param="prompt")

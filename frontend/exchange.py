@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from broker.jobs import new_id
 from frontend.errors import BodyTimeout, BodyTooLarge, FrontendError
 from frontend.settings import FrontendSettings
+from frontend.writing import ErrorForm
 
 REQUEST_ID = b"x-request-id"
 
@@ -89,11 +90,11 @@ class Exchange:
         await self._start(status, [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def send_error(self, error: FrontendError) -> None:
+    async def send_error(self, error: FrontendError, *, form: ErrorForm = FrontendError.body) -> None:
         headers = error.headers()
         if isinstance(error, (BodyTooLarge, BodyTimeout)):
             headers.append((b"connection", b"close"))  # the rest of the body is not read
-        await self.send_json(error.body(), status=error.status, headers=headers)
+        await self.send_json(form(error), status=error.status, headers=headers)
 
     async def start_stream(self) -> None:
         await self._start(200, _SSE)

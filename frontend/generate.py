@@ -14,7 +14,6 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from broker.messages import Row
-from frontend.collect import Collector
 from frontend.errors import Draining, FrontendError, translate
 from frontend.exchange import ClientGone, DisconnectWatch, Exchange
 from frontend.explaining import Explained
@@ -24,7 +23,8 @@ from frontend.metrics import Metrics
 from frontend.planning import Plan
 from frontend.ports import Answer, JobPort
 from frontend.settings import FrontendSettings
-from frontend.sse import KEEPALIVE, EventWriter, error_event
+from frontend.sse import KEEPALIVE
+from frontend.writing import ErrorForm, StreamWriter, WholeWriter
 
 log = structlog.get_logger()
 
@@ -33,6 +33,9 @@ LAST_WORDS_S = 1.0
 
 class Api(Protocol):
     """One way to ask for generation (chat, completions, …)."""
+
+    @property
+    def error_form(self) -> ErrorForm: ...
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan: ...
 
@@ -57,6 +60,7 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         began = time.perf_counter()
+        plan: Plan | None = None
         try:
             body = await exchange.read_body(self._settings)
             self._metrics.body_bytes.series().observe(len(body))
@@ -72,9 +76,9 @@ class GenerationEndpoint:
             # the server's grace period is over: say so instead of just closing the connection
             with contextlib.suppress(TimeoutError):  # a client that does not read cannot be told
                 async with asyncio.timeout(LAST_WORDS_S):
-                    await self._fail(exchange, Draining())
+                    await self._fail(exchange, Draining(), plan)
         except Exception as error:
-            await self._fail(exchange, error)
+            await self._fail(exchange, error, plan)
 
     async def _answer(self, plan: Plan, exchange: Exchange, watch: DisconnectWatch, began: float) -> None:
         model = plan.jobs[0].card.model
@@ -98,13 +102,13 @@ class GenerationEndpoint:
     async def _deliver(self, plan: Plan, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace) -> None:
         if plan.jobs[0].explain:
             answer = Explained(answer, self._port, plan.jobs[0].id, exchange)
-        if isinstance(plan.writer, EventWriter):
+        if isinstance(plan.writer, StreamWriter):
             await self._stream(plan.writer, answer, exchange, watch, pace)
         else:
             await self._collect(plan.writer, answer, exchange, watch, pace)
 
     async def _stream(
-        self, writer: EventWriter, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
+        self, writer: StreamWriter, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
     ) -> None:
         keepalive_s = self._settings.sse_keepalive_s
         rows = await answer.rows()
@@ -132,7 +136,7 @@ class GenerationEndpoint:
                 await exchange.send_events(KEEPALIVE)
 
     async def _collect(
-        self, writer: Collector, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
+        self, writer: WholeWriter, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
     ) -> None:
         while writer.open:
             rows = await answer.rows()
@@ -143,15 +147,15 @@ class GenerationEndpoint:
         watch.stop()
         await exchange.send_json(writer.body())
 
-    async def _fail(self, exchange: Exchange, error: BaseException) -> None:
+    async def _fail(self, exchange: Exchange, error: BaseException, plan: Plan | None) -> None:
         told = translate(error)
         exchange.scope["headrace.outcome"] = told.code
         if type(told) is FrontendError:
             log.error("request.crashed", request_id=exchange.scope.get("headrace.request_id"), exc_info=error)
-        if exchange.started:
-            await exchange.send_events(error_event(told), more=False)
-        else:
-            await exchange.send_error(told)
+        if not exchange.started:
+            await exchange.send_error(told, form=self._api.error_form)
+        elif plan is not None and isinstance(plan.writer, StreamWriter):
+            await exchange.send_events(plan.writer.failure(told), more=False)
 
 
 class _Pace:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from broker.codec import unpack_u32
 from broker.jobs import Job
-from broker.messages import Generation
+from broker.messages import Generation, Parsing
 from frontend.collect import Collector
 from frontend.errors import BadRequest
 from frontend.exchange import Exchange
@@ -21,6 +21,7 @@ from frontend.shelf import ReadyModel
 from frontend.sse import EventForm, EventOptions, EventWriter, Head
 from frontend.tokenize import Fit, Prompt
 from frontend.usage import Tally
+from frontend.writing import StreamWriter, WholeWriter
 from jetstream.subjects import tenant_token
 
 TENANT_HEADER = b"x-headrace-tenant"
@@ -30,23 +31,33 @@ URGENT_TIERS = frozenset({"priority"})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`writer` is an EventWriter exactly when the client asked for a stream."""
+    """What to run, and what turns its rows into an answer: a stream exactly when the client asked for one."""
 
     jobs: list[Job]
-    writer: EventWriter | Collector
+    writer: StreamWriter | WholeWriter
     tally: Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A plan whose answer has no shape yet. `choices` counts those of all jobs."""
+
+    jobs: list[Job]
+    head: Head
+    tally: Tally
+    model: ReadyModel
+    choices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
     """What the request asks for, in the terms all APIs share. `top_logprobs` None = no log probabilities at all."""
 
-    form: EventForm
     id_prefix: str
     prompts: Sequence[Prompt]
     wanted: int | None  # tokens per choice; None = as many as fit
     top_logprobs: int | None = None
-    echo: Sequence[str] = ()  # one per prompt, or empty
+    parse: Parsing | None = None
 
 
 def fit_of(request: GenerationRequest, model: ReadyModel, *, wanted: int | None, param: str) -> Fit:
@@ -70,17 +81,24 @@ def check_choices(n: int, prompts: int, settings: FrontendSettings) -> None:
         raise BadRequest(f"at most {settings.max_choices} choices in one request, this one asks for {n * prompts}", param=param)
 
 
-def make_plan(
+def make_draft(
     request: GenerationRequest, exchange: Exchange, model: ReadyModel, settings: FrontendSettings, wishes: Wishes
-) -> Plan:
+) -> Draft:
     """Raises BadRequest."""
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options is only allowed when stream is true", param="stream_options")
     n = request.n or 1
     jobs = _jobs(request, exchange, model, settings, wishes)
     head = Head(f"{wishes.id_prefix}{jobs[0].id}", int(time.time()), model.card.model, model.fingerprint)
     tally = Tally([p.tokens for p in wishes.prompts], n)
-    total = n * len(jobs)
+    return Draft(jobs=jobs, head=head, tally=tally, model=model, choices=n * len(jobs))
+
+
+def make_plan(request: GenerationRequest, draft: Draft, wishes: Wishes, form: EventForm, *, echo: Sequence[str] = ()) -> Plan:
+    """The answer of chat and completions. `echo` has one text per prompt, or is empty."""
+    n, total = request.n or 1, draft.choices
     per_choice = [i // n for i in range(total)]
-    echo = [wishes.echo[p] for p in per_choice] if wishes.echo else []
+    echoes = [echo[p] for p in per_choice] if echo else []
     prompt_ids = []
     if request.return_token_ids:
         unpacked = [unpack_u32(p.packed) for p in wishes.prompts]
@@ -88,9 +106,9 @@ def make_plan(
     logprobs = None
     if wishes.top_logprobs is not None:
         as_ids = bool(request.return_tokens_as_token_ids)
-        logprobs = LogprobWriter(wishes.top_logprobs, choices=total, as_ids=as_ids, start=[len(e) for e in echo])
+        logprobs = LogprobWriter(wishes.top_logprobs, choices=total, as_ids=as_ids, start=[len(e) for e in echoes])
     token_ids = bool(request.return_token_ids)
-    writer: EventWriter | Collector
+    writer: StreamWriter | WholeWriter
     if request.stream:
         wanted = request.stream_options
         usage = bool(wanted and wanted.include_usage)
@@ -100,15 +118,19 @@ def make_plan(
             token_ids=token_ids,
             logprobs=logprobs,
         )
-        writer = EventWriter(wishes.form, head, tally, choices=total, options=options, echo=echo, prompt_ids=prompt_ids)
+        writer = EventWriter(form, draft.head, draft.tally, choices=total, options=options, echo=echoes, prompt_ids=prompt_ids)
     else:
-        if request.stream_options is not None:
-            raise BadRequest("stream_options is only allowed when stream is true", param="stream_options")
-        chat = wishes.form.chat
         writer = Collector(
-            head, tally, choices=total, chat=chat, logprobs=logprobs, token_ids=token_ids, echo=echo, prompt_ids=prompt_ids
+            draft.head,
+            draft.tally,
+            choices=total,
+            chat=form.chat,
+            logprobs=logprobs,
+            token_ids=token_ids,
+            echo=echoes,
+            prompt_ids=prompt_ids,
         )
-    return Plan(jobs, writer, tally)
+    return Plan(draft.jobs, writer, draft.tally)
 
 
 def _jobs(
@@ -136,6 +158,7 @@ def _jobs(
             cache_salt=request.cache_salt,
             session_id=routing.session or None,
             extra=request.vllm_xargs or {},
+            parse=wishes.parse,
         )
         jobs.append(
             Job(

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from broker.messages import Finish, Row
+from broker.said import plain
 from frontend.errors import FrontendError
 from frontend.logprobs import LogprobWriter
 from frontend.usage import Tally
+from frontend.writing import StreamWriter
 
 _encode = msgspec.json.Encoder().encode
 
@@ -65,13 +67,8 @@ class EventOptions:
     logprobs: LogprobWriter | None = None
 
 
-def error_event(error: FrontendError) -> bytes:
-    """Ends a stream whose status was sent long ago. No [DONE] follows: the answer is not complete."""
-    return b"data: " + error.body() + b"\n\n"
-
-
-class EventWriter:
-    """Turns the rows of one request into events. `open` counts the choices that have not ended."""
+class EventWriter(StreamWriter):
+    """The events of chat and completions."""
 
     def __init__(
         self,
@@ -133,12 +130,12 @@ class EventWriter:
             if first is not None and (opening := first[choice]) is not None:
                 add(opening)
                 first[choice] = None
-            texts = row.texts
+            texts = cast("list[str]", row.texts)  # nothing was taken apart here
             text = texts[0] if len(texts) == 1 else "".join(texts)
             tally.completion += len(row.ids)
             fin = row.fin
             if fin is not None and fin.tail:
-                text += fin.tail
+                text += plain([fin.tail])
             if not simple:
                 if text or row.ids:
                     add(self._full(choice, row, text))
@@ -156,6 +153,10 @@ class EventWriter:
             return DONE
         usage = b'"choices":[],"usage":' + _encode(self._tally.usage()) + b"}\n\n"
         return self._start + self._fingerprint + usage + DONE
+
+    def failure(self, error: FrontendError) -> bytes:
+        """No [DONE] follows: the answer is not complete."""
+        return b"data: " + error.body() + b"\n\n"
 
     def _full(self, choice: int, row: Row, text: str) -> bytes:
         """An event with more than text in it."""

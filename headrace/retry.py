@@ -19,6 +19,7 @@ from broker.errors import AdmissionError, JobError, PoisonJob, UnknownModel, Wir
 from broker.ingress import Ingress
 from broker.jobs import Job, new_id
 from broker.messages import Envelope, Generation
+from broker.said import plain
 from broker.stream import JobStream
 from headrace.asking import connected
 from headrace.dlq import find_letter, letters
@@ -51,10 +52,10 @@ class _Answer:
         while rows := await stream.rows():
             for row in rows:
                 choice = self.choices[row.choice]
-                text = "".join(row.texts)
+                text = plain(row.texts)
                 choice.tokens += len(row.ids)
                 if row.fin is not None:
-                    text += row.fin.tail
+                    text += plain([row.fin.tail])
                     choice.finish = row.fin.reason
                 choice.text += text
                 if self._live:

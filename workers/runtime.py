@@ -16,7 +16,7 @@ import structlog
 
 from broker.codec import decode, unpack_u32, unpack_u64
 from broker.errors import WireError
-from broker.messages import Finish, FinishReason, Generation, JobFault, LoadReport, PrefillDecision
+from broker.messages import Finish, FinishReason, Generation, JobFault, LoadReport, PrefillDecision, Text
 from broker.protocol.runs import Run
 from broker.worker import WorkerSession
 from workers import metrics
@@ -412,7 +412,7 @@ class Runtime:
         choice.plain = choice.first_s > 0.0 and not choice.generation.stop
         push = choice.push
         finish = output.finish
-        texts = []
+        texts: list[Text] = []
         for index, token in enumerate(ids):
             if finish == "stop" and index == len(ids) - 1 and not choice.generation.include_stop:
                 texts.append("")  # the stop token itself is not part of the answer
@@ -442,7 +442,7 @@ class Runtime:
             choice.told.append(True)
             session.prefilled(choice.run, max(0, computed))
 
-    def _stopped_by_string(self, choice: ChoiceRun, ids: list[int], texts: list[str], output: Output) -> None:
+    def _stopped_by_string(self, choice: ChoiceRun, ids: list[int], texts: list[Text], output: Output) -> None:
         if output.finish is None:
             self._commands.put_nowait(partial(self._engine.abort, [choice.id]))
         self._finish(choice, ids, texts, "stop", choice.pipeline.stopped, output)
@@ -451,7 +451,7 @@ class Runtime:
         self,
         choice: ChoiceRun,
         ids: list[int],
-        texts: list[str],
+        texts: list[Text],
         reason: FinishReason,
         stop: str | int | None,
         output: Output | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, TokenLogprob
+from broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
 from broker.protocol.crashes import ALONE_FROM, suspected
 from jetstream.ports import Delivery
 
@@ -37,7 +37,7 @@ class ChoiceLog:
     def __init__(self, emitted: list[int], *, settled: bool) -> None:
         self.start = len(emitted)  # tokens that an earlier attempt emitted; their text has been sent long ago
         self.ids = list(emitted)
-        self.texts: list[str] = [""] * len(emitted)
+        self.texts: list[Text] = [""] * len(emitted)
         self.logprobs: list[TokenLogprob] | None = None
         self.sent = 0  # while lapsed: tokens that were sent before
         self.settled = settled  # an earlier attempt finished this choice
@@ -118,7 +118,7 @@ class Run:
         ]
 
     def append(
-        self, choice: int, ids: list[int], texts: list[str], logprobs: list[TokenLogprob] | None, fin: Finish | None
+        self, choice: int, ids: list[int], texts: list[Text], logprobs: list[TokenLogprob] | None, fin: Finish | None
     ) -> Row:
         """Log what a step produced and return it as a row."""
         log = self.choices[choice]
