@@ -11,11 +11,13 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TextIO
 
 from headrace.chaos.client import Address
+from headrace.chaos.link import Link
 from headrace.errors import StartFailed
 from headrace.probe import choose_port, get
 from headrace.process import Child, headrace_command, kill_group
@@ -57,6 +59,8 @@ class Process:
     started: float = 0.0
     frozen: bool = False
     leaving: bool = False
+    link: Link | None = None  # between it and the NATS server
+    cut: bool = False  # or slow
 
     @property
     def pid(self) -> int:
@@ -65,7 +69,7 @@ class Process:
     @property
     def can_be_hurt(self) -> bool:
         """It runs, and nothing else is being done to it."""
-        return self.child is not None and not self.frozen and not self.leaving
+        return self.child is not None and not (self.frozen or self.leaving or self.cut)
 
 
 class Deployment:
@@ -79,6 +83,7 @@ class Deployment:
         self.processes: list[Process] = []
         self._keepers: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._links = AsyncExitStack()
         self._ending = False
 
     async def __aenter__(self) -> Self:
@@ -90,6 +95,9 @@ class Deployment:
             raise StartFailed(f"the NATS server does not start: {error}") from error
         self._keepers = await asyncio.TaskGroup().__aenter__()
         self.processes = self._plan()
+        for process in self.processes:
+            process.link = await self._links.enter_async_context(Link(HOST, self.server.port))
+            process.env = {**process.env, "HEADRACE_NATS_URL": process.link.url}
         self._tasks = [self._keepers.create_task(self._keep(process), name=process.name) for process in self.processes]
         return self
 
@@ -98,6 +106,7 @@ class Deployment:
         for process in self.processes:
             if process.frozen:
                 self.thaw(process)
+            self.mend(process)
         stopping = [p.child.stop(grace_s=_STOP_GRACE_S) for p in self.processes if p.child is not None and p.kind != "frontend"]
         await asyncio.gather(*stopping)
         for task in self._tasks:
@@ -105,6 +114,7 @@ class Deployment:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._keepers is not None:
             await self._keepers.__aexit__(None, None, None)
+        await self._links.aclose()
         for process in self.processes:
             process.log.close()
         self.server.resume()
@@ -132,6 +142,20 @@ class Deployment:
         process.frozen = False
         if process.child is not None:
             kill_group(process.pid, signal.SIGCONT)
+
+    def cut(self, process: Process, *, late_s: float | None = None) -> None:
+        """Its link carries nothing, or, with `late_s`, everything that much later, until `mend`."""
+        if process.link is not None:
+            process.cut = True
+            if late_s is None:
+                process.link.cut()
+            else:
+                process.link.slow(late_s)
+
+    def mend(self, process: Process) -> None:
+        if process.link is not None:
+            process.link.mend()
+        process.cut = False
 
     async def drain(self, process: Process, *, timeout_s: float) -> bool:
         """SIGTERM, and wait for its end. False when it had to be killed."""
@@ -205,7 +229,6 @@ class Deployment:
     def _environment(self) -> dict[str, str]:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         plain |= {
-            "HEADRACE_NATS_URL": self.server.url,
             "HEADRACE_LOG_FORMAT": "json",
             "HEADRACE_WORKER_DRAIN_GRACE_S": f"{self.shape.drain_grace_s:g}",
             "HEADRACE_ROUTER_DRAIN_GRACE_S": f"{self.shape.drain_grace_s:g}",

@@ -1,4 +1,4 @@
-"""Faults as they are made and mended: kills, freezes, drains, and a NATS server that is away for a while."""
+"""Faults as they are made and mended: kills, freezes, drains, partitions, and a NATS server that is away for a while."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from broker.messages import Inspect, Inspection
 from headrace.asking import ask_all
 from headrace.chaos.deployment import Deployment, Process
 from headrace.chaos.ledger import Injury, Ledger
+from headrace.chaos.repeating import repeat
 from headrace.chaos.schedule import Fault
 from headrace.chaos.settling import until_well
 from headrace.control import live_workers
@@ -26,6 +27,8 @@ _WELL_TIMEOUT_S = 60.0
 _DRAIN_TIMEOUT_S = 30.0
 _ASK_TIMEOUT_S = 3.0
 _POLL_S = 0.1
+_LATE_S = 1.2  # each way: an answer comes when more than half of a lease is over
+_STOPS_S, _RUNS_S = 0.25, 0.05
 
 
 class Injuring:
@@ -64,6 +67,8 @@ class Injuring:
         """Whom it hits; None = nobody can be hit now. One worker that answers is always left alone."""
         if fault.part == "nats":
             return None if self._nats_hurt else []
+        if fault.part == "requests":
+            return []
         every = self._deployment.of_kind("router" if fault.part == "routers" else fault.part)
         can = [process for process in every if process.can_be_hurt]
         if not can or (fault.part == "worker" and len(can) < 2):
@@ -73,14 +78,17 @@ class Injuring:
     async def _injure(self, fault: Fault, victims: list[Process]) -> None:
         held = await self._held(fault, victims)
         victims = [victim for victim in victims if victim.can_be_hurt]  # asking took time
-        if not victims and fault.part != "nats":
+        if not victims and fault.part not in ("nats", "requests"):
             return
-        name = ", ".join(victim.name for victim in victims) or "nats"
-        crash = fault.part == "worker" and fault.act in ("kill", "freeze")
+        name = ", ".join(victim.name for victim in victims) or fault.part
+        crash = fault.part == "worker" and fault.act in ("kill", "freeze", "cut", "slow")
         injury = self._ledger.injure(Injury(fault.kind, name, self._clock(), held=held, crash=crash))
         _log.info("fault.made", kind=fault.kind, victim=name, duration_s=fault.duration_s, held=len(held or ()))
         if fault.part == "nats":
             await self._hurt_nats(fault)
+        elif fault.part == "requests":
+            count = await repeat(self._connection, self._names, for_s=fault.duration_s)
+            injury.note = f"{count} messages"
         else:
             await asyncio.gather(*(self._hurt(fault, victim) for victim in victims))
         injury.over_s = self._clock()
@@ -92,6 +100,11 @@ class Injuring:
             deployment.freeze(victim)
             await asyncio.sleep(fault.duration_s)
             deployment.thaw(victim)
+            return
+        if fault.act in ("cut", "slow"):
+            deployment.cut(victim, late_s=_LATE_S if fault.act == "slow" else None)
+            await asyncio.sleep(fault.duration_s)
+            deployment.mend(victim)
             return
         if fault.act == "kill":
             deployment.kill(victim)
@@ -112,6 +125,9 @@ class Injuring:
                 await asyncio.sleep(fault.duration_s)
                 server.resume()
                 return
+            if fault.act == "stutter":
+                await self._stutter(fault.duration_s)
+                return
             server.kill()
             await asyncio.sleep(fault.duration_s)
             await server.restart_async(timeout_s=30.0)
@@ -119,6 +135,14 @@ class Injuring:
             raise StartFailed(f"the NATS server does not come back: {error}") from error
         finally:
             self._nats_hurt = False
+
+    async def _stutter(self, for_s: float) -> None:
+        server, until_s = self._deployment.server, self._clock() + for_s
+        while self._clock() < until_s:
+            server.pause()
+            await asyncio.sleep(_STOPS_S)
+            server.resume()
+            await asyncio.sleep(_RUNS_S)
 
     async def _held(self, fault: Fault, victims: list[Process]) -> frozenset[str] | None:
         """The requests that the victim has in hand; None = it cannot be asked, or the fault is everybody's."""

@@ -134,9 +134,11 @@ class Ledger:
     def pauses(self) -> dict[str, list[float]]:
         """Kind of fault → for every stream that it touched, the longest pause between two pieces, in seconds.
 
-        A pause belongs to the last fault that was made before the piece ahead of it had come, or right after that.
+        A pause belongs to the last fault that was made before the piece ahead of it had come, or right after that. Requests
+        that an earlier crash had hit already count apart, as "… again": after the second they wait to run alone.
         """
         found: dict[str, list[float]] = {}
+        crashed: set[str] = set()
         ends = [injury.at_s - AT_ONCE_S for injury in self.injuries[1:]]
         for injury, until_s in zip(self.injuries, [*ends, float("inf")], strict=False):
             for entry in self.entries:
@@ -145,7 +147,10 @@ class Ledger:
                 came = entry.came
                 gaps = [b - a for a, b in pairwise(came) if injury.at_s - AT_ONCE_S <= a < until_s]
                 if came and came[0] < injury.at_s < came[-1] and gaps:
-                    found.setdefault(injury.kind, []).append(max(gaps))
+                    again = " again" if injury.crash and entry.id in crashed else ""
+                    found.setdefault(injury.kind + again, []).append(max(gaps))
+            if injury.crash:
+                crashed |= injury.held or frozenset()
         return found
 
 

@@ -55,7 +55,7 @@ class Report:
             "outcomes": {outcome.value: counts[outcome] for outcome in Outcome if outcome is not Outcome.OPEN},
             "pauses": {
                 kind: {
-                    "fault_s": round(percentile(lasted[kind], 0.5), 3),
+                    "fault_s": round(percentile(lasted[kind.removesuffix(" again")], 0.5), 3),
                     "streams": len(pauses),
                     "p50_s": round(percentile(pauses, 0.5), 3),
                     "p99_s": round(percentile(pauses, 0.99), 3),

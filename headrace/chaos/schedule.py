@@ -7,35 +7,50 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Act = Literal["kill", "freeze", "drain", "restart"]
-Part = Literal["worker", "prefill", "router", "frontend", "nats"]
+Act = Literal["kill", "freeze", "drain", "restart", "cut", "slow", "stutter", "repeat"]
+Part = Literal["worker", "prefill", "router", "routers", "frontend", "nats", "requests"]
 
 # A kind is part and act; its weight says how often it comes.
 KINDS: dict[str, float] = {
     "worker kill": 4,
     "worker freeze": 3,
     "worker drain": 2,
+    "worker cut": 3,  # its link to the NATS server carries nothing for a while
+    "worker slow": 2,  # … everything late, so that its lease is refreshed on an old clock
     "prefill kill": 3,
     "prefill freeze": 2,
     "prefill drain": 1,
+    "prefill cut": 1,
     "router kill": 2,
     "router freeze": 2,
     "router drain": 1,
+    "router cut": 1,
+    "router slow": 1,
     "routers kill": 1,  # all of them
     "frontend kill": 1,
     "frontend freeze": 1,
     "frontend drain": 1,
+    "frontend cut": 1,
     "nats restart": 2,  # killed, and started again
     "nats freeze": 1,
+    "nats stutter": 1,  # stops again and again, as one does that waits for its disk
+    "requests repeat": 2,  # messages with requests are stored twice
 }
-_DURATION_S = {"freeze": (0.5, 8.0), "restart": (1.0, 10.0)}
+_DURATION_S = {
+    "freeze": (0.5, 8.0),
+    "restart": (1.0, 10.0),
+    "cut": (0.5, 12.0),
+    "slow": (3.0, 8.0),
+    "stutter": (2.0, 6.0),
+    "repeat": (1.0, 3.0),
+}
 _LONGEST_NATS_FREEZE_S = 4.0
 _SECOND_AT_ONCE = 0.2  # share of faults that come while the last one is still being mended
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `pick` chooses among those that can be hit. `duration_s`: of a freeze or an outage. `gap_s`: before it.
+    """One fault. `pick` chooses among those that can be hit. `duration_s`: of whatever lasts. `gap_s`: before it.
 
     `settled`: it comes only after everything is well again, not beside the last one.
     """

@@ -11,6 +11,15 @@ from headrace.chaos.schedule import KINDS, Fault, draw_faults, kinds_of
 from headrace.chaos.settling import orphans
 from headrace.errors import CommandError
 
+LASTS_S = {
+    "freeze": (0.5, 8.0),
+    "restart": (1.0, 10.0),
+    "cut": (0.5, 12.0),
+    "slow": (3.0, 8.0),
+    "stutter": (2.0, 6.0),
+    "repeat": (1.0, 3.0),
+}
+
 
 def draw(seed: int, n: int = 300, mode: str = "disagg") -> list[Fault]:
     return list(islice(draw_faults(seed, kinds_of(mode)), n))
@@ -34,7 +43,7 @@ def test_prefill_workers_are_hurt_only_where_there_are_any() -> None:
 
 def test_outages_and_freezes_last_for_a_bounded_time_and_kills_for_none() -> None:
     for fault in draw(7):
-        least, most = {"freeze": (0.5, 8.0), "restart": (1.0, 10.0)}.get(fault.act, (0.0, 0.0))
+        least, most = LASTS_S.get(fault.act, (0.0, 0.0))
         assert least <= fault.duration_s <= most
         assert fault.gap_s > 0
     assert {fault.settled for fault in draw(7)} == {True, False}

@@ -289,3 +289,13 @@ def test_a_lost_request_is_named() -> None:
     ledger = Ledger()
     ledger.begin(entry(Outcome.LOST))
     assert report(ledger).broken[0].startswith("request 1 (no id, f1) lost")
+
+
+def test_pauses_of_requests_that_crash_again_count_apart() -> None:
+    ledger = Ledger()
+    stream = ledger.begin(Entry(1, "f1", 0.0, id="a"))
+    stream.came = [1.0, 2.0, 2.5, 9.0, 9.5]
+    stream.end(Outcome.ANSWERED, 10.0)
+    ledger.injure(Injury("worker kill", "w1", 1.5, held=frozenset({"a"}), crash=True))
+    ledger.injure(Injury("worker kill", "w2", 2.6, held=frozenset({"a"}), crash=True))
+    assert ledger.pauses() == {"worker kill": [0.5], "worker kill again": [6.5]}
