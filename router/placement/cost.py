@@ -85,17 +85,20 @@ class RecentWork:
 
     def unevenness(self, workers: list[str], strength: float) -> Floats:
         """Per worker, at least 1."""
-        factor = np.ones(len(workers))
         if strength <= 0 or len(workers) < 2:
-            return factor
+            return np.ones(len(workers))
         # A few requests more than the others are no unevenness yet.
         tokens_each = max(sum(self._tokens.values()) / (sum(self._requests.values()) or 1.0), 1.0)
         # Requests count twice: their tokens even out by themselves as caches fill, their number does not.
+        # Plain floats: for the usual few workers a dozen array operations cost several times as much.
+        factor = [1.0] * len(workers)
         for sums, unit, weight in ((self._tokens, _FEW * tokens_each, strength), (self._requests, _FEW, 2 * strength)):
-            share = np.array([sums.get(name, 0.0) for name in workers]) / self._scale
-            mean = share.mean()
-            factor *= 1.0 + weight * np.maximum(share - mean, 0.0) / (mean + unit)
-        return factor
+            share = [sums.get(name, 0.0) / self._scale for name in workers]
+            mean = sum(share) / len(share)
+            for column, own in enumerate(share):
+                if own > mean:
+                    factor[column] *= 1.0 + weight * (own - mean) / (mean + unit)
+        return np.array(factor)
 
 
 def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
