@@ -15,8 +15,11 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The whole account. `dead_letters`: those in the stream at the end. `longest_stall_s`: of the clients' own process, which
-    bounds what the pauses can tell."""
+    """The whole account. `dead_letters`: those in the stream at the end.
+
+    What the machine itself did, which bounds what the pauses can tell: `longest_stall_s` of the clients' own process,
+    `server_stall_s` of the NATS server storing a small message while nothing was done to it.
+    """
 
     seed: int
     mode: str
@@ -26,6 +29,7 @@ class Report:
     dead_letters: int
     troubles: list[str]
     longest_stall_s: float
+    server_stall_s: float = 0.0
 
     @property
     def broken(self) -> list[str]:
@@ -64,6 +68,7 @@ class Report:
                 for kind, pauses in sorted(self.ledger.pauses().items())
             },
             "longest_stall_s": round(self.longest_stall_s, 3),
+            "server_stall_s": round(self.server_stall_s, 3),
             "residue": self.residue.counts,
             "dead_letters": self.dead_letters,
             "broken": self.broken,
@@ -97,6 +102,7 @@ def render(report: Report) -> str:
     numbers = ("p50_s", "p99_s", "max_s", "fault_s")
     pauses += [[f"  {kind}", str(p["streams"]), *(f"{p[n]:.2f}" for n in numbers)] for kind, p in data["pauses"].items()]
     pauses.append(["  (the clients themselves)", "", "", "", f"{report.longest_stall_s:.2f}", ""])
+    pauses.append(["  (the NATS server, unhurt)", "", "", "", f"{report.server_stall_s:.2f}", ""])
     head = f"chaos: seed {report.seed}, mode {report.mode}, {report.minutes:g} minutes\n\n"
     text = head + columns(rows) + "\n" + columns(pauses)
     if not (broken := report.broken):

@@ -24,6 +24,7 @@ from headrace.chaos.questions import DEADLINE_S, draw_questions
 from headrace.chaos.report import Report, render
 from headrace.chaos.schedule import draw_faults, kinds_of
 from headrace.chaos.settling import until_at_rest, until_well
+from headrace.chaos.stalls import Stalls
 from headrace.dlq import letters
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError, StartFailed
 from jetstream.client import Connection, ConnectOptions
@@ -34,7 +35,6 @@ _log = structlog.get_logger()
 
 _START_TIMEOUT_S = 120.0
 _REST_TIMEOUT_S = 45.0
-_STALL_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ async def chaos(options: ChaosOptions, folder: Path) -> Report:
             client = LedgerClient(ledger, questions, deployment.frontends, model=MODEL, clock=time.monotonic)
             injuring = Injuring(deployment, ledger, connection, names, clock=time.monotonic)
             load = asyncio.create_task(client.run(options.clients), name="load")
-            stalls = Stalls()
+            stalls = Stalls(connection, names, ledger, clock=time.monotonic)
             watching = asyncio.create_task(stalls.run(), name="stalls")
             try:
                 until_s = time.monotonic() + 60.0 * options.minutes
@@ -119,22 +119,9 @@ async def chaos(options: ChaosOptions, folder: Path) -> Report:
         residue=residue,
         dead_letters=len(dead),
         troubles=injuring.troubles,
-        longest_stall_s=stalls.longest_s,
+        longest_stall_s=stalls.own_s,
+        server_stall_s=stalls.server_s,
     )
-
-
-class Stalls:
-    """How long this process itself did not run when it should have: what is measured here is no better than that."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            await asyncio.sleep(_STALL_POLL_S)
-            self.longest_s = max(self.longest_s, loop.time() - began - _STALL_POLL_S)
 
 
 async def _connected(options: ConnectOptions, names: Subjects) -> Connection:
