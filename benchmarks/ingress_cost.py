@@ -26,7 +26,6 @@ import structlog
 import uvicorn
 import uvloop
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from broker.cards import ModelCard
@@ -34,6 +33,8 @@ from broker.errors import UnknownModel
 from broker.jobs import Job
 from broker.messages import Finish, Row
 from frontend.app import build_frontend
+from frontend.connections import Connections
+from frontend.metrics import Metrics
 from frontend.settings import FrontendSettings
 
 WORDS = "the water that turns a mill wheel comes through a narrow channel from the pond above it".split()  # noqa: SIM905
@@ -63,6 +64,7 @@ class Served:
 
     def __init__(self, card: ModelCard, files: Mapping[str, bytes]) -> None:
         self.card, self.files, self.workers = card, files, 1
+        self.adapter = None
 
 
 class Models:
@@ -186,7 +188,7 @@ def over_http(app: Any) -> Callable[[Any, bytes], Awaitable[int]]:
     config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     state = ServerState()
-    protocol = HttpToolsProtocol(config, state, {})
+    protocol = Connections(FrontendSettings(), Metrics()).protocol()(config, state, {})
     transport = CountingTransport()
     protocol.connection_made(transport)
 

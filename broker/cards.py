@@ -21,24 +21,40 @@ class CardFile(msgspec.Struct, frozen=True):
     size: int
 
 
+class MediaSlot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How items of one kind (image, video, audio) stand in a prompt.
+
+    `text` is the placeholder as templates write it; the tokenizer makes the one id `token` of it.  In the prompt an item takes
+    `tokens` of them; 0 = only the engine knows, and block hashes end where the first such item begins.
+    """
+
+    text: str
+    token: int
+    tokens: int = 0
+
+
 class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
     """One served model. `files` has "tokenizer.json" and, when the model has one, "chat_template.jinja"."""
 
     model: str  # the name clients use
     pool: str
     namespace: str = "default"
-    kinds: list[str] = msgspec.field(default_factory=lambda: ["chat", "completion"])
+    kinds: list[str] = msgspec.field(default_factory=lambda: ["chat", "completion"])  # or of embedding, score, classify
+    labels: list[str] = []  # names of the classes of `classify`, by number
     context_length: int
     block_size: int  # of the pool; a worker with another one is refused
     vocab_size: int = 0
     eos_token_ids: list[int] = []
     bos_token: str | None = None  # given to the chat template
     eos_token: str | None = None
-    add_bos: bool = False  # prepend BOS when tokenising plain completion prompts
     files: dict[str, CardFile] = {}
     template_kwargs: dict[str, Any] = {}
     default_sampling: dict[str, Any] = {}  # the model's own generation defaults, used when a request leaves them out
     default_max_tokens: int | None = None  # None = up to the context length
+    tool_parser: str | None = None  # takes tool calls out of answers, in the worker; None = there is none
+    reasoning_parser: str | None = None
+    prompt_embeds: bool = False  # it takes prompts as embeddings
+    media: dict[str, MediaSlot] = {}  # kinds that the model takes in messages besides text
     aliases: list[str] = []
     owner: str = "headrace"
     created: float = 0.0

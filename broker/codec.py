@@ -120,9 +120,14 @@ def unpack_u64(data: bytes) -> list[int]:
     return _unpack("Q", data, 8)
 
 
-def _unpack(code: str, data: bytes, size: int) -> list[int]:
+def unpack_f32(data: bytes) -> list[float]:
+    """Little-endian f32 → the numbers of a vector. Raises MalformedMessage when the length is no multiple of 4."""
+    return _unpack("f", data, 4)
+
+
+def _unpack(code: str, data: bytes, size: int) -> list[Any]:
     if len(data) % size:
-        raise MalformedMessage(f"{len(data)} bytes are no whole number of {size * 8}-bit integers")
+        raise MalformedMessage(f"{len(data)} bytes are no whole number of {size * 8}-bit numbers")
     values = array(code)
     values.frombytes(data)
     if sys.byteorder == "big":

@@ -11,6 +11,8 @@ HeadraceError
     │   ├── Overloaded             a queue is full; `retry_after_s`
     │   ├── BrokerUnavailable      the broker cannot be reached, or this ingress has lost its lease
     │   └── RequestTooLarge        does not fit, not even spilled
+    ├── ResponseUnknown            no stored response has that id
+    ├── ResponseNotStored          a response could not be stored; `reason`
     ├── PrefillFailed              (broker/prefill) another worker did not compute a prompt; never leaves the decode worker
     └── JobError                   the one end of an accepted request, other than an answer
         ├── DeadlineExceeded
@@ -83,6 +85,22 @@ class BrokerUnavailable(AdmissionError):
 
 class RequestTooLarge(AdmissionError):
     """The request does not fit into the broker."""
+
+
+class ResponseUnknown(BrokerError):
+    """There is no such response: never stored, deleted, expired, or of another tenant."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"there is no stored response {response_id!r}")
+        self.response_id = response_id
+
+
+class ResponseNotStored(BrokerError):
+    """A response could not be stored; `reason` is too_large, timeout or unavailable."""
+
+    def __init__(self, message: str | None = None, *, reason: str = "unavailable") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class JobError(BrokerError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import secrets
 import socket
@@ -37,6 +36,7 @@ from broker.open_jobs import OpenJob, OpenJobs
 from broker.outbox import JudgeOutbox
 from broker.protocol.judge import JobRecord, Judge
 from broker.settings import IngressSettings
+from broker.spill import sha256_hex
 from broker.stream import JobStream
 from jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
 from jetstream.lease import LeaseKeeper
@@ -199,8 +199,8 @@ class Ingress:
             raise BrokerUnavailable(f"this ingress {why}; try again shortly")
         if len(self._judge) >= self.settings.max_open:
             raise Overloaded(f"{len(self._judge)} requests are open at this ingress", reason="too_many_open")
-        if not self._members.serving_workers(job.card.pool):
-            raise NoWorker(f"model {job.card.model!r} has no ready worker")
+        if not self._members.having(job.card.pool, job.adapter):
+            raise NoWorker(f"model {job.adapter or job.card.model!r} has no ready worker")
 
     async def _spill(self, job: Job, payload: bytes) -> Spill:
         if len(payload) > self.settings.max_payload_bytes:
@@ -209,7 +209,7 @@ class Ingress:
             await self._messaging.objects(self._subjects.bucket("spill")).put(job.id, payload)
         except JetStreamError as error:
             raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
-        return Spill(object=job.id, size=len(payload), digest=hashlib.sha256(payload).hexdigest())
+        return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))
 
     async def _publish_first(self, job: Job, body: bytes) -> None:
         subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)

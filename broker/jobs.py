@@ -9,8 +9,10 @@ from typing import Literal
 
 from broker.cards import ModelCard
 from broker.codec import encode
-from broker.messages import Envelope, Generation, Spill
+from broker.messages import Envelope, Generation, Pooling, Spill
 from jetstream.subjects import RequestClass
+
+NOTHING = Generation(token_ids=b"")
 
 
 def new_id() -> str:
@@ -20,11 +22,15 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request, ready to be queued. `hashes` is the prompt's block chain as little-endian u64, empty for no affinity."""
+    """One request, ready to be queued. `hashes` is the prompt's block chain as little-endian u64, empty for no affinity.
+
+    With `pooling` it is of kind `pool`, `generation` means nothing, and each input counts as a choice.
+    """
 
     id: str
     card: ModelCard
-    generation: Generation
+    generation: Generation = NOTHING
+    pooling: Pooling | None = None
     prompt_tokens: int
     max_tokens: int = 0
     hashes: bytes = b""
@@ -42,7 +48,7 @@ class Job:
     explain: bool = False  # the ingress is to remember who placed it (`Ingress.explain`)
 
     def payload(self) -> bytes:
-        return encode(self.generation)
+        return encode(self.generation if self.pooling is None else self.pooling)
 
     def envelope(self, *, judge: str, now: float, payload: bytes, spill: Spill | None) -> Envelope:
         """The message body; `now` is Unix time. Exactly one of `payload` and `spill` carries the generation."""
@@ -53,6 +59,7 @@ class Job:
             judge=judge,
             deadline=now + self.deadline_s,
             created=now,
+            kind="generate" if self.pooling is None else "pool",
             tokens=self.prompt_tokens,
             max_tokens=self.max_tokens,
             choices=self.choices,

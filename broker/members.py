@@ -87,6 +87,11 @@ class Members:
         """Those that take requests."""
         return [member for member in self.ready_workers(pool) if member.serves]
 
+    def having(self, pool: str, adapter: str | None) -> list[WorkerMember]:
+        """Those that take requests for this adapter; None is the model itself."""
+        workers = self.serving_workers(pool)
+        return [member for member in workers if adapter in member.adapters] if adapter else workers
+
     def prefill_workers(self, pool: str, handover: str) -> list[WorkerMember]:
         """Those that compute prompts for workers that hand over in this way."""
         return [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover] if handover else []

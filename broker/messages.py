@@ -51,15 +51,16 @@ class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
     judge: str  # the ingress that accepted it: frames go to hr.out.<judge>, claims to hr.ctl.<judge>
     deadline: float
     created: float
-    tokens: int  # prompt length
+    kind: Literal["generate", "pool"] = "generate"
+    tokens: int  # prompt length, of kind `pool` that of all inputs together
     max_tokens: int = 0  # most tokens one choice may produce, 0 = up to the context length
-    choices: int = 1
+    choices: int = 1  # of kind `pool`: the inputs
     request_class: str = "std"
     tenant: str = "_"
     priority: int = 0  # lower is sooner, inside a class
     block_size: int = 0  # 0 when there are no hashes
     hashes: bytes = b""  # block chain values, u64 little endian; empty = no affinity
-    payload: bytes = b""  # a msgpack `Generation`; empty when spilled
+    payload: bytes = b""  # a msgpack `Generation` or, of kind `pool`, `Pooling`; empty when spilled
     spill: Spill | None = None
     trace: dict[str, str] = {}
     # what a router may be told about where to place it
@@ -108,6 +109,7 @@ class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
     media: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}  # handed to the engine as it is
     parse: Parsing | None = None  # None = the answer is plain text
+    prompt_embeds: bytes | None = None  # instead of `token_ids`: a file of torch.save, a row per token, read by the worker
 
 
 class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -123,6 +125,30 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     whole: bool = False
     template_kwargs: dict[str, Any] = {}  # what the chat template was given: some of it turns reasoning on and off
     calls_before: int = 0  # tool calls in the conversation so far: some families number them
+
+
+PoolingTask = Literal["embed", "classify"]
+
+
+class PoolingInput(msgspec.Struct, frozen=True, array_like=True):
+    """[ids, second]: one text or pair of texts. `second` is where the second text of a pair begins, for models that mark it."""
+
+    token_ids: bytes  # u32 little endian
+    second: int | None = None
+
+
+class Pooling(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The payload of a job of kind `pool`: each input becomes one vector, input i that of choice i.
+
+    `embed` gives an embedding, `classify` the scores of all classes; a model that scores pairs has one class.
+    """
+
+    task: PoolingTask
+    inputs: list[PoolingInput]
+    dimensions: int | None = None  # None = all that the model has
+    normalize: bool | None = None  # to length 1, or scores to probabilities; None = as the model does
+    adapter: str | None = None
+    extra: dict[str, Any] = {}  # handed to the engine as it is
 
 
 class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -143,12 +169,13 @@ class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """[id, token bytes, logprob, top], `top` being [[id, bytes, logprob], …], best first."""
+    """[id, token bytes, logprob, top, rank], `top` being [[id, bytes, logprob], …], best first."""
 
     id: int
     token: bytes
     logprob: float
     top: list[tuple[int, bytes, float]] = []
+    rank: int = 0  # of this token among all, 1 = the likeliest; only for prompts, otherwise 0
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -559,6 +586,8 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     roles: list[str] = []  # those it can change to
     handover: str = ""  # how it hands KV blocks over; workers with equal words can; empty = not at all
     transfer_card: bytes = b""  # what other engines need to reach its memory
+    tool_parser: str | None = None  # what it takes answers apart with; the card has those of the worker that joined last
+    reasoning_parser: str | None = None
 
     @property
     def serves(self) -> bool:

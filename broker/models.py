@@ -27,11 +27,17 @@ LISTING_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with a card whose files are here. `workers` are live and not draining."""
+    """A model with a card whose files are here, or one of its adapters. `workers` are live, not draining, and have it."""
 
     card: ModelCard
     files: Mapping[str, bytes]
     workers: int
+    adapter: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.adapter or self.card.model
 
 
 async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: Mapping[str, bytes]) -> ModelCard:
@@ -78,6 +84,7 @@ class ModelDirectory:
         self._wanted: asyncio.Queue[tuple[str, ModelCard | None]] = asyncio.Queue(maxsize=10_000)
         self._known: dict[str, tuple[ModelCard, dict[str, bytes]]] = {}  # by pool
         self._pools: dict[str, str] = {}  # model name or alias → pool
+        self._adapters: dict[str, str] = {}  # adapter → pool, as long as the model is known: its workers may come back
         self._files: dict[str, bytes] = {}  # by digest
         self._callbacks: list[Callable[[], None]] = []
         self._listed = False  # all cards that were there at the start have been read
@@ -106,19 +113,38 @@ class ModelDirectory:
     def ready_names(self) -> list[str]:
         return sorted(card.model for card, _ in self._known.values() if self._members.serving_workers(card.pool))
 
+    def adapters(self) -> list[str]:
+        """The adapters that some worker has."""
+        return sorted(name for name, pool in self._adapters.items() if self._members.having(pool, name))
+
     def get(self, name: str) -> ServedModel:
         """Raises UnknownModel, which names the known ones, and BrokerUnavailable while these are still being read."""
         pool = self._pools.get(name)
+        adapter = None
+        if pool is None:
+            pool, adapter = self._adapters.get(name), name
         if pool is None:
             if not self._listed:
                 raise BrokerUnavailable("the models that are served are still being read; try again shortly")
-            raise UnknownModel(name, tuple(self.names()))
+            raise UnknownModel(name, (*self.names(), *self.adapters()))
         card, files = self._known[pool]
-        return ServedModel(card, files, len(self._members.serving_workers(pool)))
+        return ServedModel(card, files, len(self._members.having(pool, adapter)), adapter)
 
     def _changed(self) -> None:
+        self._find_adapters()
         for callback in self._callbacks:
             callback()
+
+    def _find_adapters(self) -> None:
+        """A model's name wins over an adapter's, and an adapter of the first pool in order over those of others."""
+        self._adapters = {
+            name: pool for name, pool in self._adapters.items() if pool in self._known and name not in self._pools
+        }
+        for pool in sorted(self._known):
+            for member in self._members.serving_workers(pool):
+                for name in member.adapters:
+                    if name not in self._pools and self._adapters.setdefault(name, pool) != pool:
+                        log.warning("adapter.name_taken", adapter=name, pool=pool, by=self._adapters[name])
 
     def _on_card(self, change: Change) -> None:
         card = None

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from frontend.anthropic.api import MessagesApi
 from frontend.chat import ChatApi
 from frontend.completions import CompletionApi
-from frontend.errors import Draining, FrontendError, MethodNotAllowed, RouteNotFound, translate
+from frontend.direct import DirectEndpoint
+from frontend.errors import Draining, FrontendError, MethodNotAllowed, translate
 from frontend.exchange import Exchange
 from frontend.generate import GenerationEndpoint
 from frontend.metrics import Metrics
+from frontend.missing import missed as missing_route
 from frontend.observe import Observe
 from frontend.openapi import build_openapi
-from frontend.ports import JobPort
+from frontend.pooling.routes import pooling_routes
+from frontend.ports import JobPort, ResponseStore
+from frontend.responses.api import ResponsesApi
+from frontend.responses.routes import ResponseRoutes
 from frontend.settings import FrontendSettings
 from frontend.shelf import ModelShelf
 from frontend.status import Lifecycle, StatusRoutes
+from frontend.tokens.api import TokensApi
+from frontend.writing import ErrorForm
 from jetstream.errors import HeadraceError
 
 
@@ -37,12 +46,17 @@ class Frontend:
     metrics: Metrics
 
 
-def build_frontend(port: JobPort, settings: FrontendSettings, *, metrics: Metrics | None = None) -> Frontend:
-    """Everything that answers HTTP, over `port`. Nothing runs yet."""
+def build_frontend(
+    port: JobPort, settings: FrontendSettings, *, metrics: Metrics | None = None, stored: ResponseStore | None = None
+) -> Frontend:
+    """Everything that answers HTTP, over `port`. Nothing runs yet. Without `stored` no response can be continued by its id."""
     metrics = metrics or Metrics()
     lifecycle = Lifecycle()
-    shelf = ModelShelf(port.models, settings)
-    chat = GenerationEndpoint(ChatApi(shelf, settings), port, settings, metrics)
+    shelf = ModelShelf(port.models, settings, metrics)
+    chat_api = ChatApi(shelf, settings)
+    chat = GenerationEndpoint(chat_api, port, settings, metrics)
+    responses_api = ResponsesApi(chat_api, stored, settings, metrics)
+    messages_api = MessagesApi(chat_api, settings)
     completions = GenerationEndpoint(CompletionApi(shelf, settings), port, settings, metrics)
     status = StatusRoutes(port, metrics, lifecycle)
     openapi = build_openapi()
@@ -50,9 +64,25 @@ def build_frontend(port: JobPort, settings: FrontendSettings, *, metrics: Metric
     async def describe(request: Request) -> Response:
         return Response(openapi, media_type="application/json")
 
-    hot = {"/v1/chat/completions": _Gate(chat, lifecycle), "/v1/completions": _Gate(completions, lifecycle)}
+    form = messages_api.error_form
+    hot: dict[str, ASGIApp] = {
+        "/v1/chat/completions": _Gate(chat, lifecycle),
+        "/v1/completions": _Gate(completions, lifecycle),
+        "/v1/responses": _Gate(GenerationEndpoint(responses_api, port, settings, metrics), lifecycle),
+        "/v1/responses/input_tokens": DirectEndpoint(responses_api.count, settings),
+        "/v1/messages": _Gate(GenerationEndpoint(messages_api, port, settings, metrics), lifecycle, form),
+        "/v1/messages/count_tokens": DirectEndpoint(messages_api.count, settings, form=form),
+    }
+    for path, api in pooling_routes(shelf, settings).items():
+        hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)
+    tokens = TokensApi(shelf, port.models)
+    for path in ("/tokenize", "/v1/tokenize"):
+        hot[path] = DirectEndpoint(tokens.tokenize, settings)
+    for path in ("/detokenize", "/v1/detokenize"):
+        hot[path] = DirectEndpoint(tokens.detokenize, settings)
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached for other methods only
+        *ResponseRoutes(stored).routes(),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
         Route("/health", status.health),
@@ -64,20 +94,30 @@ def build_frontend(port: JobPort, settings: FrontendSettings, *, metrics: Metric
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False
-    app = Observe(starlette, hot=hot, metrics=metrics, routes=labels, access_log=settings.access_log)
+    app: ASGIApp = Observe(starlette, hot=hot, metrics=metrics, routes=labels, access_log=settings.access_log)
+    if settings.cors_origins:
+        app = _with_cors(app, settings.cors_origins)
     return Frontend(app=app, shelf=shelf, lifecycle=lifecycle, metrics=metrics)
+
+
+def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """For pages in browsers. No cookies: nothing here looks at them, and keys travel in headers."""
+    return CORSMiddleware(
+        app, allow_origins=list(origins), allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"], expose_headers=["*"]
+    )
 
 
 class _Gate:
     """Turns new work away while the process drains; a class, because Starlette takes functions for something else."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, form: ErrorForm = FrontendError.body) -> None:
         self._app = app
         self._lifecycle = lifecycle
+        self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._lifecycle.draining:
-            await Exchange(scope, receive, send).send_error(Draining(retry_after_s=1.0))
+            await Exchange(scope, receive, send).send_error(Draining(retry_after_s=1.0), form=self._form)
         else:
             await self._app(scope, receive, send)
 
@@ -87,8 +127,7 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 def _handlers() -> dict[int | type[Exception], Handler]:
     async def missed(request: Request, error: Exception) -> Response:
-        served = ", ".join(sorted({r.path for r in request.app.routes if isinstance(r, Route)}))
-        return _response(RouteNotFound(f"no route {request.url.path}; served here: {served}"))
+        return _response(missing_route(request.url.path, {r.path for r in request.app.routes if isinstance(r, Route)}))
 
     async def wrong_method(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "") if isinstance(error, HTTPException) else ""

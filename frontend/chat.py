@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from broker.messages import Parsing
+from frontend.conversation import named_roles, plain_messages
 from frontend.decode import decode_body
 from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
+from frontend.media.loader import MediaItem, MediaLoader
+from frontend.media.parts import Contents, find_media, has_media, with_parts
 from frontend.planning import Draft, Plan, Wishes, check_choices, check_kind, fit_of, make_draft, make_plan
 from frontend.sampling import refuse_unsupported, unsupported
-from frontend.schema.chat import ChatRequest, Message
+from frontend.schema.chat import ChatRequest
 from frontend.settings import FrontendSettings
 from frontend.shelf import ModelShelf
 from frontend.sse import CHAT_EVENTS
+from frontend.tools import calls_in, toolbox_of
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -26,13 +30,14 @@ class ChatApi:
     def __init__(self, shelf: ModelShelf, settings: FrontendSettings) -> None:
         self._shelf = shelf
         self._settings = settings
+        self._media = MediaLoader(settings)
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = decode_body(_decoder, body)
         draft, wishes = await self.draft(request, exchange, id_prefix="chatcmpl-")
-        return make_plan(request, draft, wishes, CHAT_EVENTS)
+        return make_plan(request, draft, wishes, CHAT_EVENTS, echo=_echo(request, wishes.role))
 
     async def draft(self, request: ChatRequest, exchange: Exchange, *, id_prefix: str) -> tuple[Draft, Wishes]:
         """The conversation as jobs: what every API that speaks in messages comes down to.
@@ -41,22 +46,30 @@ class ChatApi:
         """
         _refuse(request)
         check_choices(request.n or 1, 1, self._settings)
-        messages = plain_messages(request.messages)
         model = await self._shelf.get(request.model)
         check_kind(model, "chat")
         if model.template is None:
             message = f"{model.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")
+        toolbox = toolbox_of(request, model.card)
+        takes_parts = model.template.takes_parts(tools=bool(toolbox.tools))
+        given = request.messages
+        items: list[MediaItem] = []
+        contents: Contents = {}
+        if has_media(given):
+            given, found = find_media(given, model.card, most=self._settings.media_max_items)
+            items = await self._media.load(found.parts)
+            contents = found.contents if takes_parts else {}
+        messages = plain_messages(given, parts=takes_parts)
         continue_final = bool(request.continue_final_message)
-        extra: Mapping[str, Any] | None = request.chat_template_kwargs
-        if request.reasoning_effort is not None:
-            extra = {"reasoning_effort": request.reasoning_effort, **(extra or {})}
-        text = model.template.render(
-            messages,
+        template_kwargs = _template_kwargs(request)
+        text = await model.render(
+            with_parts(named_roles(messages, model.template), contents),
             add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
             continue_final_message=continue_final,
+            tools=toolbox.tools or None,
             documents=request.documents,
-            extra=extra,
+            extra=template_kwargs,
         )
         wanted = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         prompt = await model.encoder.encode(
@@ -64,55 +77,64 @@ class ChatApi:
             add_special_tokens=bool(request.add_special_tokens),
             fit=fit_of(request, model, wanted=wanted, param="messages"),
             salt=request.cache_salt,
+            media=items,
         )
+        parse = None
+        if toolbox.wanted or model.card.reasoning_parser is not None:
+            parse = Parsing(
+                tools=toolbox.tools,
+                choice=toolbox.choice,
+                parallel=request.parallel_tool_calls is not False,
+                reasoning=request.include_reasoning is not False,
+                whole=not request.stream,
+                template_kwargs={**model.card.template_kwargs, **template_kwargs},
+                calls_before=calls_in(messages),
+            )
         wishes = Wishes(
             id_prefix=id_prefix,
             prompts=[prompt],
             wanted=wanted,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=request.prompt_logprobs,
+            prompt_text=text if request.return_prompt_text else None,
+            parse=parse,
+            role="assistant" if request.add_generation_prompt is not False else messages[-1]["role"],
         )
         return make_draft(request, exchange, model, self._settings, wishes), wishes
 
 
+def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
+    """What the client hands to the template by itself. Effort turns thinking on and off, as vLLM's server has it."""
+    kwargs = dict(request.chat_template_kwargs or {})
+    if (effort := request.reasoning_effort) is not None:
+        kwargs.setdefault("enable_thinking", effort != "none")
+        kwargs["reasoning_effort"] = effort
+    return kwargs
+
+
+def _echo(request: ChatRequest, role: str) -> list[str]:
+    """The last message once more, where the answer goes on with it."""
+    if not request.echo or has_media(request.messages[-1:]):
+        return []
+    last = plain_messages(request.messages[-1:])[0]
+    return [last["content"]] if last["role"] == role and last["content"] else []
+
+
 def _refuse(request: ChatRequest) -> None:
     refuse_unsupported(request)
-    if request.tools and request.tool_choice != "none":
-        raise unsupported("tools")
-    if request.functions:
-        raise unsupported("functions")
+    if request.functions is not None:
+        raise unsupported("functions", "is not supported here: use tools")
+    if request.function_call is not None:
+        raise unsupported("function_call", "is not supported here: use tool_choice")
     if request.chat_template is not None:
         raise unsupported("chat_template", "cannot be sent with a request; the model brings its own")
+    if request.audio is not None:
+        raise unsupported("audio")
+    if request.web_search_options is not None:
+        raise unsupported("web_search_options")
     if request.modalities and request.modalities != ["text"]:
         raise unsupported("modalities", 'other than ["text"] are not supported here')
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if request.add_generation_prompt and request.continue_final_message:
         raise BadRequest("continue_final_message cannot be combined with add_generation_prompt", param="continue_final_message")
-
-
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages with their text parts joined by newlines, as most templates want them. Raises BadRequest for other parts."""
-    plain: list[dict[str, Any]] = []
-    for i, message in enumerate(messages):
-        content = message.get("content")
-        if isinstance(content, str):
-            plain.append(dict(message))
-            continue
-        if content is None:
-            if message["role"] != "assistant":  # an assistant may have said nothing but called tools
-                param = f"messages[{i}].content"
-                raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
-            plain.append({**message, "content": ""} if not message.get("tool_calls") else dict(message))
-            continue
-        texts = []
-        for j, part in enumerate(content):
-            param = f"messages[{i}].content[{j}]"
-            if part["type"] not in ("text", "input_text", "refusal"):
-                raise unsupported(f"{param}.type", f"{part['type']!r} is not supported here: text parts only")
-            if "text" not in part:
-                raise BadRequest(
-                    f"missing required parameter: {param}.text", param=f"{param}.text", code="missing_required_parameter"
-                )
-            texts.append(part["text"])
-        plain.append({**message, "content": "\n".join(texts)})
-    return plain

@@ -6,7 +6,7 @@ from typing import cast
 
 import msgspec
 
-from broker.codec import unpack_u32
+from frontend import embeds
 from frontend.decode import decode_body
 from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
@@ -16,7 +16,7 @@ from frontend.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from frontend.settings import FrontendSettings
 from frontend.shelf import ModelShelf, ReadyModel
 from frontend.sse import COMPLETION_EVENTS
-from frontend.tokenize import Prompt
+from frontend.tokenize import Fit, Prompt
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -33,29 +33,30 @@ class CompletionApi:
         """Raises a FrontendError or an AdmissionError."""
         request = decode_body(_decoder, body)
         _refuse(request)
-        prompts = list_prompts(request.prompt)
-        check_choices(request.n or 1, len(prompts), self._settings)
+        prompts, given = list_prompts(request), embeds.listed(request)
+        check_choices(request.n or 1, len(prompts) + len(given), self._settings)
         model = await self._shelf.get(request.model)
         check_kind(model, "completion")
-        wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        encoded = [await self._encode(prompt, request, model, wanted) for prompt in prompts]
+        silent = request.max_tokens == 0  # the prompt alone: vLLM, too, computes one token and drops it
+        wanted = 1 if silent else DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        fit = fit_of(request, model, wanted=wanted, param="prompt")
+        encoded = [await embeds.take(text, model, fit, self._settings) for text in given]
+        encoded += [await self._encode(prompt, request, model, fit) for prompt in prompts]
         echo = []
         if request.echo:
-            echo = [
-                p if isinstance(p, str) else model.encoder.decode(unpack_u32(e.packed))
-                for p, e in zip(prompts, encoded, strict=True)
-            ]
+            echo = [p if isinstance(p, str) else await model.encoder.text_of(e) for p, e in zip(prompts, encoded, strict=True)]
         wishes = Wishes(
             id_prefix="cmpl-",
             prompts=encoded,
             wanted=wanted,
             top_logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs if not request.echo else _first(request.prompt_logprobs, request.logprobs),
+            silent=silent,
         )
         draft = make_draft(request, exchange, model, self._settings, wishes)
         return make_plan(request, draft, wishes, COMPLETION_EVENTS, echo=echo)
 
-    async def _encode(self, prompt: str | list[int], request: CompletionRequest, model: ReadyModel, wanted: int) -> Prompt:
-        fit = fit_of(request, model, wanted=wanted, param="prompt")
+    async def _encode(self, prompt: str | list[int], request: CompletionRequest, model: ReadyModel, fit: Fit) -> Prompt:
         if isinstance(prompt, str):
             special = request.add_special_tokens is not False
             return await model.encoder.encode(prompt, add_special_tokens=special, fit=fit, salt=request.cache_salt)
@@ -65,20 +66,27 @@ class CompletionApi:
 def _refuse(request: CompletionRequest) -> None:
     refuse_unsupported(request)
     if request.best_of is not None and request.best_of != (request.n or 1):
-        raise unsupported("best_of")
+        raise unsupported("best_of", "is not supported here: ask for n choices and take the best")
     if request.suffix:
         raise unsupported("suffix")
-    if request.prompt_embeds is not None:
-        raise unsupported("prompt_embeds")
-    if request.echo and request.logprobs is not None:
-        raise unsupported("logprobs", "together with echo is not supported here: prompts have no log probabilities")
+    if request.max_tokens == 0 and not request.echo:
+        raise BadRequest("max_tokens must be at least 1 without echo", param="max_tokens")
 
 
-def list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def list_prompts(request: CompletionRequest) -> list[str | list[int]]:
     """The four forms a prompt may have, as a list of texts or ids. Raises BadRequest for a mixture."""
+    prompt = request.prompt
+    if not prompt and request.prompt_embeds:
+        return []
+    if prompt is None:
+        raise BadRequest("missing required parameter: prompt", param="prompt", code="missing_required_parameter")
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))  # a million ids are looked at without a loop of ours
     if len(kinds) > 1:
         raise BadRequest("prompt must be a text, a list of texts, a list of ids or a list of lists of ids", param="prompt")
     if kinds == {int}:

@@ -9,6 +9,10 @@ HeadraceError
     ├── MethodNotAllowed           405
     ├── BodyTimeout                408  the body did not arrive in time
     ├── BodyTooLarge               413
+    ├── HeadersTimeout             408  and the three below: the connection is closed
+    ├── UrlTooLong                 414
+    ├── HeadersTooLarge            431
+    ├── TooManyConnections         503
     ├── Draining                   503  this process is going away
     ├── ModelUnusable              500  the card's tokenizer or template cannot be loaded
     ├── AddressUnavailable         at start: the port cannot be bound
@@ -84,9 +88,11 @@ class MalformedBody(BadRequest):
 
 
 class ContextTooLong(BadRequest):
-    """The prompt and the wanted tokens do not fit into the model's context."""
+    """The prompt and the wanted tokens do not fit into the model's context. `tokens` is the prompt's length, where known."""
 
     code = "context_length_exceeded"
+    tokens: int | None = None
+    most: int | None = None  # the context length
 
 
 class RouteNotFound(FrontendError):
@@ -115,6 +121,35 @@ class BodyTooLarge(FrontendError):
 
     status = 413
     code = "body_too_large"
+
+
+class HeadersTimeout(FrontendError):
+    """The headers of the request did not arrive in time."""
+
+    status = 408
+    code = "headers_timeout"
+
+
+class UrlTooLong(FrontendError):
+    """The request line is longer than this server takes."""
+
+    status = 414
+    code = "url_too_long"
+
+
+class HeadersTooLarge(FrontendError):
+    """The request has more or larger headers than this server takes."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class TooManyConnections(FrontendError):
+    """This server has as many connections, or this connection as many requests, as it takes."""
+
+    status = 503
+    code = "too_many_connections"
+    retriable = True
 
 
 class Draining(FrontendError):
@@ -191,6 +226,8 @@ _RULES: dict[type[BaseException], Rule] = {
     broker.SlowClient: _fixed(408, broker.SlowClient.code),
     broker.JobCancelled: _fixed(503, broker.JobCancelled.code),
     broker.WireError: _fixed(400, "invalid_request"),
+    broker.ResponseUnknown: _fixed(404, "response_not_found", param="response_id"),
+    broker.ResponseNotStored: _fixed(503, "response_not_stored", retry_after_s=RETRY_SOON_S),
     PayloadTooLarge: _fixed(413, "request_too_large"),
     JetStreamError: _fixed(503, "broker_unavailable", retry_after_s=RETRY_SOON_S),
 }

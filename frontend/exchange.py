@@ -15,16 +15,20 @@ from starlette.types import Receive, Scope, Send
 from broker.jobs import new_id
 from frontend.errors import BodyTimeout, BodyTooLarge, FrontendError
 from frontend.settings import FrontendSettings
-from frontend.writing import ErrorForm
+from frontend.shape import check_shape
+from frontend.writing import ErrorForm, StatusForm
 
 REQUEST_ID = b"x-request-id"
 
+_LARGE = 1 << 20  # bytes; joining fewer takes less than a hop to a thread
 _JSON = (b"content-type", b"application/json")
 _SSE = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # tells nginx to pass events on at once
 ]
+
+_PIECE = 256 * 1024  # of an answer, handed to the server at a time
 
 
 class ClientGone(Exception):
@@ -56,7 +60,10 @@ class Exchange:
         return fresh or new_id()
 
     async def read_body(self, settings: FrontendSettings) -> bytes:
-        """Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, and ClientGone."""
+        """The body, of a shape that is safe to decode.
+
+        Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, MalformedBody (too deep, too many values), ClientGone.
+        """
         limit = settings.max_body_bytes
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limit:
@@ -67,6 +74,7 @@ class Exchange:
         except TimeoutError:
             raise BodyTimeout(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
         self.body_size = len(body)
+        await check_shape(body, settings)
         return body
 
     async def _read(self, limit: int) -> bytes:
@@ -82,19 +90,26 @@ class Exchange:
                 raise BodyTooLarge(f"the body is larger than the {limit} bytes this server takes")
             parts.append(part)
             if not message.get("more_body", False):
+                if size > _LARGE:  # copied in a thread, where this lets others run
+                    return await asyncio.to_thread(b"".join, parts)
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # answering ----------------------------------------------------------------------------------------------------------
 
     async def send_json(self, body: bytes, *, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         await self._start(status, [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())])
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        start = 0
+        while len(body) - start > _PIECE:  # so that what the socket does not take yet is not copied into its buffer at once
+            await self._send({"type": "http.response.body", "body": body[start : start + _PIECE], "more_body": True})
+            start += _PIECE
+        await self._send({"type": "http.response.body", "body": body[start:] if start else body, "more_body": False})
 
     async def send_error(self, error: FrontendError, *, form: ErrorForm = FrontendError.body) -> None:
         headers = error.headers()
         if isinstance(error, (BodyTooLarge, BodyTimeout)):
             headers.append((b"connection", b"close"))  # the rest of the body is not read
-        await self.send_json(form(error), status=error.status, headers=headers)
+        status = form.status(error) if isinstance(form, StatusForm) else error.status
+        await self.send_json(form(error), status=status, headers=headers)
 
     async def start_stream(self) -> None:
         await self._start(200, _SSE)

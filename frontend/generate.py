@@ -92,11 +92,11 @@ class GenerationEndpoint:
                     answer.cancel()
             else:
                 answers = await submit_all(self._port, plan.jobs)
-                async with MergedAnswer(answers, choices=plan.jobs[0].choices) as merged:
+                async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
                     await self._deliver(plan, merged, exchange, watch, pace)
         finally:
             tally = plan.tally
-            if tally.completion:
+            if tally.completion or tally.ended:
                 self._metrics.count_tokens(model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
 
     async def _deliver(self, plan: Plan, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace) -> None:
@@ -123,6 +123,11 @@ class GenerationEndpoint:
             if events:
                 await exchange.send_events(events)
             rows = await answer.rows() if not keepalive_s else await self._patient(answer, exchange, keepalive_s)
+        if writer.unsettled:
+            if events:
+                await exchange.send_events(events)
+                events = b""
+            await writer.settle()
         watch.stop()
         await exchange.send_events(events + writer.closing(), more=False)
 
@@ -144,6 +149,8 @@ class GenerationEndpoint:
                 raise Incomplete
             pace.rows(rows)
             writer.take(rows)
+        if writer.unsettled:
+            await writer.settle()
         watch.stop()
         await exchange.send_json(writer.body())
 

@@ -1,11 +1,18 @@
-"""Log probabilities in the two forms OpenAI has for them."""
+"""Log probabilities in the forms OpenAI has for them, and those of prompts as vLLM's server gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from broker.messages import TokenLogprob
-from frontend.schema.answers import ChatLogprobs, CompletionLogprobs, ContentLogprob, TopLogprob
+from frontend.schema.answers import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    ContentLogprob,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
 
 FLOOR = -9999.0  # JSON has no infinity
 
@@ -15,11 +22,10 @@ class LogprobWriter:
 
     __slots__ = ("_as_ids", "_offsets", "_top")
 
-    def __init__(self, top: int, *, choices: int, as_ids: bool = False, start: Sequence[int] = ()) -> None:
-        """`start` is the text offset at which each choice begins (the length of an echoed prompt)."""
+    def __init__(self, top: int, *, choices: int, as_ids: bool = False) -> None:
         self._top = top
         self._as_ids = as_ids
-        self._offsets = list(start) or [0] * choices
+        self._offsets = [0] * choices
 
     def _name(self, token_id: int, raw: bytes) -> str:
         return f"token_id:{token_id}" if self._as_ids else raw.decode("utf-8", "replace")
@@ -37,18 +43,38 @@ class LogprobWriter:
             ]
         )
 
-    def completion(self, items: Sequence[TokenLogprob], choice: int) -> CompletionLogprobs:
+    def completion(
+        self, items: Sequence[TokenLogprob | None], choice: int, *, first: tuple[int, str] = (0, "")
+    ) -> CompletionLogprobs:
+        """`first` is the token that None stands for: id and text of the first one of an echoed prompt."""
         out = CompletionLogprobs([], [], [], [])
         offset = self._offsets[choice]
         for item in items:
-            name = self._name(item.id, item.token)
-            value = max(item.logprob, FLOOR)
-            top = {self._name(i, raw): max(v, FLOOR) for i, raw, v in item.top[: self._top]}
-            top.setdefault(name, value)  # the chosen token is always among them
+            if item is None:
+                name = f"token_id:{first[0]}" if self._as_ids else first[1]
+                out.token_logprobs.append(None)
+                out.top_logprobs.append(None)
+            else:
+                name = self._name(item.id, item.token)
+                value = max(item.logprob, FLOOR)
+                top = {self._name(i, raw): max(v, FLOOR) for i, raw, v in item.top[: self._top]}
+                top.setdefault(name, value)  # the chosen token is always among them
+                out.token_logprobs.append(value)
+                out.top_logprobs.append(top)
             out.tokens.append(name)
-            out.token_logprobs.append(value)
-            out.top_logprobs.append(top)
             out.text_offset.append(offset)
             offset += len(name)
         self._offsets[choice] = offset
         return out
+
+
+def prompt_logprobs(items: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+    """The token that stands in the prompt comes first, then the likeliest ones."""
+    return [None if item is None else _alternatives(item) for item in items]
+
+
+def _alternatives(item: TokenLogprob) -> dict[str, PromptLogprob]:
+    found = {str(item.id): PromptLogprob(max(item.logprob, FLOOR), item.rank or None, item.token.decode("utf-8", "replace"))}
+    for rank, (token_id, raw, value) in enumerate(item.top, 1):
+        found.setdefault(str(token_id), PromptLogprob(max(value, FLOOR), rank, raw.decode("utf-8", "replace")))
+    return found

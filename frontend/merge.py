@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import accumulate
 from types import TracebackType
 
 import msgspec
@@ -33,12 +34,13 @@ async def submit_all(port: JobPort, jobs: Sequence[Job]) -> list[Answer]:
 
 
 class MergedAnswer:
-    """Choice `c` of job `j` becomes choice `j * choices + c`. Use as a context manager; the first job that fails fails all."""
+    """The choices of all jobs, counted through. Use as a context manager; the first job that fails fails all."""
 
-    def __init__(self, answers: Sequence[Answer], *, choices: int) -> None:
+    def __init__(self, answers: Sequence[Answer], *, choices: Sequence[int]) -> None:
+        """`choices`: how many each job has."""
         self._answers = answers
-        self._choices = choices
-        self._open = [choices] * len(answers)
+        self._first = [0, *accumulate(choices)]
+        self._open = list(choices)
         self._reading: dict[asyncio.Task[list[Row]], int] = {}
 
     async def __aenter__(self) -> MergedAnswer:
@@ -71,7 +73,7 @@ class MergedAnswer:
                 failed = failed or error
                 continue
             rows = task.result()
-            base = index * self._choices
+            base = self._first[index]
             merged += [msgspec.structs.replace(row, choice=base + row.choice) for row in rows] if base else rows
             self._open[index] -= sum(row.fin is not None for row in rows)
             if rows and self._open[index] > 0:

@@ -43,6 +43,9 @@ class Metrics:
             "headrace_frontend_cached_tokens", "Prompt tokens found in a KV cache, of ended requests", ["model"], registry=r
         )
         self.output_tokens = Counter("headrace_frontend_output_tokens", "Tokens of ended requests", ["model"], registry=r)
+        self.stored = Counter(
+            "headrace_frontend_stored_responses", "Responses that were to be stored, by how it went", ["outcome"], registry=r
+        )
         self.duration = FastHistogram(
             r, "headrace_frontend_request_seconds", "From the request to its last byte", label="route"
         )
@@ -54,6 +57,32 @@ class Metrics:
         )
         self.prepare = FastHistogram(r, "headrace_frontend_prepare_seconds", "Checking, templating and tokenising a request")
         self.body_bytes = FastHistogram(r, "headrace_frontend_request_bytes", "Size of request bodies", bounds=BYTES)
+
+        self.prefix_tokens = Counter(
+            "headrace_frontend_prefix_tokens",
+            "Tokens of long prompts: known from earlier ones, or made new",
+            ["kind"],
+            registry=r,
+        )
+        self.prefix_prompts = Counter(
+            "headrace_frontend_prefix_prompts",
+            "Long prompts of which something was known (hit), or nothing",
+            ["result"],
+            registry=r,
+        )
+        self.prefix_bytes = Gauge("headrace_frontend_prefix_bytes", "Memory of earlier prompts' tokens and hashes", registry=r)
+        self._prefix = [self.prefix_tokens.labels(kind) for kind in ("reused", "encoded")]
+        self._prefix_hit, self._prefix_miss = (self.prefix_prompts.labels(result) for result in ("hit", "miss"))
+        self.loop_lag = FastHistogram(
+            r, "headrace_frontend_loop_lag_seconds", "How late the event loop was, looked at twenty times a second"
+        )
+        self.connections = Gauge("headrace_frontend_connections", "Open HTTP connections", registry=r)
+        self.connections_shed = Counter(
+            "headrace_frontend_connections_shed", "Idle connections closed to make room for new ones", registry=r
+        )
+        self.connections_refused = Counter(
+            "headrace_frontend_connections_refused", "Connections closed for what they sent or failed to", ["code"], registry=r
+        )
 
         self._answered: dict[tuple[str, int], Counter] = {}
         self._tokens: dict[str, tuple[Counter, ...]] = {}
@@ -74,6 +103,12 @@ class Metrics:
             counters = self._tokens[model] = tuple(kind.labels(model) for kind in kinds)
         for counter, count in zip(counters, (prompt, cached, output), strict=True):
             counter.inc(count)
+
+    def count_prefix(self, reused: int, encoded: int) -> None:
+        """Count one long prompt. May be called from any thread."""
+        for counter, tokens in zip(self._prefix, (reused, encoded), strict=True):
+            counter.inc(tokens)
+        (self._prefix_hit if reused else self._prefix_miss).inc()
 
     def render(self) -> bytes:
         """The Prometheus text format."""

@@ -21,6 +21,7 @@ from frontend.metrics import Metrics
 log = structlog.get_logger()
 
 _PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # asked every second by somebody, for ever
+_BELOW = (("/v1/models/", "/v1/models/{id}"), ("/v1/responses/", "/v1/responses/{id}"))
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
 
 
@@ -71,7 +72,7 @@ class Observe:
 
     def _record(self, scope: Scope, took: float) -> None:
         path = scope["path"]
-        route = path if path in self._routes else "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+        route = path if path in self._routes else next((name for start, name in _BELOW if path.startswith(start)), "other")
         status = scope.get("headrace.status", 0)
         self._metrics.answered(route, status)
         self._metrics.duration.series(route).observe(took)

@@ -8,9 +8,25 @@ from typing import Any
 
 import msgspec
 
+from frontend.anthropic.schema import AnthropicError, CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from frontend.pooling.schema import (
+    ClassifyAnswer,
+    ClassifyRequest,
+    EmbeddingAnswer,
+    EmbeddingRequest,
+    PoolingAnswer,
+    PoolingRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreAnswer,
+    ScoreRequest,
+)
+from frontend.responses.answer import DeletedResponse, InputTokens, ItemList, ResponseAnswer
+from frontend.responses.schema import InputTokensRequest, ResponsesRequest
 from frontend.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelEntry, ModelList
 from frontend.schema.chat import ChatRequest
 from frontend.schema.completions import CompletionRequest
+from frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _ERRORS = {
     "400": "a parameter is missing, wrong or not supported; `param` names it",
@@ -18,6 +34,8 @@ _ERRORS = {
     "405": "wrong method",
     "408": "the body did not arrive in time",
     "413": "the body is too large",
+    "414": "the URL is too long",
+    "431": "the headers are too many or too large",
     "429": "a queue is full; see Retry-After and `code`",
     "500": "internal error",
     "502": "the engine failed",
@@ -29,11 +47,21 @@ _ERRORS = {
 @cache
 def build_openapi() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
-    types = (ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer)
+    types = (
+        *(ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer),
+        *(ResponsesRequest, ResponseAnswer, InputTokensRequest, InputTokens, DeletedResponse, ItemList),
+        *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
+        *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
+        *(ScoreRequest, ScoreAnswer, RerankRequest, RerankAnswer),
+        *(TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer),
+    )
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {
         "/v1/chat/completions": {"post": _generation("Answer a conversation", "ChatRequest", "ChatAnswer")},
         "/v1/completions": {"post": _generation("Continue one or more prompts", "CompletionRequest", "CompletionAnswer")},
+        **_responses(),
+        **_messages(),
+        **_pooling(),
         "/v1/models": {"get": _get("List the served models", {"200": _json("the models", "ModelList")})},
         "/v1/models/{model}": {
             "get": _get("One model", {"200": _json("the model", "ModelEntry"), "404": _json("no such model", "ErrorAnswer")})
@@ -50,6 +78,56 @@ def build_openapi() -> bytes:
     return msgspec.json.encode(document)
 
 
+def _responses() -> dict[str, Any]:
+    """The Responses API."""
+    where = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    wrong = {status: _json(text, "ErrorAnswer") for status, text in _ERRORS.items() if status in ("400", "404", "503")}
+    page = [
+        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}},
+        {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
+        {"name": "after", "in": "query", "schema": {"type": "string"}},
+    ]
+    one = "/v1/responses/{response_id}"
+    return {
+        "/v1/responses": {"post": _generation("Answer items with items", "ResponsesRequest", "ResponseAnswer")},
+        "/v1/responses/input_tokens": {
+            "post": _generation("Count a prompt", "InputTokensRequest", "InputTokens", streams=False)
+        },
+        one: {
+            "parameters": [where],
+            "get": _get("A stored response", {"200": _json("the response", "ResponseAnswer"), **wrong}),
+            "delete": _get("Forget a stored response", {"200": _json("it is gone", "DeletedResponse"), **wrong}),
+        },
+        f"{one}/input_items": {
+            "parameters": [where, *page],
+            "get": _get("The items it answered", {"200": _json("a page of them", "ItemList"), **wrong}),
+        },
+        f"{one}/cancel": {"parameters": [where], "post": _get("Refused: nothing runs in the background", wrong)},
+    }
+
+
+def _messages() -> dict[str, Any]:
+    """Anthropic's Messages API."""
+    error = "AnthropicError"
+    count = _generation("Count a prompt", "CountRequest", "TokenCount", error=error, streams=False)
+    answer = _generation("Answer messages with a message", "MessagesRequest", "MessageAnswer", error=error)
+    return {"/v1/messages": {"post": answer}, "/v1/messages/count_tokens": {"post": count}}
+
+
+def _pooling() -> dict[str, Any]:
+    """Vectors, and tokens."""
+    routes = {
+        ("/v1/embeddings",): ("Embed inputs", "EmbeddingRequest", "EmbeddingAnswer"),
+        ("/v1/score", "/score"): ("Score pairs of texts", "ScoreRequest", "ScoreAnswer"),
+        ("/v1/rerank", "/v2/rerank", "/rerank"): ("Order documents by a query", "RerankRequest", "RerankAnswer"),
+        ("/v1/classify", "/classify"): ("Classify inputs", "ClassifyRequest", "ClassifyAnswer"),
+        ("/v1/pooling", "/pooling"): ("The plain vectors of inputs", "PoolingRequest", "PoolingAnswer"),
+        ("/v1/tokenize", "/tokenize"): ("Text to tokens", "TokenizeRequest", "TokenizeAnswer"),
+        ("/v1/detokenize", "/detokenize"): ("Tokens to text", "DetokenizeRequest", "DetokenizeAnswer"),
+    }
+    return {path: {"post": _generation(*told, streams=False)} for paths, told in routes.items() for path in paths}
+
+
 def _json(description: str, schema: str) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {"description": description, "content": content}
@@ -64,9 +142,13 @@ def _states(good: str, bad: str) -> dict[str, Any]:
     return {"200": {"description": good, "content": body}, "503": {"description": bad, "content": body}}
 
 
-def _generation(summary: str, request: str, answer: str) -> dict[str, Any]:
-    whole = _json("the answer; with `stream` server-sent events that end with [DONE]", answer)
-    whole["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+def _generation(
+    summary: str, request: str, answer: str, *, error: str = "ErrorAnswer", streams: bool = True
+) -> dict[str, Any]:
+    whole = _json("the answer; with `stream` server-sent events" if streams else "the answer", answer)
+    if streams:
+        whole["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     body = {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}}
-    responses = {"200": whole} | {status: _json(text, "ErrorAnswer") for status, text in _ERRORS.items()}
+    statuses = {**_ERRORS, "529": _ERRORS["503"]} if error != "ErrorAnswer" else _ERRORS
+    responses = {"200": whole} | {status: _json(text, error) for status, text in statuses.items()}
     return {"summary": summary, "requestBody": body, "responses": responses}

@@ -5,28 +5,56 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from broker.codec import unpack_u32
 from broker.jobs import Job
 from broker.messages import Generation, Parsing
 from frontend.collect import Collector
+from frontend.echoed import EchoWriter
 from frontend.errors import BadRequest
 from frontend.exchange import Exchange
 from frontend.logprobs import LogprobWriter
+from frontend.parsed import ParsedWriter
 from frontend.routing import routing_of
 from frontend.sampling import guided_of, sampling_of, stops_of
+from frontend.schema.chat import ChatRequest
 from frontend.schema.common import GenerationRequest
 from frontend.settings import FrontendSettings
 from frontend.shelf import ReadyModel
-from frontend.sse import EventForm, EventOptions, EventWriter, Head
+from frontend.sse import AnswerOptions, EventForm, EventWriter, Head
 from frontend.tokenize import Fit, Prompt
 from frontend.usage import Tally
 from frontend.writing import StreamWriter, WholeWriter
-from jetstream.subjects import tenant_token
+from jetstream.subjects import RequestClass, tenant_token
 
 TENANT_HEADER = b"x-headrace-tenant"
 TIMEOUT_HEADER = b"x-request-timeout-s"
-URGENT_TIERS = frozenset({"priority"})
+MOST_PRIORITY = 2**31 - 1
+
+
+class Tier(NamedTuple):
+    """What a service tier of OpenAI's means here: the class it waits in, how much later inside it, and what the answer says."""
+
+    request_class: RequestClass
+    later: int
+    name: str
+
+
+STANDARD = Tier("std", 0, "default")
+FLEX_LATER = 1 << 20  # behind everything that has a priority of its own within reason
+TIERS: dict[str, Tier] = {
+    "auto": STANDARD,
+    "default": STANDARD,
+    "scale": STANDARD,
+    "flex": Tier("std", FLEX_LATER, "flex"),
+    "priority": Tier("hi", 0, "priority"),
+}
+
+
+def tier_of(name: str | None) -> Tier:
+    """A tier that nobody knows, and none, is the usual one."""
+    return TIERS.get(name or "auto", STANDARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +86,17 @@ class Wishes:
     wanted: int | None  # tokens per choice; None = as many as fit
     top_logprobs: int | None = None
     parse: Parsing | None = None
+    prompt_logprobs: int | None = None  # alternatives per prompt token; None = none are told
+    role: str = "assistant"  # of the answer
+    prompt_text: str | None = None  # to be told to the client
+    silent: bool = False  # nothing is to be said beyond the prompt
+
+
+class Drafts(Protocol):
+    """What APIs that speak in messages need of the chat API."""
+
+    async def draft(self, request: ChatRequest, exchange: Exchange, *, id_prefix: str) -> tuple[Draft, Wishes]:
+        """Raises a FrontendError or an AdmissionError."""
 
 
 def fit_of(request: GenerationRequest, model: ReadyModel, *, wanted: int | None, param: str) -> Fit:
@@ -89,8 +128,11 @@ def make_draft(
         raise BadRequest("stream_options is only allowed when stream is true", param="stream_options")
     n = request.n or 1
     jobs = _jobs(request, exchange, model, settings, wishes)
-    head = Head(f"{wishes.id_prefix}{jobs[0].id}", int(time.time()), model.card.model, model.fingerprint)
-    tally = Tally([p.tokens for p in wishes.prompts], n)
+    tier = tier_of(request.service_tier).name if request.service_tier is not None else None
+    name = f"{wishes.id_prefix}{request.request_id or jobs[0].id}"
+    head = Head(name, int(time.time()), model.name, model.fingerprint, tier)
+    reasoning = wishes.parse is not None and model.card.reasoning_parser is not None
+    tally = Tally([p.tokens for p in wishes.prompts], n, reasoning=reasoning)
     return Draft(jobs=jobs, head=head, tally=tally, model=model, choices=n * len(jobs))
 
 
@@ -98,38 +140,38 @@ def make_plan(request: GenerationRequest, draft: Draft, wishes: Wishes, form: Ev
     """The answer of chat and completions. `echo` has one text per prompt, or is empty."""
     n, total = request.n or 1, draft.choices
     per_choice = [i // n for i in range(total)]
-    echoes = [echo[p] for p in per_choice] if echo else []
-    prompt_ids = []
-    if request.return_token_ids:
-        unpacked = [unpack_u32(p.packed) for p in wishes.prompts]
-        prompt_ids = [unpacked[p] for p in per_choice]
-    logprobs = None
+    logprobs, token_ids = None, bool(request.return_token_ids)
     if wishes.top_logprobs is not None:
-        as_ids = bool(request.return_tokens_as_token_ids)
-        logprobs = LogprobWriter(wishes.top_logprobs, choices=total, as_ids=as_ids, start=[len(e) for e in echoes])
-    token_ids = bool(request.return_token_ids)
+        logprobs = LogprobWriter(wishes.top_logprobs, choices=total, as_ids=bool(request.return_tokens_as_token_ids))
+    if wishes.parse is not None and not wishes.parse.reasoning:  # tokens would give away what is not to be handed out
+        logprobs, token_ids = None, False
+    prompt_ids = [unpack_u32(p.packed) for p in wishes.prompts] if request.return_token_ids else []
+    echo_first: list[tuple[int, str]] = []
+    if echo and logprobs is not None and not form.chat:
+        first_ids = [unpack_u32(p.packed[:4]) for p in wishes.prompts]
+        echo_first = [(ids[0], draft.model.encoder.decode(ids)) for ids in first_ids]
+    streamed = request.stream_options
+    usage = bool(streamed and streamed.include_usage)
+    options = AnswerOptions(
+        usage=usage,
+        usage_always=bool(usage and streamed and streamed.continuous_usage_stats),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        role=wishes.role,
+        parse=wishes.parse,
+        echo=[echo[p] for p in per_choice] if echo else (),
+        echo_first=[echo_first[p] for p in per_choice] if echo_first else (),
+        prompt_ids=[prompt_ids[p] for p in per_choice] if prompt_ids else (),
+        prompt_text=wishes.prompt_text,
+        prompt_logprobs=wishes.prompt_logprobs is not None,
+        silent=wishes.silent,
+    )
     writer: StreamWriter | WholeWriter
-    if request.stream:
-        wanted = request.stream_options
-        usage = bool(wanted and wanted.include_usage)
-        options = EventOptions(
-            usage=usage,
-            usage_always=bool(usage and wanted and wanted.continuous_usage_stats),
-            token_ids=token_ids,
-            logprobs=logprobs,
-        )
-        writer = EventWriter(form, draft.head, draft.tally, choices=total, options=options, echo=echoes, prompt_ids=prompt_ids)
+    if not request.stream:
+        writer = Collector(draft.head, draft.tally, choices=total, chat=form.chat, options=options)
     else:
-        writer = Collector(
-            draft.head,
-            draft.tally,
-            choices=total,
-            chat=form.chat,
-            logprobs=logprobs,
-            token_ids=token_ids,
-            echo=echoes,
-            prompt_ids=prompt_ids,
-        )
+        kind = ParsedWriter if wishes.parse is not None else EchoWriter if echo_first or wishes.silent else EventWriter
+        writer = kind(form, draft.head, draft.tally, choices=total, options=options)
     return Plan(draft.jobs, writer, draft.tally)
 
 
@@ -140,9 +182,12 @@ def _jobs(
     stop = stops_of(request)
     guided = guided_of(request)
     tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
-    deadline_s = _deadline(request, exchange, settings)
-    urgent = request.service_tier in URGENT_TIERS
+    deadline_s = deadline_of(request.timeout, exchange, settings)
+    tier = tier_of(request.service_tier)
     routing = routing_of(exchange, session_id=request.session_id)
+    extra = dict(request.vllm_xargs or {})
+    if request.thinking_token_budget is not None and request.thinking_token_budget >= 0:
+        extra["thinking_token_budget"] = request.thinking_token_budget
     jobs: list[Job] = []
     for prompt in wishes.prompts:
         room = card.context_length - prompt.tokens
@@ -154,10 +199,14 @@ def _jobs(
             include_stop=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False,
             logprobs=wishes.top_logprobs,
+            prompt_logprobs=wishes.prompt_logprobs,
             guided=guided,
+            adapter=model.adapter,
             cache_salt=request.cache_salt,
             session_id=routing.session or None,
-            extra=request.vllm_xargs or {},
+            prompt_embeds=prompt.embeds or None,
+            media=list(prompt.media),
+            extra=extra,
             parse=wishes.parse,
         )
         jobs.append(
@@ -169,24 +218,25 @@ def _jobs(
                 max_tokens=max_tokens,
                 hashes=prompt.hashes,
                 choices=request.n or 1,
-                request_class="hi" if urgent else "std",
+                request_class=tier.request_class,
                 tenant=tenant,
-                priority=request.priority or 0,
+                priority=min((request.priority or 0) + tier.later, MOST_PRIORITY),
                 deadline_s=deadline_s,
                 session=routing.session,
                 affinity=routing.affinity,
                 worker=routing.worker,
                 require=routing.require,
                 prefer=routing.prefer,
+                adapter=model.adapter or "",
                 explain=routing.explain and not jobs,
             )
         )
     return jobs
 
 
-def _deadline(request: GenerationRequest, exchange: Exchange, settings: FrontendSettings) -> float:
+def deadline_of(wanted: float | None, exchange: Exchange, settings: FrontendSettings) -> float:
+    """Seconds from now; `wanted` is the body's timeout, the header wins. Raises BadRequest naming the header."""
     asked = exchange.header(TIMEOUT_HEADER)
-    wanted = request.timeout
     if asked is not None:
         name = TIMEOUT_HEADER.decode()
         try:

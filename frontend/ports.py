@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker.cards import ModelCard
 from broker.jobs import Job
 from broker.messages import Explanation, Row
+from broker.stored import StoredResponse
 
 
 class Served(Protocol):
@@ -22,6 +23,9 @@ class Served(Protocol):
     def files(self) -> Mapping[str, bytes]: ...
     @property
     def workers(self) -> int: ...
+    @property
+    def adapter(self) -> str | None:
+        """None is the model itself."""
 
 
 class Models(Protocol):
@@ -29,8 +33,11 @@ class Models(Protocol):
 
     def names(self) -> list[str]: ...
     def ready_names(self) -> list[str]: ...
+    def adapters(self) -> list[str]:
+        """Those that some worker has."""
+
     def get(self, name: str) -> Served:
-        """Resolves aliases. Raises UnknownModel."""
+        """Resolves aliases and adapters. Raises UnknownModel."""
 
     def on_change(self, callback: Callable[[], None]) -> None: ...
 
@@ -46,6 +53,22 @@ class Answer(Protocol):
 
     def cancel(self) -> None:
         """Idempotent; nothing happens once the job has ended."""
+
+
+class ResponseStore(Protocol):
+    """`broker.stored.StoredResponses` as the Responses API sees it."""
+
+    async def put(self, response: StoredResponse, /) -> None:
+        """Raises ResponseNotStored."""
+
+    async def get(self, response_id: str, tenant: str, /) -> StoredResponse:
+        """Raises ResponseUnknown, or a JetStreamError when the store cannot be reached."""
+
+    async def get_all(self, response_ids: Sequence[str], tenant: str, /) -> list[StoredResponse]:
+        """In the order of the ids. Raises as `get`."""
+
+    async def delete(self, response_id: str, tenant: str, /) -> None:
+        """Raises as `get`."""
 
 
 class JobPort(Protocol):

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from broker.cards import ModelCard
 from broker.messages import Sampling
 from frontend.errors import BadRequest
-from frontend.schema.common import MAX_STOPS, GenerationRequest
+from frontend.schema.common import MAX_STOPS, GenerationRequest, ResponseFormat, StructuredOutputs
 
 _PLAIN = Sampling()
+
+GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
+
+REFUSED = {
+    "use_beam_search": "is not supported here",
+    "watermarking": "is not supported here",
+    "logprob_token_ids": "is not supported here: use top_logprobs",
+    "repetition_detection": "is not supported here",
+    "kv_transfer_params": "cannot be sent with a request: workers hand over by themselves",
+    "ec_transfer_params": "cannot be sent with a request: workers hand over by themselves",
+    "mm_processor_kwargs": "cannot be sent with a request: it changes what a request costs",
+    "media_io_kwargs": "cannot be sent with a request: it changes what a request costs",
+}
+"""Parameters of vLLM's server that are refused, and why."""
 
 
 def sampling_of(request: GenerationRequest, card: ModelCard, *, max_tokens: int) -> Sampling:
@@ -87,26 +103,61 @@ def guided_of(request: GenerationRequest) -> dict[str, Any] | None:
     wish("regex", "guided_regex", request.guided_regex)
     wish("choice", "guided_choice", request.guided_choice)
     wish("grammar", "guided_grammar", request.guided_grammar)
+    options: dict[str, Any] = {}
     if (outputs := request.structured_outputs) is not None:
         for kind in outputs.__struct_fields__:
-            wish(kind, f"structured_outputs.{kind}", getattr(outputs, kind))
-    if (shape := request.response_format) is not None:
-        if shape.type == "json_object":
-            wish("json_object", "response_format", True)
-        elif shape.type == "json_schema":
-            if shape.json_schema is None or shape.json_schema.schema is None:
-                param = "response_format.json_schema.schema"
-                raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
-            wish("json", "response_format", shape.json_schema.schema)
-    return {kind: value for kind, (_, value) in wishes.items()} or None
+            if kind not in GUIDED_OPTIONS:
+                wish(kind, f"structured_outputs.{kind}", getattr(outputs, kind))
+            elif value := getattr(outputs, kind):
+                options[kind] = value
+    if request.response_format is not None:
+        wish(*_shaped(request.response_format))
+    if not wishes:
+        if request.structured_outputs is not None:
+            kinds = ", ".join(kind for kind in StructuredOutputs.__struct_fields__ if kind not in GUIDED_OPTIONS)
+            raise BadRequest(f"structured_outputs needs one of {kinds}", param="structured_outputs")
+        return None
+    return {kind: value for kind, (_, value) in wishes.items()} | options
+
+
+def _shaped(shape: ResponseFormat) -> tuple[str, str, Any]:
+    """Kind, parameter and value; None for plain text."""
+    if shape.type == "json_object":
+        return "json_object", "response_format", True
+    if shape.type == "structural_tag":
+        return "structural_tag", "response_format", _structural_tag(shape)
+    if shape.type == "text":
+        return "json", "response_format", None
+    if shape.json_schema is None or shape.json_schema.schema is None:
+        param = "response_format.json_schema.schema"
+        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+    return "json", "response_format", shape.json_schema.schema
+
+
+def _structural_tag(shape: ResponseFormat) -> str:
+    """As JSON text, which is what the grammar engines take."""
+    tag: dict[str, Any] = {"type": "structural_tag"}
+    if shape.format is not None:
+        tag["format"] = shape.format
+    elif shape.structures is not None and shape.triggers is not None:
+        tag |= {"structures": shape.structures, "triggers": shape.triggers}
+    else:
+        param = "response_format.format"
+        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+    return msgspec.json.encode(tag).decode()
 
 
 def refuse_unsupported(request: GenerationRequest) -> None:
     """Better a clear no than an answer that silently ignores what was asked for."""
-    if request.use_beam_search:
-        raise unsupported("use_beam_search")
-    if request.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs")
+    for param, why in REFUSED.items():
+        if getattr(request, param):
+            raise unsupported(param, why)
+    if request.spaces_between_special_tokens is False:
+        raise unsupported("spaces_between_special_tokens", "cannot be turned off here")
+    if request.truncation_side == "right":
+        raise unsupported("truncation_side", '"right" is not supported here: the end of a prompt is kept')
+    if request.prompt_logprobs is not None and request.stream:
+        raise BadRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
 
 
 def unsupported(param: str, why: str = "is not supported here") -> BadRequest:

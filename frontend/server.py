@@ -11,14 +11,18 @@ import contextlib
 import gc
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import structlog
 import uvicorn
 
 from broker.ingress import Ingress
+from broker.stored import StoredResponses, StoreLimits
 from frontend.app import Frontend, build_frontend
+from frontend.connections import Connections
 from frontend.errors import AddressUnavailable
+from frontend.lag import watch_lag
 from frontend.settings import FrontendSettings
 from jetstream.client import Connection, ConnectOptions
 from jetstream.errors import HeadraceError, JetStreamError, ServerUnreachable
@@ -29,6 +33,7 @@ from jetstream.topology import Topology
 log = structlog.get_logger()
 
 CONNECT_RETRY_S = 0.5
+SWITCH_S = 0.001
 LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -49,9 +54,15 @@ async def run_frontend(
         async with _connection(options, subjects, settings) as work, asyncio.TaskGroup() as group:
             ingress = Ingress(work, subjects, namespace=settings.namespace)
             running = group.create_task(ingress.run(), name="ingress")
-            frontend = build_frontend(ingress, settings)
+            limits = StoreLimits(
+                ttl_s=settings.response_ttl_s,
+                max_bytes=settings.response_max_bytes,
+                write_timeout_s=settings.response_store_s,
+            )
+            frontend = build_frontend(ingress, settings, stored=StoredResponses(work, subjects, limits))
             loading = group.create_task(frontend.shelf.run(), name="shelf")
             _quiet_gc()
+            share_evenly()
             try:
                 await serve(frontend, settings, listener, drain=ingress.drain, on_listening=on_listening)
             finally:
@@ -69,10 +80,11 @@ async def serve(
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
     """Answer HTTP on `listener` until a signal comes and running answers have ended. `drain(grace_s)` is awaited meanwhile."""
+    connections = Connections(settings, frontend.metrics)
     server = _Server(
         uvicorn.Config(
             frontend.app,
-            http="httptools",
+            http=connections.protocol(),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -89,6 +101,10 @@ async def serve(
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server._serve(sockets=[listener]), name="http")
             stopping = group.create_task(stop.wait(), name="stop")
+            beside = [
+                group.create_task(connections.sweep(), name="connections"),
+                group.create_task(watch_lag(frontend.metrics.loop_lag.series()), name="lag"),
+            ]
             host, port = listener.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             log.info("frontend.listening", url=url)
@@ -104,6 +120,8 @@ async def serve(
             except HeadraceError as error:
                 log.warning("frontend.drain_failed", error=str(error))
             await serving
+            for task in beside:
+                task.cancel()
     log.info("frontend.stopped")
 
 
@@ -177,6 +195,11 @@ def listen(settings: FrontendSettings) -> socket.socket:
         raise AddressUnavailable(message) from None
     listener.setblocking(False)
     return listener
+
+
+def share_evenly() -> None:
+    """Threads that compute for long give the interpreter back to the event loop after a millisecond instead of five."""
+    sys.setswitchinterval(SWITCH_S)
 
 
 def _quiet_gc() -> None:

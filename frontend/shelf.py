@@ -7,31 +7,30 @@ when its first request comes.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
 import structlog
 
 from broker.cards import ModelCard
 from broker.codec import encode
 from broker.errors import UnknownModel
-from frontend.errors import FrontendError, ModelUnusable
+from frontend.errors import BadRequest, FrontendError
+from frontend.metrics import Metrics
+from frontend.modelfiles import ModelFiles
 from frontend.ports import Models, Served
+from frontend.prefixes import PrefixMemory
 from frontend.settings import FrontendSettings
 from frontend.templates import ChatTemplate
 from frontend.tokenize import PromptEncoder
 
 log = structlog.get_logger()
-
-TOKENIZER = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"
-_TEMPLATE_NAMES = ("unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,53 @@ class ReadyModel:
     encoder: PromptEncoder
     template: ChatTemplate | None
     fingerprint: str
+    executor: Executor
+    inline_bytes: int
+    adapter: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        return self.adapter or self.card.model
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """`ChatTemplate.render`, off the event loop if the conversation is long.
+
+        Raises BadRequest, also when the model has no template.
+        """
+        if self.template is None:
+            message = f"{self.card.model!r} has no chat template; use /v1/completions"
+            raise BadRequest(message, param="model", code="no_chat_template")
+        work = partial(
+            self.template.render,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            extra=extra,
+        )
+        if not _is_heavy([messages, tools, documents, extra], self.inline_bytes):
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
 
 
 class ModelShelf:
     """The ready models. Run `run` next to the server; without it models are loaded by their first request."""
 
-    def __init__(self, models: Models, settings: FrontendSettings) -> None:
+    def __init__(self, models: Models, settings: FrontendSettings, metrics: Metrics | None = None) -> None:
         self._models = models
         self._settings = settings
+        self._memory = _memory(settings, metrics)
         self._ready: dict[str, ReadyModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -64,9 +102,11 @@ class ModelShelf:
         """Raises UnknownModel, ModelUnusable."""
         served = self._models.get(name)
         ready = self._ready.get(served.card.model)
-        if ready is not None and (ready.card is served.card or ready.card == served.card):
+        if ready is None or (ready.card is not served.card and ready.card != served.card):
+            ready = await self._load(served)
+        if served.adapter is None:
             return ready
-        return await self._load(served)
+        return dataclasses.replace(ready, adapter=served.adapter, encoder=ready.encoder.for_adapter(served.adapter))
 
     async def run(self) -> None:
         """Load models as they appear, drop those that are gone, until cancelled."""
@@ -94,39 +134,52 @@ class ModelShelf:
                 return ready
             began = time.perf_counter()
             loop = asyncio.get_running_loop()
-            ready = await loop.run_in_executor(self._executor, _build, served, self._executor, self._settings)
+            ready = await loop.run_in_executor(self._executor, self._build, served)
             self._ready[card.model] = ready
             log.info("model.loaded", model=card.model, seconds=round(time.perf_counter() - began, 3))
             return ready
 
-
-def _build(served: Served, executor: Executor, settings: FrontendSettings) -> ReadyModel:
-    card, files = served.card, served.files
-    if TOKENIZER not in files:
-        raise ModelUnusable(f"the card of {card.model!r} has no {TOKENIZER}")
-    encoder = PromptEncoder(files[TOKENIZER], card, executor=executor, inline_bytes=settings.inline_prompt_bytes)
-    config = _config(files, card)
-    source = _template_source(files, config)
-    names = {n: config[n] for n in _TEMPLATE_NAMES if isinstance(config.get(n), str)}
-    names |= {n: token for n, token in (("bos_token", card.bos_token), ("eos_token", card.eos_token)) if token is not None}
-    names |= card.template_kwargs
-    template = ChatTemplate(source, names=names) if source is not None else None
-    return ReadyModel(card, encoder, template, "fp_" + hashlib.sha256(encode(card)).hexdigest()[:10])
-
-
-def _config(files: Mapping[str, bytes], card: ModelCard) -> dict[str, Any]:
-    if CONFIG not in files:
-        return {}
-    try:
-        return msgspec.json.decode(files[CONFIG], type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ModelUnusable(f"{CONFIG} of {card.model!r} is not valid: {error}") from None
+    def _build(self, served: Served) -> ReadyModel:
+        card, executor, inline_bytes = served.card, self._executor, self._settings.inline_prompt_bytes
+        files = ModelFiles.read(served.files, card.model)
+        encoder = PromptEncoder(
+            files.tokenizer,
+            card,
+            executor=executor,
+            inline_bytes=inline_bytes,
+            memory=self._memory,
+            special_tokens=files.special_tokens,
+        )
+        of_card = {n: token for n, token in (("bos_token", card.bos_token), ("eos_token", card.eos_token)) if token is not None}
+        names = {**of_card, **files.names, **card.template_kwargs}
+        template = ChatTemplate(files.templates, names=names) if files.templates else None
+        fingerprint = "fp_" + hashlib.sha256(encode(card)).hexdigest()[:10]
+        return ReadyModel(card, encoder, template, fingerprint, executor, inline_bytes)
 
 
-def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
-    if TEMPLATE in files:
-        return files[TEMPLATE].decode()
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several by name: the one called "default" is meant for chat
-        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
-    return source if isinstance(source, str) else None
+def _memory(settings: FrontendSettings, metrics: Metrics | None) -> PrefixMemory | None:
+    if not settings.prompt_cache_bytes:
+        return None
+    if metrics is None:
+        return PrefixMemory(settings.prompt_cache_bytes)
+    memory = PrefixMemory(settings.prompt_cache_bytes, on_reuse=metrics.count_prefix)
+    metrics.prefix_bytes.set_function(lambda: memory.size)
+    return memory
+
+
+def _is_heavy(values: Sequence[object], limit: int) -> bool:
+    """Do these values hold more characters than the limit? Everything that is no text counts as a few."""
+    left = list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            limit -= len(value)
+        elif isinstance(value, Mapping):
+            limit -= 8 * len(value)
+            left.extend(value.values())
+        elif isinstance(value, Sequence):
+            limit -= 8 * len(value)
+            left.extend(value)
+        if limit < 0:
+            return True
+    return False

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from broker.messages import Finish, Row
+from broker.messages import Finish, Parsing, Row
 from broker.said import plain
 from frontend.errors import FrontendError
 from frontend.logprobs import LogprobWriter
@@ -34,15 +34,16 @@ class Head:
     created: int
     model: str
     fingerprint: str
+    service_tier: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventForm:
-    """How one API writes its events; `%b` in `text` and `first` is the JSON of the text."""
+    """How one API writes its events."""
 
     object: str
     text: tuple[bytes, bytes]  # around the JSON string of a piece of text
-    role: bytes | None  # what opens a choice; None = nothing does
+    role: tuple[bytes, bytes] | None  # around the JSON string of the role, which opens a choice; None = nothing does
     finish: bytes  # what takes the place of the text in the event that ends a choice
     chat: bool
 
@@ -50,7 +51,7 @@ class EventForm:
 CHAT_EVENTS = EventForm(
     object="chat.completion.chunk",
     text=(b'"delta":{"content":', b"}"),
-    role=b'"delta":{"role":"assistant","content":""}',
+    role=(b'"delta":{"role":', b',"content":""}'),
     finish=b'"delta":{}',
     chat=True,
 )
@@ -58,13 +59,23 @@ COMPLETION_EVENTS = EventForm(object="text_completion", text=(b'"text":', b""), 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventOptions:
-    """What the client wants to see besides text."""
+class AnswerOptions:
+    """What the client wants to see besides what the model says. `echo` and `prompt_ids`: one per choice, or none at all."""
 
     usage: bool = False  # one more event at the end
     usage_always: bool = False  # in every event
     token_ids: bool = False
     logprobs: LogprobWriter | None = None
+    role: str = "assistant"
+    parse: Parsing | None = None
+    echo: Sequence[str] = ()
+    echo_first: Sequence[
+        tuple[int, str]
+    ] = ()  # the prompts' first tokens, where log probabilities of the prompt are echoed too
+    prompt_ids: Sequence[list[int]] = ()
+    prompt_text: str | None = None
+    prompt_logprobs: bool = False
+    silent: bool = False  # nothing that the model says: only the prompt was asked for
 
 
 class EventWriter(StreamWriter):
@@ -77,16 +88,15 @@ class EventWriter(StreamWriter):
         tally: Tally,
         *,
         choices: int,
-        options: EventOptions,
-        echo: Sequence[str] = (),
-        prompt_ids: Sequence[list[int]] = (),
+        options: AnswerOptions,
     ) -> None:
-        """`echo` and `prompt_ids`: what the first event of each choice brings along, one per choice or none at all."""
         self.open = choices
-        self._form = form
-        self._options = options
-        self._tally = tally
-        fixed = {"id": head.id, "object": form.object, "created": head.created, "model": head.model}
+        self.form = form
+        self.options = options
+        self.tally = tally
+        fixed: dict[str, Any] = {"id": head.id, "object": form.object, "created": head.created, "model": head.model}
+        if head.service_tier is not None and form.chat:
+            fixed["service_tier"] = head.service_tier
         self._start = b"data: " + _encode(fixed)[:-1] + b","
         self._fingerprint = b'"system_fingerprint":' + _encode(head.fingerprint) + b","
         before, after = form.text
@@ -95,36 +105,48 @@ class EventWriter(StreamWriter):
         self._suffix = after + b',"logprobs":null,"finish_reason":null}' + plain_end
         self._plain_end = plain_end
         self._simple = not (options.usage_always or options.token_ids or options.logprobs)
-        self._first: list[bytes | None] | None = self._openings(choices, echo, prompt_ids)
+        self.tells_tokens = bool(options.token_ids or options.logprobs)  # even those without text
+        self._first: list[bytes | None] | None = self._openings(choices)
 
-    def _openings(self, choices: int, echo: Sequence[str], prompt_ids: Sequence[list[int]]) -> list[bytes | None] | None:
-        form = self._form
+    def _openings(self, choices: int) -> list[bytes | None] | None:
+        form, options = self.form, self.options
+        echo, prompt_ids = options.echo, options.prompt_ids
         if form.role is None and not echo and not prompt_ids:
             return None
         openings: list[bytes | None] = []
         for i in range(choices):
-            inner = form.role or form.text[0] + _encode(echo[i] if echo else "") + form.text[1]
+            text = form.text[0] + _encode(echo[i] if echo else "") + form.text[1]
             ids = b',"prompt_token_ids":' + _encode(prompt_ids[i]) if prompt_ids else b""
-            end = self._plain_end if not (ids and form.chat) else ids.join((b"]", self._plain_end[1:]))
-            extra = ids if not form.chat else b""
-            openings.append(
-                self._start
-                + b'"choices":[{"index":%d,' % i
-                + inner
-                + b',"logprobs":null,"finish_reason":null'
-                + extra
-                + b"}"
-                + end
-            )
+            if form.role is None:
+                openings.append(self._opening(i, text, in_choice=ids))
+                continue
+            if options.prompt_text is not None:
+                ids += b',"prompt_text":' + _encode(options.prompt_text)
+            role = form.role[0] + _encode(options.role) + form.role[1]
+            echoed = self._opening(i, text) if echo and echo[i] else b""
+            openings.append(self._opening(i, role, beside=ids) + echoed)
         return openings
+
+    def _opening(self, choice: int, inner: bytes, *, in_choice: bytes = b"", beside: bytes = b"") -> bytes:
+        index = b'"choices":[{"index":%d,' % choice
+        nothing = b',"logprobs":null,"finish_reason":null'
+        return b"".join((self._start, index, inner, nothing, in_choice, b"}]", beside, self._plain_end[1:]))
+
+    def opening(self, choice: int) -> bytes | None:
+        """What comes before all else of this choice; once."""
+        if self._first is None or (opening := self._first[choice]) is None:
+            return None
+        self._first[choice] = None
+        return opening
 
     def events(self, rows: list[Row]) -> bytes:
         """All events of these rows, in order; empty when there is nothing to say (text is being held back)."""
         out: list[bytes] = []
         add = out.append
-        tally = self._tally
+        tally = self.tally
         prefix, suffix, first = self._prefix, self._suffix, self._first
         simple = self._simple
+        before, after = self.form.text
         for row in rows:
             choice = row.choice
             if first is not None and (opening := first[choice]) is not None:
@@ -138,52 +160,50 @@ class EventWriter(StreamWriter):
                 text += plain([fin.tail])
             if not simple:
                 if text or row.ids:
-                    add(self._full(choice, row, text))
+                    add(self.event(choice, before + _encode(text) + after, row.ids, self.logprobs(choice, row)))
             elif text:
                 add(prefix[choice])
                 add(_encode(text))
                 add(suffix)
             if fin is not None:
-                add(self._finish(choice, fin))
+                add(self.finish(choice, fin))
         return b"".join(out)
 
     def closing(self) -> bytes:
         """What follows the last row."""
-        if not self._options.usage:
+        if not self.options.usage:
             return DONE
-        usage = b'"choices":[],"usage":' + _encode(self._tally.usage()) + b"}\n\n"
+        usage = b'"choices":[],"usage":' + _encode(self.tally.usage()) + b"}\n\n"
         return self._start + self._fingerprint + usage + DONE
 
     def failure(self, error: FrontendError) -> bytes:
         """No [DONE] follows: the answer is not complete."""
         return b"data: " + error.body() + b"\n\n"
 
-    def _full(self, choice: int, row: Row, text: str) -> bytes:
-        """An event with more than text in it."""
-        before, after = self._form.text
-        options = self._options
-        parts = [self._start, b'"choices":[{"index":%d,' % choice, before, _encode(text), after, b',"logprobs":']
-        parts.append(_encode(self._logprobs(choice, row)))
-        parts.append(b',"finish_reason":null')
-        if options.token_ids:
-            parts += (b',"token_ids":', _encode(row.ids))
+    def event(self, choice: int, inner: bytes, ids: list[int], logprobs: bytes) -> bytes:
+        """An event that may have more in it than `inner`, the text or delta. `logprobs` is JSON."""
+        parts = [self._start, b'"choices":[{"index":%d,' % choice, inner, b',"logprobs":', logprobs, b',"finish_reason":null']
+        if self.options.token_ids:
+            parts += (b',"token_ids":', _encode(ids))
         parts += (b"}", self._end())
         return b"".join(parts)
 
-    def _logprobs(self, choice: int, row: Row) -> Any:
-        writer = self._options.logprobs
+    def logprobs(self, choice: int, row: Row) -> bytes:
+        """Those of the tokens of a row as JSON."""
+        writer = self.options.logprobs
         if writer is None or not row.logprobs:
-            return None
-        return writer.chat(row.logprobs) if self._form.chat else writer.completion(row.logprobs, choice)
+            return b"null"
+        return _encode(writer.chat(row.logprobs) if self.form.chat else writer.completion(row.logprobs, choice))
 
-    def _finish(self, choice: int, fin: Finish) -> bytes:
+    def finish(self, choice: int, fin: Finish) -> bytes:
+        """The event that ends a choice."""
         self.open -= 1
-        self._tally.end(choice, fin)
+        self.tally.end(choice, fin)
         reason = b',"logprobs":null,"finish_reason":' + _encode(fin.reason) + b',"stop_reason":' + _encode(fin.stop) + b"}"
         index = b'"choices":[{"index":%d,' % choice
-        return b"".join((self._start, self._fingerprint, index, self._form.finish, reason, self._end()))
+        return b"".join((self._start, self._fingerprint, index, self.form.finish, reason, self._end()))
 
     def _end(self) -> bytes:
-        if self._options.usage_always:
-            return b'],"usage":' + _encode(self._tally.usage()) + b"}\n\n"
+        if self.options.usage_always:
+            return b'],"usage":' + _encode(self.tally.usage()) + b"}\n\n"
         return self._plain_end

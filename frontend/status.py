@@ -8,9 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from broker.cards import ModelCard
 from frontend.metrics import CONTENT_TYPE, Metrics
-from frontend.ports import JobPort
+from frontend.ports import JobPort, Served
 from frontend.schema.answers import ModelEntry, ModelList
 
 
@@ -30,12 +29,14 @@ class StatusRoutes:
         self._lifecycle = lifecycle
 
     async def models(self, request: Request) -> Response:
+        """What requests would be answered for: models and adapters with a worker."""
         models = self._port.models
-        return _json(ModelList(data=[_entry(models.get(name).card) for name in models.names()]))
+        names = [*models.ready_names(), *models.adapters()]
+        return _json(ModelList(data=[_entry(models.get(name)) for name in names]))
 
     async def model(self, request: Request) -> Response:
-        """Raises UnknownModel. The name may contain slashes and may be an alias."""
-        return _json(_entry(self._port.models.get(request.path_params["name"]).card))
+        """Raises UnknownModel. The name may contain slashes and may be an alias; a model without workers is known as well."""
+        return _json(_entry(self._port.models.get(request.path_params["name"])))
 
     async def live(self, request: Request) -> Response:
         return _json({"status": "alive"})
@@ -70,13 +71,15 @@ class StatusRoutes:
         return None if ready else "no model has a ready worker"
 
 
-def _entry(card: ModelCard) -> ModelEntry:
+def _entry(served: Served) -> ModelEntry:
+    card, adapter = served.card, served.adapter
     return ModelEntry(
-        id=card.model,
+        id=adapter or card.model,
         created=int(card.created),
         owned_by=card.owner,
         max_model_len=card.context_length,
-        root=card.model,
+        root=adapter or card.model,
+        parent=card.model if adapter is not None else None,
     )
 
 

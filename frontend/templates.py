@@ -1,24 +1,16 @@
-"""Chat templates: messages become the prompt text the model was trained on.
-
-Templates come with the model and are written for transformers, so the environment is the one they expect: sandboxed, blocks
-trimmed, `break` and `continue`, a `tojson` that leaves HTML alone, `raise_exception`, `strftime_now`, and the `generation` tag,
-which only marks text for training.  Compiled once per model.
-"""
+"""Chat templates: messages become the prompt text the model was trained on. Compiled once per model."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from frontend.contents import takes_parts
 from frontend.errors import BadRequest, ModelUnusable
+from frontend.sandbox import MAX_CHARS, TemplateEnvironment, TemplateTimeout, limited
 
 _MARK = "\ue0aaHEADRACE-CONTINUE\ue0aa"  # private-use characters: no prompt contains this by accident
 _PROBE = _MARK + " "  # the blank tells whether the template trims contents
@@ -26,61 +18,34 @@ _PROBE = _MARK + " "  # the blank tells whether the template trims contents
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
 )
+DEFAULT, TOOL_USE = "default", "tool_use"
+DEADLINE_S = 10.0
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` renders its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005  # local time is what templates mean by it
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    template: jinja2.Template
+    names: Mapping[str, Any]
+    parts: bool
 
 
 class ChatTemplate:
-    """One model's template. `names` are the special tokens and constants it may refer to."""
+    """One model's template, or its templates by name: with tools the one called "tool_use" is taken, else "default"."""
 
-    def __init__(self, source: str, *, names: Mapping[str, Any]) -> None:
-        """Raises ModelUnusable when the source is no template."""
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelUnusable(f"the model's chat template does not compile: {error}") from None
-        # The environment's globals under the template's own names: handed over as one shared mapping, because a context of
-        # its own, made from both at every call, costs more than the rendering of a short chat.
-        self._names = {**self._template.globals, **names}
+    def __init__(self, source: str | Mapping[str, str], *, names: Mapping[str, Any], deadline_s: float = DEADLINE_S) -> None:
+        """`names` are the special tokens and constants it may refer to; a rendering may take `deadline_s`.
+
+        Raises ModelUnusable when a source is no template, or when there are several and none is the default one.
+        """
+        sources = {DEFAULT: source} if isinstance(source, str) else source
+        self._deadline_s = deadline_s
+        self._compiled = {name: _compile(name, text, names) for name, text in sources.items()}
+        if DEFAULT not in self._compiled:
+            raise ModelUnusable(f"none of the model's chat templates is called {DEFAULT!r}, only: {', '.join(sorted(sources))}")
+
+    def takes_parts(self, *, tools: bool) -> bool:
+        """Was the template for a request with or without tools written for contents that are lists of parts?"""
+        return self._chosen(tools=tools).parts
 
     def render(
         self,
@@ -93,26 +58,31 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt. Raises BadRequest with the template's own message when it refuses the conversation."""
+        final = ""
         if continue_final_message:
-            messages = _mark_last(messages)
-        names = self._names
+            messages, final = _mark_last(messages)
+        chosen = self._chosen(tools=tools is not None)
+        names = chosen.names
         if extra:
             if clash := RESERVED.intersection(extra):
                 param = f"chat_template_kwargs.{min(clash)}"
                 raise BadRequest(f"{param} cannot be set this way", param=param)
             names = {**names, **extra}
         try:
-            context = self._template.new_context(
-                {
-                    **names,
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": documents,
-                    "add_generation_prompt": add_generation_prompt,
-                },
-                shared=True,
-            )
-            text = "".join(self._template.root_render_func(context))
+            with limited(self._deadline_s):
+                text = _run(
+                    chosen.template,
+                    {
+                        **names,
+                        "messages": messages,
+                        "tools": tools,
+                        "documents": documents,
+                        "add_generation_prompt": add_generation_prompt,
+                    },
+                )
+        except TemplateTimeout:
+            problem = f"the chat template took longer than {self._deadline_s:g} s on the messages"
+            raise BadRequest(problem, param="messages", code="template_error") from None
         except jinja2.TemplateError as error:
             raise BadRequest(
                 f"the chat template refused the messages: {error}", param="messages", code="template_error"
@@ -129,21 +99,58 @@ class ChatTemplate:
         ) as error:
             problem = f"the chat template failed on the messages: {type(error).__name__}: {error}"
             raise BadRequest(problem, param="messages", code="template_error") from None
-        return _cut_at_mark(text) if continue_final_message else text
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _chosen(self, *, tools: bool) -> _Compiled:
+        return (self._compiled.get(TOOL_USE) if tools else None) or self._compiled[DEFAULT]
 
 
-def _mark_last(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _compile(name: str, source: str, names: Mapping[str, Any]) -> _Compiled:
+    environment = TemplateEnvironment()
+    try:
+        template = environment.from_string(source)
+        parts = takes_parts(environment.parse(source))
+    except jinja2.TemplateError as error:
+        which = "" if name == DEFAULT else f" {name!r}"
+        raise ModelUnusable(f"the model's chat template{which} does not compile: {error}") from None
+    # The environment's globals under the template's own names: handed over as one shared mapping, because a context of
+    # its own, made from both at every call, costs more than the rendering of a short chat.
+    return _Compiled(template, {**template.globals, **names}, parts)
+
+
+def _run(template: jinja2.Template, names: dict[str, Any]) -> str:
+    pieces: list[str] = []
+    size = 0
+    for piece in template.root_render_func(template.new_context(names, shared=True)):
+        size += len(piece)
+        if size > MAX_CHARS:
+            raise jinja2.TemplateRuntimeError(f"the prompt is longer than {MAX_CHARS} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _mark_last(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """The messages with the mark behind the last one's last text, and this text."""
     last = messages[-1]
     content = last.get("content")
-    if not isinstance(content, str):
+    marked: Any = None
+    if isinstance(content, str):
+        text, marked = content, content + _PROBE
+    elif isinstance(content, list):
+        for i in reversed(range(len(content))):
+            if isinstance(content[i], dict) and isinstance(content[i].get("text"), str):
+                text = content[i]["text"]
+                marked = [*content[:i], {**content[i], "text": text + _PROBE}, *content[i + 1 :]]
+                break
+    if marked is None:
         raise BadRequest("continue_final_message needs a final message with text", param="continue_final_message")
-    return [*messages[:-1], {**last, "content": content + _PROBE}]
+    return [*messages[:-1], {**last, "content": marked}], text
 
 
-def _cut_at_mark(text: str) -> str:
+def _cut_at_mark(text: str, final: str) -> str:
     """Everything before the mark: what the template puts after a message would tell the model that it has ended."""
     at = text.rfind(_MARK)
-    if at < 0:
+    if at < 0 or final.strip() not in text:
         raise BadRequest("this model's template does not allow to continue the final message", param="continue_final_message")
     kept = text[:at]
     return kept if text.startswith(_PROBE, at) else kept.rstrip()

@@ -1,23 +1,35 @@
 """Prompts become token ids, their packed form and their block chain: once, here, for the whole way.
 
 Short prompts are encoded on the event loop, because a hop to a thread and back costs more than they do; long ones in a small
-thread pool (the tokenizer releases the GIL).
+thread pool (the tokenizer releases the GIL), where what they share with earlier prompts is remembered (`frontend.prefixes`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from broker.blocks import block_chain
 from broker.cards import ModelCard
-from broker.codec import pack_u32, pack_u64
+from broker.codec import pack_u32, pack_u64, unpack_u32
 from broker.errors import MalformedMessage
+from frontend.boundaries import Boundaries
 from frontend.errors import BadRequest, ContextTooLong, ModelUnusable
+from frontend.lengths import is_suspicious, least_tokens
+from frontend.media.loader import MediaItem
+from frontend.media.placing import Placed, place
+from frontend.prefixes import PrefixMemory
+
+T = TypeVar("T")
+_SLICE = 1 << 16  # token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,8 @@ class Prompt:
     tokens: int
     packed: bytes
     hashes: bytes
+    media: Sequence[dict[str, Any]] = ()  # its items, as `Generation.media` has them
+    embeds: bytes = b""  # instead of ids, as `Generation.prompt_embeds` has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +52,18 @@ class Fit:
     truncate: int | None  # keep this many of the last prompt tokens; -1 = as many as fit
     param: str
 
-    def trim(self, ids: list[int]) -> list[int]:
-        """Apply `truncate_prompt_tokens`. Raises ContextTooLong when it asks for more than the context."""
+    def kept(self, tokens: int) -> int:
+        """How many of the last of so many tokens are left by `truncate_prompt_tokens`.
+
+        Raises ContextTooLong when it asks for more than the context.
+        """
         if self.truncate is None:
-            return ids
+            return tokens
         keep = self.context_length - (self.wanted or 1) if self.truncate == -1 else self.truncate
         if keep > self.context_length:
             message = f"truncate_prompt_tokens ({keep}) exceeds the model's maximum context length ({self.context_length})"
             raise ContextTooLong(message, param="truncate_prompt_tokens")
-        return ids[-keep:] if 0 < keep < len(ids) else ids
+        return min(max(keep, 0), tokens)
 
     def check(self, tokens: int) -> None:
         """Raises ContextTooLong with the words OpenAI uses, which clients and frameworks look for."""
@@ -59,65 +76,193 @@ class Fit:
                 f"you requested {tokens + self.wanted} tokens ({tokens} in the {self.param}, {self.wanted} in the completion)"
             )
         message = f"This model's maximum context length is {self.context_length} tokens. However, {told}. "
-        raise ContextTooLong(message + f"Please reduce the length of the {self.param} or completion.", param=self.param)
+        error = ContextTooLong(message + f"Please reduce the length of the {self.param} or completion.", param=self.param)
+        error.tokens, error.most = tokens, self.context_length
+        raise error
 
 
 class PromptEncoder:
     """One model's tokenizer. Stateless after construction, so threads may share it."""
 
-    def __init__(self, tokenizer_json: bytes, card: ModelCard, *, executor: Executor, inline_bytes: int) -> None:
-        """Raises ModelUnusable when the bytes are no tokenizer. Takes 0.1 s and more: call it off the event loop."""
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        card: ModelCard,
+        *,
+        executor: Executor,
+        inline_bytes: int,
+        memory: PrefixMemory | None = None,
+        special_tokens: Sequence[str] = (),
+    ) -> None:
+        """`special_tokens` are those the model's configuration names; the tokenizer is made to know them as such.
+
+        Raises ModelUnusable when the bytes are no tokenizer. Takes 0.1 s and more: call it off the event loop.
+        """
         try:
             self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # the library raises plain Exception
             raise ModelUnusable(f"the tokenizer of {card.model!r} cannot be loaded: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        added = _add_special_tokens(self._tokenizer, special_tokens)
         self._card = card
+        self._adapter: str | None = None
         self._executor = executor
         self._inline_bytes = inline_bytes
-        self._bos = self._tokenizer.token_to_id(card.bos_token) if card.add_bos and card.bos_token else None
+        self._inline_run = 0  # characters encoded on the event loop without a pause
+        self._adds_special = self._tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+        self._memory = memory
+        self._boundaries = Boundaries(self._tokenizer)
+        self._digest = hashlib.sha256(tokenizer_json + repr(added).encode()).hexdigest()
         self._vocab_size = card.vocab_size or self._tokenizer.get_vocab_size()
 
-    async def encode(self, text: str, *, add_special_tokens: bool, fit: Fit, salt: str | None = None) -> Prompt:
-        """Raises ContextTooLong, and BadRequest for a prompt without any token."""
-        if len(text) <= self._inline_bytes:
-            return self.encode_now(text, add_special_tokens=add_special_tokens, fit=fit, salt=salt)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._executor, lambda: self.encode_now(text, add_special_tokens=add_special_tokens, fit=fit, salt=salt)
-        )
+    def for_adapter(self, adapter: str) -> PromptEncoder:
+        """The same, with block chains of this adapter: it shares no blocks with the model itself."""
+        encoder = copy.copy(self)
+        encoder._adapter = adapter
+        return encoder
 
-    def encode_now(self, text: str, *, add_special_tokens: bool, fit: Fit, salt: str | None = None) -> Prompt:
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """For what is no prompt. Threads share it: change nothing."""
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    async def aside(self, work: Callable[[], T], *, size: int) -> T:
+        """`work()`, in a thread when the `size` of its text, in characters, is too much for the event loop."""
+        if size <= self._inline_bytes:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        fit: Fit,
+        salt: str | None = None,
+        media: Sequence[MediaItem] = (),
+    ) -> Prompt:
+        """`media` are put where the text has their placeholders.
+
+        Raises ContextTooLong, and BadRequest for a prompt without any token, or with other placeholders than items.
+        """
+
+        def work() -> Prompt:
+            return self.encode_now(text, add_special_tokens=add_special_tokens, fit=fit, salt=salt, media=media)
+
+        if len(text) > self._inline_bytes:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        self._inline_run += len(text)
+        if self._inline_run > self._inline_bytes:  # many short prompts in one request are not short either
+            self._inline_run = 0
+            await asyncio.sleep(0)
+        return work()
+
+    def encode_now(
+        self, text: str, *, add_special_tokens: bool, fit: Fit, salt: str | None = None, media: Sequence[MediaItem] = ()
+    ) -> Prompt:
         try:
-            # a batch of one is a quarter cheaper than `encode`: it keeps no offsets
-            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            if is_suspicious(text, fit.context_length):
+                self._refuse_endless(text, fit)
+            packed = self._ids_of(text, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError as error:
             raise BadRequest(f"the prompt is not valid Unicode: {error}", param=fit.param) from None
-        if add_special_tokens and self._bos is not None and (not ids or ids[0] != self._bos):
-            ids.insert(0, self._bos)
-        return self._pack(ids, fit, salt)
+        if media:
+            return self._pack_media(place(unpack_u32(packed), media, self._card.media), fit, salt)
+        return self._prompt(packed, fit, salt)
+
+    def _refuse_endless(self, text: str, fit: Fit) -> None:
+        tokens = least_tokens(self._tokenizer, text, enough=fit.context_length)
+        if tokens > fit.context_length:
+            if fit.truncate is not None:
+                message = f"a text of {len(text)} characters is too long to be truncated here"
+                raise ContextTooLong(message, param=fit.param)
+            fit.check(tokens)
 
     async def take_ids(self, ids: Sequence[int], *, fit: Fit, salt: str | None = None) -> Prompt:
         """A prompt that came as ids. Raises BadRequest for ids outside the vocabulary, and as `encode`."""
-        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
-            raise BadRequest(f"token id {wrong} is outside the vocabulary of {self._vocab_size}", param=fit.param)
-        return self._pack(list(ids), fit, salt)
+        if len(ids) <= self._inline_bytes:
+            return self._take_ids_now(ids, fit, salt)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._take_ids_now, ids, fit, salt)
+
+    def _take_ids_now(self, ids: Sequence[int], fit: Fit, salt: str | None) -> Prompt:
+        packed = []
+        for at in range(0, len(ids), _SLICE):  # one call on all of a million ids would hold up every other thread
+            some = ids[at : at + _SLICE]
+            if min(some) < 0 or max(some) >= self._vocab_size:
+                wrong = next(i for i in some if not 0 <= i < self._vocab_size)
+                raise BadRequest(f"token id {wrong} is outside the vocabulary of {self._vocab_size}", param=fit.param)
+            packed.append(pack_u32(some))
+        return self._prompt(b"".join(packed), fit, salt)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of prompt ids, for `echo`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _pack(self, ids: list[int], fit: Fit, salt: str | None) -> Prompt:
-        ids = fit.trim(ids)
-        if not ids:
-            raise BadRequest("the prompt is empty", param=fit.param)
-        fit.check(len(ids))
+    async def text_of(self, prompt: Prompt) -> str:
+        """The text of a prompt that came as ids."""
+        if prompt.tokens <= self._inline_bytes:
+            return self.decode(unpack_u32(prompt.packed))
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self.decode(unpack_u32(prompt.packed)))
+
+    def _ids_of(self, text: str, *, add_special_tokens: bool) -> bytes:
+        """Packed. Long texts go through the memory of prefixes, piece by piece, where this gives the same ids."""
+        whole = add_special_tokens and self._adds_special  # what is added stands around all of it
+        if self._memory is not None and len(text) > self._inline_bytes and not whole:
+            pieces = self._boundaries.split(text)
+            if len(pieces) > 1:
+                return self._memory.ids(self._digest, pieces, self._encode_pieces)
+        # a batch of one is a quarter cheaper than `encode`: it keeps no offsets
+        return pack_u32(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def _encode_pieces(self, pieces: list[str]) -> list[bytes]:
+        return [pack_u32(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+
+    def _pack(self, ids: Sequence[int], fit: Fit, salt: str | None) -> Prompt:
         try:
-            packed = pack_u32(ids)
+            return self._prompt(pack_u32(ids), fit, salt)
         except MalformedMessage as error:
             raise BadRequest(str(error), param=fit.param) from None
-        block_size = self._card.block_size
-        hashes = pack_u64(block_chain(packed, block_size, salt=salt)) if block_size else b""
-        return Prompt(len(ids), packed, hashes)
+
+    def _prompt(self, packed: bytes, fit: Fit, salt: str | None) -> Prompt:
+        tokens = len(packed) // 4
+        kept = fit.kept(tokens)
+        packed, tokens = packed[(tokens - kept) * 4 :], kept
+        if not tokens:
+            raise BadRequest("the prompt is empty", param=fit.param)
+        fit.check(tokens)
+        return Prompt(tokens, packed, self._hashes(packed, salt))
+
+    def _hashes(self, packed: bytes, salt: str | None) -> bytes:
+        size = self._card.block_size
+        if not size:
+            return b""
+        if self._memory is not None and len(packed) > self._inline_bytes * 4:
+            return self._memory.chain(packed, size, adapter=self._adapter, salt=salt)
+        return pack_u64(block_chain(packed, size, adapter=self._adapter, salt=salt))
+
+    def _pack_media(self, placed: Placed, fit: Fit, salt: str | None) -> Prompt:
+        """Block hashes end where the engine's prompt is not known."""
+        if fit.truncate is not None:
+            message = "truncate_prompt_tokens cannot be combined with images, videos or sounds"
+            raise BadRequest(message, param="truncate_prompt_tokens")
+        plain = self._pack(placed.ids, fit, salt)
+        size = self._card.block_size
+        if not size:
+            return dataclasses.replace(plain, media=placed.media)
+        known = plain.packed[: placed.known * 4]
+        chain = block_chain(known, size, adapter=self._adapter, salt=salt, media=placed.spans)
+        return dataclasses.replace(plain, hashes=pack_u64(chain), media=placed.media)
+
+
+def _add_special_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> list[str]:
+    """Words of the vocabulary that the configuration calls special are found whole in texts, as transformers has it."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    wanted = [name for name in dict.fromkeys(names) if name not in known and tokenizer.token_to_id(name) is not None]
+    if wanted:
+        tokenizer.add_tokens([AddedToken(name, special=True) for name in wanted])
+    return wanted

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from broker.messages import Finish
-from frontend.schema.answers import CachedTokens, Usage
+from frontend.schema.answers import UNSET, CachedTokens, CompletionTokens, Usage
 
 
 class Tally:
     """Tokens of one request over all its prompts and choices."""
 
-    __slots__ = ("_cached", "_prompts", "_share", "completion")
+    __slots__ = ("_cached", "_prompts", "_share", "completion", "reasoning")
 
-    def __init__(self, prompt_tokens: list[int], choices: int) -> None:
-        """`prompt_tokens` per prompt, each answered `choices` times."""
+    def __init__(self, prompt_tokens: list[int], choices: int, *, reasoning: bool = False) -> None:
+        """`prompt_tokens` per prompt, each answered `choices` times. `reasoning`: count what was only thought as well."""
         self._prompts = prompt_tokens
         self._share = choices
         self.completion = 0
+        self.reasoning: int | None = 0 if reasoning else None
         self._cached: list[int | None] = [None] * len(prompt_tokens)
 
     def end(self, choice: int, fin: Finish) -> None:
@@ -23,6 +24,13 @@ class Tally:
         prompt = choice // self._share
         known = self._cached[prompt]
         self._cached[prompt] = fin.cached_tokens if known is None else min(known, fin.cached_tokens)
+        if self.reasoning is not None:
+            self.reasoning += fin.reasoning_tokens
+
+    @property
+    def ended(self) -> bool:
+        """Some choice has ended."""
+        return any(c is not None for c in self._cached)
 
     @property
     def prompt(self) -> int:
@@ -39,4 +47,5 @@ class Tally:
             completion_tokens=self.completion,
             total_tokens=prompt + self.completion,
             prompt_tokens_details=CachedTokens(self.cached),
+            completion_tokens_details=CompletionTokens(self.reasoning) if self.reasoning is not None else UNSET,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from broker.messages import Row
 from frontend.errors import FrontendError
@@ -13,10 +13,15 @@ class StreamWriter(ABC):
     """Server-sent events. `open` counts the choices that have not ended."""
 
     open: int
+    unsettled: bool = False  # `settle` is to be awaited between the last row and `closing`
 
     @abstractmethod
     def events(self, rows: list[Row]) -> bytes:
         """All events of these rows, in order; empty when there is nothing to say."""
+
+    async def settle(self) -> None:
+        """What must have happened before the answer is complete. Ends in bounded time and raises nothing."""
+        return
 
     @abstractmethod
     def closing(self) -> bytes:
@@ -31,9 +36,14 @@ class WholeWriter(ABC):
     """The answer in one piece. `open` counts the choices that have not ended."""
 
     open: int
+    unsettled: bool = False  # `settle` is to be awaited between the last row and `body`
 
     @abstractmethod
     def take(self, rows: list[Row]) -> None: ...
+
+    async def settle(self) -> None:
+        """As that of a stream, but what it raises is the answer then."""
+        return
 
     @abstractmethod
     def body(self) -> bytes:
@@ -44,3 +54,10 @@ class ErrorForm(Protocol):
     """The JSON body of an error that comes instead of an answer."""
 
     def __call__(self, error: FrontendError, /) -> bytes: ...
+
+
+@runtime_checkable
+class StatusForm(ErrorForm, Protocol):
+    """An error form of an API that has statuses of its own."""
+
+    def status(self, error: FrontendError, /) -> int: ...

@@ -29,12 +29,18 @@ SIM_MODEL = "sim"
 _SLOTS_ARGUMENT = {"vllm": "max_num_seqs", "sim": "slots"}
 _WORKER_FIELDS = (
     "role",
+    "tool_parser",
+    "reasoning_parser",
     "drain_grace_s",
     "start_timeout_s",
     "stall_s",
     "metrics_port",
     "separate_frames",
     "labels",
+    "aliases",
+    "default_sampling",
+    "default_max_tokens",
+    "template_kwargs",
     "prefill",
     "prefill_min_tokens",
     "prefill_unready",

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.cards import ModelCard
-from broker.codec import decode, unpack_u32
+from broker.codec import decode, unpack_f32, unpack_u32
 from broker.errors import AdmissionError, JobError, PoisonJob, UnknownModel, WireError
 from broker.ingress import Ingress
-from broker.jobs import Job, new_id
-from broker.messages import Envelope, Generation
+from broker.jobs import NOTHING, Job, new_id
+from broker.messages import Envelope, Generation, Pooling
 from broker.said import plain
 from broker.stream import JobStream
 from headrace.asking import connected
@@ -39,6 +39,7 @@ class _Choice:
     text: str = ""
     tokens: int = 0
     finish: str = ""
+    vector: list[float] | None = None
 
 
 class _Answer:
@@ -57,6 +58,9 @@ class _Answer:
                 if row.fin is not None:
                     text += plain([row.fin.tail])
                     choice.finish = row.fin.reason
+                    if row.fin.vector:
+                        choice.vector = unpack_f32(row.fin.vector)
+                        text += json.dumps(choice.vector)
                 choice.text += text
                 if self._live:
                     sys.stdout.write(text)
@@ -77,6 +81,8 @@ class _Answer:
             sys.stdout.write(f"--- choice {number}, {choice.finish}\n{choice.text}\n")
 
     def as_data(self) -> list[dict[str, Any]]:
+        if any(c.vector is not None for c in self.choices):
+            return [{"vector": c.vector, "finish_reason": c.finish} for c in self.choices]
         return [{"text": c.text, "tokens": c.tokens, "finish_reason": c.finish} for c in self.choices]
 
 
@@ -90,10 +96,10 @@ def retry_letter(settings: Settings, wanted: str, *, keep: bool, deadline_s: flo
         if letter.request is None:
             raise CommandError(f"{letter.seq} is {letter.reason}, no request: there is nothing to run")
         envelope = letter.request.envelope
-        generation = await _generation(messaging, names, envelope)
+        work = await _work(messaging, names, envelope)
         answer = _Answer(envelope.choices, live=not as_json)
         try:
-            job_id = await _run(messaging, names, envelope, generation, answer, deadline_s=deadline_s)
+            job_id = await _run(messaging, names, envelope, work, answer, deadline_s=deadline_s)
         except BaseException:
             answer.break_off()
             raise
@@ -109,7 +115,7 @@ def retry_letter(settings: Settings, wanted: str, *, keep: bool, deadline_s: flo
     return EXIT_OK
 
 
-async def _generation(messaging: Messaging, names: Subjects, envelope: Envelope) -> Generation:
+async def _work(messaging: Messaging, names: Subjects, envelope: Envelope) -> Generation | Pooling:
     """Raises CommandError when the prompt is not there any more, or cannot be read."""
     payload = envelope.payload
     if envelope.spill is not None:
@@ -118,7 +124,7 @@ async def _generation(messaging: Messaging, names: Subjects, envelope: Envelope)
         except ObjectNotFound:
             raise CommandError(f"the prompt of {envelope.id} was too large for a message and its copy is gone") from None
     try:
-        return decode(Generation, payload)
+        return decode(Pooling, payload) if envelope.kind == "pool" else decode(Generation, payload)
     except WireError as error:
         raise CommandError(f"the prompt of {envelope.id} cannot be read: {error}") from error
 
@@ -127,7 +133,7 @@ async def _run(
     messaging: Messaging,
     names: Subjects,
     envelope: Envelope,
-    generation: Generation,
+    work: Generation | Pooling,
     answer: _Answer,
     *,
     deadline_s: float | None,
@@ -142,7 +148,7 @@ async def _run(
             raise StartFailed(
                 f"no lease and no list of models within {_START_TIMEOUT_S:g} s: is the NATS server well?"
             ) from None
-        job = _job(envelope, generation, _card(ingress, envelope), deadline_s=deadline_s)
+        job = _job(envelope, work, _card(ingress, envelope), deadline_s=deadline_s)
         try:
             async with asyncio.timeout(job.deadline_s + _DEADLINE_MARGIN_S):  # the ingress itself ends it at its deadline
                 await answer.read(await ingress.submit(job))
@@ -173,15 +179,18 @@ def _card(ingress: Ingress, envelope: Envelope) -> ModelCard:
     return card
 
 
-def _job(envelope: Envelope, generation: Generation, card: ModelCard, *, deadline_s: float | None) -> Job:
+def _job(envelope: Envelope, work: Generation | Pooling, card: ModelCard, *, deadline_s: float | None) -> Job:
     """The same request under a new id: what is still on its way of the old one must not meet it.
 
     A wish for exactly one worker is not kept: that worker is one of those that crashed.
     """
+    pooling = work if isinstance(work, Pooling) else None
+    generation = work if isinstance(work, Generation) else NOTHING
     return Job(
         id=new_id(),
         card=card,
         generation=generation,
+        pooling=pooling,
         prompt_tokens=envelope.tokens or len(unpack_u32(generation.token_ids)),
         max_tokens=envelope.max_tokens,
         hashes=envelope.hashes if envelope.block_size == card.block_size else b"",

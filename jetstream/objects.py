@@ -27,6 +27,7 @@ CHUNK = 128 * 1024
 CHUNKS_IN_FLIGHT = 16
 CHUNKS_PER_READ = 48  # 6 MiB per round trip
 WRITE_TIMEOUT_S = 10.0
+CHUNKS_OUTLIVE_S = 2.0
 
 _ids = NUID()
 
@@ -57,17 +58,19 @@ class ObjectStore:
         self._connection = connection
         self._stream = f"OBJ_{name}"
 
-    async def put(self, name: str, data: bytes | bytearray) -> str:
+    async def put(self, name: str, data: bytes | bytearray, *, ttl_s: float | None = None) -> str:
         old = await self._info(name)
         nuid = _ids.next().decode()
         subject = self._chunks(nuid)
         digest = hashlib.sha256()
         view = memoryview(data)
         gate = asyncio.Semaphore(CHUNKS_IN_FLIGHT)
+        # written before the description and gone after it, so that an object is there whole or not at all
+        chunk_ttl_s = None if ttl_s is None else ttl_s + CHUNKS_OUTLIVE_S
 
         async def store(chunk: bytes) -> None:
             try:
-                await self._connection.publish(subject, chunk, timeout_s=WRITE_TIMEOUT_S)
+                await self._connection.publish(subject, chunk, ttl_s=chunk_ttl_s, timeout_s=WRITE_TIMEOUT_S)
             finally:
                 gate.release()
 
@@ -82,7 +85,7 @@ class ObjectStore:
                     info.chunks += 1
                     await asyncio.sleep(0)  # hashing a chunk takes a while; others want their turn
             info.digest = "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode()
-            await self._write_info(info)
+            await self._write_info(info, ttl_s=ttl_s)
         except BaseExceptionGroup as group_error:
             await self._purge_quietly(nuid)
             raise _first(group_error) from None
@@ -103,15 +106,14 @@ class ObjectStore:
         except TimeoutError:
             raise RequestTimeout(f"object {name!r} of {self.name} was not read in {timeout_s} s") from None
 
-    async def delete(self, name: str) -> None:
-        """Fine when absent."""
+    async def delete(self, name: str, *, ttl_s: float | None = None) -> None:
         info = await self._info(name)
         if info is None or info.deleted:
             return
         nuid = info.nuid
         info.deleted, info.size, info.chunks, info.digest = True, 0, 0, ""
         info.mtime = datetime.now(UTC).isoformat()
-        await self._write_info(info)
+        await self._write_info(info, ttl_s=ttl_s)
         await self._purge_quietly(nuid)
 
     async def _read(self, info: ObjectInfo, timeout_s: float) -> bytes:
@@ -155,12 +157,13 @@ class ObjectStore:
         except msgspec.MsgspecError as error:
             raise ObjectCorrupt(f"the description of object {name!r} of {self.name} cannot be read: {error}") from error
 
-    async def _write_info(self, info: ObjectInfo) -> None:
+    async def _write_info(self, info: ObjectInfo, *, ttl_s: float | None = None) -> None:
         await self._connection.publish(
             self._meta(info.name),
             msgspec.json.encode(info),
             headers={wire.ROLLUP: "sub"},
             msg_id=_ids.next().decode(),
+            ttl_s=ttl_s,
             timeout_s=WRITE_TIMEOUT_S,
         )
 

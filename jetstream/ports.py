@@ -182,13 +182,14 @@ class Watch(Protocol):
 class ObjectBucket(Protocol):
     """An object store: named values of any size."""
 
-    async def put(self, name: str, data: bytes | bytearray) -> str:
-        """Store whole, return the SHA-256 digest (hex)."""
+    async def put(self, name: str, data: bytes | bytearray, *, ttl_s: float | None = None) -> str:
+        """Store whole, return the SHA-256 digest (hex). `ttl_s`: the object's own life, where its store has those."""
 
     async def get(self, name: str, *, timeout_s: float = 30.0) -> bytes:
         """Raises ObjectNotFound, ObjectCorrupt, RequestTimeout."""
 
-    async def delete(self, name: str) -> None: ...
+    async def delete(self, name: str, *, ttl_s: float | None = None) -> None:
+        """Fine when absent. `ttl_s`: how long the store remembers that it is gone, where objects have lives of their own."""
 
 
 class Messaging(Protocol):

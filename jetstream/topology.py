@@ -119,11 +119,16 @@ class BucketSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreSpec:
-    """An object store as data. `ttl_s` 0 keeps objects for ever."""
+    """An object store as data. `ttl_s` 0 keeps objects for ever; with `own_ttls` each object may have a life of its own.
+
+    `discard`: what happens when it is full, the new object is refused or the oldest make room.
+    """
 
     name: str
     description: str
     ttl_s: float = 0.0
+    own_ttls: bool = False
+    discard: Literal["old", "new"] = "new"
     max_bytes: int = -1
     replicas: int = 1
 
@@ -132,10 +137,11 @@ class ObjectStoreSpec:
             name=f"OBJ_{self.name}",
             subjects=(f"$O.{self.name}.C.>", f"$O.{self.name}.M.>"),
             description=self.description,
-            discard="new",
+            discard=self.discard,
             max_bytes=self.max_bytes,
             max_age_s=self.ttl_s,
             duplicate_window_s=120.0,
+            allow_msg_ttl=self.own_ttls,
             allow_rollup_hdrs=True,
             replicas=self.replicas,
         )
@@ -167,6 +173,7 @@ class Topology:
     route_max_age_s: float = 2 * DAY_S
     response_max_age_s: float = HOUR_S
     spill_ttl_s: float = 2 * HOUR_S
+    stored_bytes: int = 1024 * MIB  # answers of the Responses API: the oldest make room
 
     def streams(self) -> tuple[StreamSpec, ...]:
         s, p = self.subjects, self.subjects.prefix
@@ -280,14 +287,25 @@ class Topology:
             "files": "uploaded and result files",
             "spill": "payloads too large for a message",
         }
-        return tuple(
-            ObjectStoreSpec(
-                name=self.subjects.bucket(kind),
-                description=text,
-                ttl_s=self.spill_ttl_s if kind == "spill" else 0.0,
-                replicas=self.replicas,
-            )
-            for kind, text in texts.items()
+        stored = ObjectStoreSpec(
+            name=self.subjects.bucket("responses"),
+            description="answers of the Responses API that clients may come back to",
+            own_ttls=True,  # how long is a setting of the frontend that stores them
+            discard="old",
+            max_bytes=self.stored_bytes,
+            replicas=self.replicas,
+        )
+        return (
+            *(
+                ObjectStoreSpec(
+                    name=self.subjects.bucket(kind),
+                    description=text,
+                    ttl_s=self.spill_ttl_s if kind == "spill" else 0.0,
+                    replicas=self.replicas,
+                )
+                for kind, text in texts.items()
+            ),
+            stored,
         )
 
     def all_streams(self) -> tuple[StreamSpec, ...]:

@@ -6,10 +6,16 @@ import asyncio
 
 import msgspec
 
-from broker.messages import Generation
+from broker.messages import FinishReason, Generation, TokenLogprob
 from broker.protocol.runs import Run
 from workers.engine import Fault, Handover, Sequence
+from workers.parsing.answer import ParsedAnswer
+from workers.parsing.interface import Asked
+from workers.tensors import StoredTensor
 from workers.text.pipeline import TextPipeline
+
+AnswerText = TextPipeline | ParsedAnswer
+"""What its tokens become: plain text, or parts."""
 
 
 class ChoiceRun:
@@ -17,6 +23,7 @@ class ChoiceRun:
 
     __slots__ = (
         "_base_id",
+        "asked",
         "cached_elsewhere",
         "cached_tokens",
         "came",
@@ -30,6 +37,8 @@ class ChoiceRun:
         "pipeline",
         "plain",
         "prompt",
+        "prompt_embeds",
+        "prompt_logprobs",
         "push",
         "run",
         "started_s",
@@ -43,21 +52,26 @@ class ChoiceRun:
         generation: Generation,
         prompt: list[int],
         limit: int,
-        pipeline: TextPipeline,
+        pipeline: AnswerText,
         *,
         expected_cached: int = 0,
         told: list[bool],
+        prompt_embeds: StoredTensor | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self.id = self._base_id = f"{run.id}-{run.attempt}-{run.run & 0xFFFF:04x}-{choice}"
         self.run = run
         self.choice = choice
         self.generation = generation
         self.prompt = prompt
+        self.prompt_embeds = prompt_embeds
         self.limit = limit  # most tokens this choice may have in all
         self.pipeline = pipeline
         self.push = pipeline.push
         self.plain = False  # after the first output, if no stop string is looked for: a token is one text and nothing else
+        self.asked = asked  # for the sake of the parsers
         self.cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.expected_cached = expected_cached
         self.told = told  # shared by the choices of a run: empty until one of them has its first token
         self.started_s = 0.0
@@ -80,7 +94,7 @@ class ChoiceRun:
             sampling,
             max_tokens=self.limit - len(emitted),
             min_tokens=max(0, sampling.min_tokens - len(emitted)),
-            seed=None if sampling.seed is None else sampling.seed + self.choice,
+            seed=None if sampling.seed in (None, -1) else sampling.seed + self.choice,  # -1: none, as vLLM has it
         )
         return Sequence(
             id=self.id,
@@ -95,10 +109,20 @@ class ChoiceRun:
             session_id=generation.session_id,
             priority=self.run.envelope.priority,
             media=generation.media,
+            prompt_embeds=self.prompt_embeds,
             handover=handover,
             expected_cached=self.expected_cached,
+            reasoning_ended=self.asked.reasoning_ended if self.asked is not None else None,
+            reasoning_kwargs=self.asked.reasoning_kwargs if self.asked is not None else None,
             extra=generation.extra,
         )
+
+    def verdict(self, reason: FinishReason) -> tuple[FinishReason, int]:
+        """Once its text is finished: why it ended, as the client is told, and how many tokens of it were reasoning.
+
+        Raises AnswerUnreadable.
+        """
+        return (reason, 0) if isinstance(self.pipeline, TextPipeline) else self.pipeline.verdict(reason)
 
     @property
     def tokens(self) -> int:

@@ -21,7 +21,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from broker.messages import Sampling, TokenLogprob
+from broker.cards import MediaSlot
+from broker.messages import PoolingTask, Sampling, TokenLogprob
+from workers.tensors import StoredTensor
 
 
 class Role(StrEnum):
@@ -41,6 +43,9 @@ class DisaggStyle(StrEnum):
     PARAMS = "params"  # prefill returns opaque parameters, decode consumes them (vLLM, TensorRT-LLM)
     RENDEZVOUS = "rendezvous"  # both sides start at once and meet in a room (SGLang)
 
+
+POOLING_KINDS = frozenset({"embedding", "score", "classify"})
+"""Kinds of requests that make vectors. An engine serves these or generates."""
 
 SERVING_ROLES = frozenset({Role.AGGREGATED, Role.DECODE})
 """Workers in these roles own requests; one in the role `prefill` computes prompts for those in the role `decode`."""
@@ -91,7 +96,8 @@ class EngineInfo:
     slots: int  # sequences it runs at once
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    kinds: tuple[str, ...] = ("chat", "completion")
+    kinds: tuple[str, ...] = ("chat", "completion")  # and embedding, score, classify: `pool` makes these
+    labels: tuple[str, ...] = ()  # names of the classes, by number, where the model has some
     step_tokens: int = 0  # most tokens of one step, 0 = unknown
     adapters: tuple[str, ...] = ()  # served besides the base model
     handover: str = ""  # how it hands over, for example "vllm/push"; engines with equal words can; empty = it cannot
@@ -99,6 +105,8 @@ class EngineInfo:
     address: str = ""  # where the decode side of a rendezvous finds it
     transfer_card: bytes = b""  # what engines of other workers need to reach its memory (`Engine.meet`), some KB at most
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    prompt_embeds: bool = False  # it takes prompts as embeddings
+    media: Mapping[str, MediaSlot] = field(default_factory=dict)  # kinds of media it takes, and how they stand in a prompt
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -140,9 +148,38 @@ class Sequence:
     session_id: str | None = None
     priority: int = 0
     media: Seq[Mapping[str, Any]] = ()
+    prompt_embeds: StoredTensor | None = None  # a row per prompt token, whose ids are placeholders then
     handover: Handover | None = None
     expected_cached: int = 0  # tokens of the prefix that the cache should have, as far as KV events tell
+    reasoning_ended: bool | None = None  # structured output begins after the reasoning; None = the engine finds out
+    reasoning_kwargs: Mapping[str, Any] | None = None  # for the engine's own reasoning parser
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolItem:
+    """One input of which an engine makes a vector.
+
+    `second` is where the second text of a pair begins, for models that mark it. `normalize` None = as the model does.
+    """
+
+    id: str  # unique per run and input
+    task: PoolingTask
+    token_ids: list[int]
+    second: int | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    priority: int = 0
+    adapter: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The vector of one input, f32 little endian, and how many of its tokens the cache had."""
+
+    vector: bytes
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +196,7 @@ class Output(msgspec.Struct, gc=False):
 
     `finish` is set on the last output: "stop" (EOS or a stop token, which is then the last id), "length" or "abort".
     `cached_tokens` is set on the first output: found in this engine's own cache; what another engine computed is not in it.
+    So are `prompt_logprobs`, where they were asked for: one per token of the sequence, None for the first.
     """
 
     id: str
@@ -167,6 +205,7 @@ class Output(msgspec.Struct, gc=False):
     stop: int | None = None  # the stop token that matched
     logprobs: list[TokenLogprob] | None = None
     cached_tokens: int | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     fault: Fault | None = None
     handover: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] | None = None
@@ -277,8 +316,11 @@ class Engine(Protocol):
     async def set_role(self, role: Role) -> None:
         """Serve this role from now on; no sequence is inside. Raises UnsupportedByEngine."""
 
-    async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
-        """Only with role `embedding`. Raises UnsupportedByEngine."""
+    async def pool(self, item: PoolItem) -> Pooled:
+        """One input's vector. Cancelling the wait stops the work. Only for an engine whose `EngineInfo.kinds` say so.
+
+        Raises RequestInvalid, EngineOverloaded, EngineDead, UnsupportedByEngine, EngineError.
+        """
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Engine-specific operations (LoRA, sleep, cache reset, profiling). Raises UnsupportedByEngine for an unknown `op`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workers.engine import Engine
 from workers.errors import EngineStartFailed
+from workers.parsing.choosing import Brand
 
 NAMES = ("sim", "vllm")
 
@@ -22,3 +23,14 @@ def create(name: str) -> Engine:
     except ModuleNotFoundError as error:
         raise EngineStartFailed(f"engine {name!r} is not installed here: {error}") from error
     raise EngineStartFailed(f"engine {name!r} is unknown; there are {', '.join(NAMES)}")
+
+
+def parser_brand(name: str) -> Brand:
+    """The parsers for tool calls and reasoning that come with this engine."""
+    if name == "vllm":
+        from workers.vllm.parsing import VllmBrand
+
+        return VllmBrand()
+    from workers.parsing.builtin import BuiltinBrand
+
+    return BuiltinBrand()

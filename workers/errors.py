@@ -7,6 +7,7 @@ HeadraceError
     │   ├── EngineDead             the engine is gone for good; the worker process must end
     │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
     │   ├── RequestInvalid         the engine says the request is wrong; `param`
+    │   ├── AnswerUnreadable       a parser failed on what the model said
     │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/nixl/errors.py)
     ├── ModelUnavailable           the bundled model could not be fetched or converted: the message says what to do
     ├── UnsupportedByEngine        the engine lacks this capability
@@ -50,6 +51,10 @@ class RequestInvalid(EngineError):
         self.param = param
 
 
+class AnswerUnreadable(EngineError):
+    """A parser for tool calls or reasoning failed on what the model said."""
+
+
 class TransferFailed(EngineError):
     """KV blocks did not arrive."""
 
@@ -61,7 +66,11 @@ class ModelUnavailable(WorkerError):
 
 
 class UnsupportedByEngine(WorkerError):
-    """This engine cannot do what was asked."""
+    """This engine cannot do what was asked; `param` names what in a request asked for it."""
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class RegistrationRefused(WorkerError):

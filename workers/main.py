@@ -20,13 +20,15 @@ from jetstream.manage import ensure_topology
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
 from workers import metrics
-from workers.engine import Engine, EngineConfig, EngineInfo, Role, Sink
-from workers.engines import create
+from workers.beside import beside
+from workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
+from workers.engines import create, parser_brand
 from workers.errors import EngineDead, EngineStartFailed
 from workers.handover.together import Handovers, prefilling
 from workers.kv.feed import KvFeed
 from workers.kv.publisher import KvPublisher
 from workers.kv.translate import Translator
+from workers.parsing.choosing import Brand, Chosen, choose
 from workers.registration import build_card, build_member, read_card_files, register_card, worker_id
 from workers.runtime import Runtime
 from workers.settings import WorkerSettings
@@ -48,25 +50,48 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
     """
     async with await Connection.connect(options, subjects=subjects) as connection:  # fail before a model is loaded
         await ensure_topology(connection, Topology(subjects))
-    engine = create(settings.engine)
+    engine, brand = create(settings.engine), parser_brand(settings.engine)
+    parsers = await _choose_parsers(brand, settings)
     runtime = Runtime(engine, stall_s=settings.stall_s)
     started = time.monotonic()
-    info = await _start(engine, settings, runtime.on_step)
+    info = await _start(engine, settings, parsers, runtime.on_step)
     try:
         await warm_up(engine, runtime, info, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
-        await _serve(settings, options, subjects, engine, info, runtime)
+        await _serve(settings, options, subjects, engine, info, runtime, brand, parsers)
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
 
 
-async def _start(engine: Engine, settings: WorkerSettings, sink: Sink) -> EngineInfo:
+async def _choose_parsers(brand: Brand, settings: WorkerSettings) -> Chosen:
+    """For workers of every role: a role may change, and whoever joins last writes the pool's card."""
+
+    def work() -> Chosen:
+        return choose(
+            brand,
+            tool=settings.tool_parser,
+            reasoning=settings.reasoning_parser,
+            model=settings.model,
+            args=settings.engine_args,
+        )
+
+    try:
+        async with asyncio.timeout(settings.start_timeout_s):
+            return await beside(work, name="parsers")
+    except TimeoutError:
+        raise EngineStartFailed(f"the parsers could not be chosen within {settings.start_timeout_s:g} s") from None
+
+
+async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink: Sink) -> EngineInfo:
+    args = dict(settings.engine_args)
+    if settings.engine == "vllm" and parsers.reasoning is not None:
+        args["reasoning_parser"] = parsers.reasoning  # so that structured output begins after the reasoning
     config = EngineConfig(
         model=settings.model,
         served_name=settings.served_name or settings.model,
         role=Role(settings.role),
-        args=settings.engine_args,
+        args=args,
     )
     try:
         async with asyncio.timeout(settings.start_timeout_s):
@@ -89,6 +114,8 @@ async def _serve(
     engine: Engine,
     info: EngineInfo,
     runtime: Runtime,
+    brand: Brand,
+    parsers: Chosen,
 ) -> None:
     files = read_card_files(info.tokenizer_dir)
     table = TokenTable.load(info.tokenizer_dir)
@@ -96,7 +123,7 @@ async def _serve(
         connection = await stack.enter_async_context(_connected(options, subjects))
         frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None
         card = await register_card(
-            connection, subjects, build_card(settings, served_name(settings) or info.engine, info, files), files
+            connection, subjects, build_card(settings, served_name(settings) or info.engine, info, files, parsers), files
         )
         member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
         structlog.contextvars.bind_contextvars(worker=member.worker)
@@ -114,7 +141,7 @@ async def _serve(
             set_role=runtime.set_role,
         )
         handovers = Handovers(session, engine, info, runtime, settings, prefill)
-        runtime.attach(session, info, table, handovers.desk)
+        runtime.attach(session, info, table, handovers.desk, parsers=brand.build(engine, info, table, parsers))
         await _run_session(settings, session, runtime, [feed, handovers], card.model)
 
 
@@ -128,7 +155,10 @@ def _cache_events(
 ) -> tuple[KvPublisher, KvFeed, Callable[[], Container[int]]] | tuple[None, None, None]:
     """What publishes the engine's cache events, what reads them, and what is cached; nothing for an engine that has none."""
     if not member.kv_events:
-        log.warning("worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches")
+        if not POOLING_KINDS & set(info.kinds):
+            log.warning(
+                "worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches"
+            )
         return None, None, None
     translator = Translator(member.block_size, blocks=info.blocks)
     publisher = KvPublisher(

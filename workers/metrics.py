@@ -5,6 +5,14 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 TOKENS = Counter("headrace_worker_tokens_total", "Tokens of finished choices", ["kind"])
+POOLED = Counter("headrace_worker_pooled_total", "Inputs of which a vector was made", ["task"])
+PARSED = Counter(
+    "headrace_worker_parsed_total",
+    "Streamed answers that were taken apart, by how they compare with the same answer taken apart as a whole: same, "
+    "completed (its end came late), differs",
+    ["outcome"],
+)
+UNREADABLE = Counter("headrace_worker_unreadable_total", "Answers on which the parser for tool calls or reasoning failed")
 RESUMED = Counter("headrace_worker_resumed_total", "Runs continued from tokens that another run had emitted")
 PARKED = Counter("headrace_worker_parked_total", "Runs stopped in the engine because the lease was lost for too long")
 STALLS = Counter("headrace_worker_engine_stalls_total", "Times the engine had work and reported nothing for too long")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import time
@@ -10,17 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
 from broker.cards import ModelCard
+from broker.codec import decode
+from broker.errors import WireError
 from broker.messages import WorkerMember
 from broker.models import publish_card
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects, check_token, pool_id
 from workers.engine import Capabilities, EngineInfo
 from workers.errors import EngineStartFailed, RegistrationRefused
+from workers.parsing.choosing import Chosen
 from workers.settings import WorkerSettings
 
-CARD_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+log = structlog.get_logger()
+
+NO_PARSERS = Chosen()
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+CARD_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *TEMPLATE_FILES)
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 
 def worker_id(name: str | None) -> str:
@@ -33,30 +43,40 @@ def read_card_files(tokenizer_dir: str) -> dict[str, bytes]:
     """Tokenizer and template files. Raises EngineStartFailed when there is no tokenizer.json."""
     folder = Path(tokenizer_dir)
     files = {name: (folder / name).read_bytes() for name in CARD_FILES if (folder / name).is_file()}
+    files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.glob(MORE_TEMPLATES))}
     if "tokenizer.json" not in files:
         raise EngineStartFailed(f"no tokenizer.json in {folder}: an ingress could not tokenise for this model")
     return files
 
 
-def build_card(settings: WorkerSettings, served_name: str, info: EngineInfo, files: dict[str, bytes]) -> ModelCard:
+def build_card(
+    settings: WorkerSettings, served_name: str, info: EngineInfo, files: dict[str, bytes], parsers: Chosen = NO_PARSERS
+) -> ModelCard:
     """The card that this worker would publish if it were the first of its pool."""
     config: dict[str, Any] = msgspec.json.decode(files.get("tokenizer_config.json", b"{}"))
     kinds = list(info.kinds)
-    if "chat_template.jinja" not in files and "chat_template" not in config and "chat" in kinds:
+    if "chat" in kinds and "chat_template" not in config and not any(name in files for name in TEMPLATE_FILES):
         kinds.remove("chat")
     return ModelCard(
         model=served_name,
         pool=pool_id(served_name, settings.namespace),
         namespace=settings.namespace,
         kinds=kinds,
+        labels=list(info.labels),
         context_length=info.context_length,
         block_size=info.block_size,
         vocab_size=info.vocab_size,
         eos_token_ids=list(info.eos_token_ids),
         bos_token=_token_text(config.get("bos_token")),
         eos_token=_token_text(config.get("eos_token")),
-        add_bos=bool(config.get("add_bos_token", False)),
-        default_sampling=dict(info.default_sampling),
+        default_sampling={**info.default_sampling, **settings.default_sampling},
+        default_max_tokens=settings.default_max_tokens,
+        template_kwargs=dict(settings.template_kwargs),
+        aliases=list(settings.aliases),
+        tool_parser=parsers.tool,
+        reasoning_parser=parsers.reasoning,
+        prompt_embeds=info.prompt_embeds,
+        media=dict(info.media),
         created=time.time(),
     )
 
@@ -70,6 +90,7 @@ def _token_text(token: object) -> str | None:
 
 async def register_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: dict[str, bytes]) -> ModelCard:
     """Publish the card, or join the pool that has one. Raises RegistrationRefused naming what does not fit."""
+    await _tell_changed_parsers(messaging, subjects, card)
     in_force = await publish_card(messaging, subjects, card, files)
     if in_force.block_size != card.block_size:
         raise RegistrationRefused(
@@ -77,6 +98,21 @@ async def register_card(messaging: Messaging, subjects: Subjects, card: ModelCar
             "start it with the pool's block size"
         )
     return in_force
+
+
+async def _tell_changed_parsers(messaging: Messaging, subjects: Subjects, card: ModelCard) -> None:
+    """Other parsers than the card had are no reason to refuse a worker, or none could ever be changed while others serve.
+
+    Parts of an answer mean the same whatever took it apart; only what the model is told to write may differ.
+    """
+    entry = await messaging.bucket(subjects.bucket("models")).get(card.pool)
+    if entry is None:
+        return
+    with contextlib.suppress(WireError):
+        old = decode(ModelCard, entry.value)
+        before, now = (old.tool_parser, old.reasoning_parser), (card.tool_parser, card.reasoning_parser)
+        if before != now:
+            log.warning("card.parsers_changed", pool=card.pool, before=before, now=now)
 
 
 def build_member(
@@ -105,4 +141,6 @@ def build_member(
         roles=sorted(capabilities.roles),
         handover=info.handover,
         transfer_card=info.transfer_card,
+        tool_parser=card.tool_parser,
+        reasoning_parser=card.reasoning_parser,
     )

@@ -14,19 +14,21 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from broker.codec import decode, unpack_u32, unpack_u64
 from broker.errors import WireError
-from broker.messages import Finish, FinishReason, Generation, JobFault, LoadReport, PrefillDecision, Text
+from broker.messages import Finish, FinishReason, Generation, JobFault, LoadReport, PrefillDecision, Text, TokenLogprob
 from broker.protocol.runs import Run
 from broker.worker import WorkerSession
 from workers import metrics
 from workers.choice import ChoiceRun
 from workers.engine import Engine, EngineInfo, Fault, Handover, Output, Role, Sequence
-from workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
-from workers.handover.cached import cached_tokens
+from workers.errors import AnswerUnreadable, EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
 from workers.handover.remote import RemotePrefill
+from workers.intake import Intake
+from workers.parsing.interface import ParserSet
+from workers.pooling import PoolRuns
+from workers.prompt_logprobs import check_size, fitting
 from workers.resume import cannot_resume
-from workers.text.pipeline import TextPipeline, TokenTable
+from workers.text.pipeline import TokenTable
 
 log = structlog.get_logger()
 
@@ -52,7 +54,7 @@ class Runtime:
         self._stall_s = stall_s
         self._session: WorkerSession | None = None
         self._info: EngineInfo | None = None
-        self._table: TokenTable | None = None
+        self._intake: Intake | None = None
         self._active: dict[str, ChoiceRun] = {}
         self._parked: dict[Run, list[ChoiceRun]] = {}
         self._raw: dict[str, Callable[[Output], None]] = {}  # sequences that belong to no run, and who gets their outputs
@@ -65,14 +67,23 @@ class Runtime:
         self._cache: Callable[[], Container[int]] | None = None
         self._last_step_s = 0.0
         self._loop = asyncio.get_running_loop()
+        self._pooling = PoolRuns(engine, refused=self._refused, dead=self._declare_dead, progress=self._stepped)
         self._tapped: Callable[[list[Output]], None] | None = None
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def attach(self, session: WorkerSession, info: EngineInfo, table: TokenTable, remotes: Remotes | None = None) -> None:
-        """Without `remotes` every prompt is computed here."""
+    def attach(
+        self,
+        session: WorkerSession,
+        info: EngineInfo,
+        table: TokenTable,
+        remotes: Remotes | None = None,
+        *,
+        parsers: ParserSet | None = None,
+    ) -> None:
+        """Without `remotes` every prompt is computed here, without `parsers` no answer can be taken apart."""
         self._session = session
         self._info = info
-        self._table = table
+        self._intake = Intake(info, table, parsers)
         self._remotes = remotes
 
     def watch_cache(self, device: Callable[[], Container[int]]) -> None:
@@ -126,16 +137,20 @@ class Runtime:
         if self._session is None:
             return
         session = self._session
-        if isinstance(error, RequestInvalid):
+        if isinstance(error, (RequestInvalid, UnsupportedByEngine)):
             session.fail(run, JobFault("invalid_request", str(error), param=error.param))
-        elif isinstance(error, UnsupportedByEngine):
-            session.fail(run, JobFault("invalid_request", str(error)))
         elif isinstance(error, EngineOverloaded):
             session.retry_elsewhere(run, JobFault("engine_overloaded", str(error), retriable=True, retry_after_s=1.0))
         elif error.retriable:
             session.retry_elsewhere(run, JobFault("engine_error", str(error), retriable=True))
         else:
             session.fail(run, JobFault("engine_error", str(error)))
+
+    def _unreadable(self, run: Run, error: AnswerUnreadable) -> None:
+        """Its parser would fail on the same words anywhere else."""
+        self._withdraw(run)
+        if self._session is not None:
+            self._session.fail(run, JobFault("engine_error", str(error)))
 
     def _declare_dead(self, why: str) -> None:
         if not self.dead.done():
@@ -144,12 +159,15 @@ class Runtime:
     async def _watch_death(self) -> None:
         self._declare_dead(await self._engine.died())
 
+    def _stepped(self) -> None:
+        self._last_step_s = self._loop.time()
+
     async def _watch_stall(self) -> None:
         """An engine that has work and says nothing is as dead as one that has exited."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(1.0, self._stall_s / 4))
-            running = len(self._active) + len(self._raw)
+            running = len(self._active) + len(self._raw) + len(self._pooling)
             if not running:
                 self._last_step_s = loop.time()
             elif loop.time() - self._last_step_s > self._stall_s:
@@ -160,15 +178,21 @@ class Runtime:
 
     def start(self, run: Run, payload: bytes) -> None:
         assert self._session is not None  # attached before the session can start anything  # noqa: S101
+        if run.envelope.kind == "pool":
+            assert self._info is not None and self._tasks is not None  # noqa: S101, PT018
+            self._pooling.start(run, payload, session=self._session, info=self._info, tasks=self._tasks)
+            return
+        assert self._intake is not None  # noqa: S101
         try:
-            generation = decode(Generation, payload)
-            prompt = unpack_u32(generation.token_ids)
-            choices = self._choices(run, generation, prompt)
+            generation, choices = self._intake.take(run, payload, cache=self._cache)
+            if generation.prompt_logprobs is not None and choices:
+                most_bytes = self._session.settings.max_frame_bytes
+                check_size(len(choices[0].prompt), generation.prompt_logprobs, most_bytes=most_bytes)
         except WireError as error:
             self._session.fail(run, JobFault("invalid_request", f"malformed payload: {error}"))
             return
-        except RequestInvalid as error:
-            self._session.fail(run, JobFault("invalid_request", str(error), param=error.param))
+        except WorkerError as error:
+            self._refused(run, error)
             return
         refusal = cannot_resume(run, generation, self._engine.capabilities)
         if refusal is not None:
@@ -200,55 +224,22 @@ class Runtime:
         for choice in ready:
             self.begin_here(choice)
 
-    def _choices(self, run: Run, generation: Generation, prompt: list[int]) -> list[ChoiceRun]:
-        assert self._info is not None and self._table is not None  # noqa: S101, PT018
-        room = self._info.context_length - len(prompt)
-        if not prompt:
-            raise RequestInvalid("the prompt is empty", param="prompt")
-        if room < 1:
-            raise RequestInvalid(
-                f"the prompt has {len(prompt)} tokens; the context length is {self._info.context_length}", param="prompt"
-            )
-        wanted = generation.sampling.max_tokens
-        limit = room if wanted is None else min(wanted, room)
-        expected = self._expected_cached(run, len(prompt))
-        told: list[bool] = []
-        choices = []
-        for index, log_ in enumerate(run.choices):
-            if log_.settled:
-                continue
-            pipeline = TextPipeline(
-                self._table,
-                prompt_ids=prompt,
-                stop=generation.stop,
-                include_stop=generation.include_stop,
-                skip_special_tokens=generation.skip_special_tokens,
-                min_tokens=generation.sampling.min_tokens,
-            )
-            for token in log_.ids:  # what the client has been given is replayed in silence
-                pipeline.push(token)
-            choice = ChoiceRun(run, index, generation, prompt, limit, pipeline, expected_cached=expected, told=told)
-            choices.append(choice)
-        return choices
-
-    def _expected_cached(self, run: Run, tokens: int) -> int:
-        """Tokens of this prompt that the engine should find in its cache; at least one token is always computed."""
-        size, envelope = run.envelope.block_size, run.envelope
-        if self._cache is None or self._info is None or size != self._info.block_size or not envelope.hashes:
-            return 0
-        return cached_tokens(unpack_u64(envelope.hashes), tokens, block_size=size, cache=self._cache())
-
     def _ended_already(self, choice: ChoiceRun) -> bool:
         """End a choice that needs no engine any more."""
         emitted = len(choice.run.choices[choice.choice].ids)
-        if emitted and choice.pipeline.stopped is not None:
-            self._finish(choice, [], [], "stop", choice.pipeline.stopped)
-        elif emitted >= choice.limit:
-            self._finish(choice, [], [], "length", None)
-        else:
+        stopped = choice.pipeline.stopped if emitted else None
+        if stopped is None and emitted < choice.limit:
             if not choice.started_s:
                 choice.started_s = self._loop.time()
             return False
+        if choice.generation.prompt_logprobs is not None and choice.prompt_logprobs is None and self._session is not None:
+            why = "its worker is gone, and the log-probabilities of its prompt with it"
+            self._session.fail(choice.run, JobFault("resume_impossible", why, retriable=True))
+            return True
+        try:
+            self._finish(choice, [], [], "length" if stopped is None else "stop", stopped)
+        except AnswerUnreadable as error:
+            self._unreadable(choice.run, error)
         return True
 
     def begin_here(self, choice: ChoiceRun) -> None:
@@ -264,6 +255,7 @@ class Runtime:
 
     def stop(self, run: Run) -> None:
         self._parked.pop(run, None)
+        self._pooling.stop(run)
         self._withdraw(run)
 
     def _withdraw(self, run: Run) -> list[ChoiceRun]:
@@ -385,10 +377,13 @@ class Runtime:
                     self._raw_output(output)
                 continue
             ids = output.ids
-            if choice.plain and len(ids) == 1 and output.finish is None and output.fault is None:  # nearly every output
-                append(choice.run, choice.choice, ids, [choice.push(ids[0])], logprobs=output.logprobs)
-            else:
-                self._on_output(session, choice, output, now)
+            try:
+                if choice.plain and len(ids) == 1 and output.finish is None and output.fault is None:  # nearly every output
+                    append(choice.run, choice.choice, ids, [choice.push(ids[0])], logprobs=output.logprobs)
+                else:
+                    self._on_output(session, choice, output, now)
+            except AnswerUnreadable as error:
+                self._unreadable(choice.run, error)
         session.flush()
 
     def _on_output(self, session: WorkerSession, choice: ChoiceRun, output: Output, now_s: float) -> None:
@@ -406,18 +401,22 @@ class Runtime:
             return
         if output.cached_tokens is not None:
             choice.cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None and not self._keep_prompt_logprobs(session, choice, output.prompt_logprobs):
+            return
         ids = output.ids
         if not choice.first_s and ids:
             self._first_token(session, choice, now_s)
         choice.plain = choice.first_s > 0.0 and not choice.generation.stop
         push = choice.push
         finish = output.finish
+        last = len(ids) - 1 if finish is not None else -1
         texts: list[Text] = []
         for index, token in enumerate(ids):
-            if finish == "stop" and index == len(ids) - 1 and not choice.generation.include_stop:
-                texts.append("")  # the stop token itself is not part of the answer
-                break
-            texts.append(push(token))
+            if index != last:
+                texts.append(push(token))
+            else:  # a stop token is not part of the text
+                hidden = finish == "stop" and not choice.generation.include_stop
+                texts.append(choice.pipeline.last(token, hidden=hidden))
             if choice.pipeline.stopped is not None:
                 self._stopped_by_string(choice, ids[: index + 1], texts, output)
                 return
@@ -428,6 +427,17 @@ class Runtime:
             self._finish(choice, ids, texts, finish, output.stop, output)
         else:
             session.append(choice.run, choice.choice, ids, texts, logprobs=output.logprobs)
+
+    def _keep_prompt_logprobs(self, session: WorkerSession, choice: ChoiceRun, items: list[TokenLogprob | None]) -> bool:
+        """For the end of the answer; False when they are too large, and the run has ended with that."""
+        most_bytes = session.settings.max_frame_bytes
+        try:
+            choice.prompt_logprobs = fitting(items, prompt_tokens=len(choice.prompt), most_bytes=most_bytes)
+        except RequestInvalid as error:
+            self._withdraw(choice.run)
+            self._refused(choice.run, error)
+            return False
+        return True
 
     def _first_token(self, session: WorkerSession, choice: ChoiceRun, now_s: float) -> None:
         choice.first_s = now_s
@@ -464,6 +474,7 @@ class Runtime:
         tail = choice.pipeline.finish()
         if choice.pipeline.stopped is not None:  # the held-back end may turn out to be a stop string only now
             reason, stop = "stop", choice.pipeline.stopped
+        reason, reasoning_tokens = choice.verdict(reason)
         fin = Finish(
             reason=reason,
             stop=stop,
@@ -471,6 +482,8 @@ class Runtime:
             prompt_tokens=len(choice.prompt),
             completion_tokens=completion_tokens,
             cached_tokens=min(max(choice.cached_tokens, choice.cached_elsewhere), len(choice.prompt)),
+            reasoning_tokens=reasoning_tokens,
+            prompt_logprobs=choice.prompt_logprobs,
         )
         metrics.TOKENS.labels("prompt").inc(len(choice.prompt))
         metrics.TOKENS.labels("completion").inc(completion_tokens)

@@ -8,6 +8,11 @@ from typing import Any, Literal, get_args
 
 MOST_LABEL = 64  # characters
 
+SAMPLING = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"}
+)
+"""What may have a default of the model's own."""
+
 PrefillMode = Literal["auto", "always", "never"]
 Unready = Literal["local", "refuse"]
 
@@ -26,8 +31,15 @@ class WorkerSettings:
     start_timeout_s: float = 900.0  # loading a large model takes minutes
     stall_s: float = 120.0  # the engine has work and reports nothing for so long: it is dead
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    tool_parser: str = "auto"  # auto: by the model's files; none; or a name that the engine knows
+    reasoning_parser: str = "auto"
     metrics_port: int | None = None  # None = no metrics endpoint, 0 = any free port
     separate_frames: bool = False  # token frames on a connection of their own: measured slower, docs/performance.md
+    # of the pool's card, which the worker that starts last decides
+    aliases: Sequence[str] = ()  # more names that clients may use
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)  # over the model's own
+    default_max_tokens: int | None = None  # of requests that do not say; None = what fits
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the chat template; requests may say otherwise
     labels: Sequence[str] = ()  # what requests may ask for: zone, rack, kind of GPU, …
     # of a decode worker, where no router has decided
     prefill: PrefillMode = "auto"
@@ -49,6 +61,14 @@ class WorkerSettings:
         for name in ("prefill_wait_s", "transfer_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.default_max_tokens is not None and self.default_max_tokens < 1:
+            raise ValueError(f"default_max_tokens must be 1 or more, got {self.default_max_tokens}")
+        if unknown := self.default_sampling.keys() - SAMPLING:
+            raise ValueError(f"default_sampling {min(unknown)!r} is none of {', '.join(sorted(SAMPLING))}")
+        for name, value in self.default_sampling.items():
+            numbers = value if name == "stop_token_ids" and isinstance(value, Sequence) else (value,)
+            if any(isinstance(number, bool | str) or not isinstance(number, int | float) for number in numbers):
+                raise ValueError(f"default_sampling {name} must be a number, got {value!r}")
         for label in self.labels:
             if not label.strip() or len(label) > MOST_LABEL or "," in label:
                 raise ValueError(f"label {label!r}: 1 to {MOST_LABEL} characters, no comma")

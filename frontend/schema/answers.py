@@ -19,6 +19,12 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokens(msgspec.Struct):
+    """How much of the answer was reasoning, as far as the model's parser can tell."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """Tokens of all prompts and all choices together."""
 
@@ -26,6 +32,7 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: CompletionTokens | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct):
@@ -55,17 +62,50 @@ class CompletionLogprobs(msgspec.Struct):
     """Log probabilities of a completions choice; one entry per token in each list."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]  # null for the first token of an echoed prompt: nothing came before it
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
-class ChatMessage(msgspec.Struct):
-    """What the model said."""
+class PromptLogprob(msgspec.Struct):
+    """A token at a place of the prompt; `rank` 1 is the likeliest there, null where nobody counted."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token id, per prompt token; null for the first."""
+
+
+class CalledFunction(msgspec.Struct):
+    """`arguments` is JSON text; a model may have got it wrong, or have been cut off."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A tool the model wants called."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """What the model said. Reasoning has two names: vLLM's server calls it `reasoning`, most clients `reasoning_content`."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -87,9 +127,12 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | None = None
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -101,6 +144,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: str
     stop_reason: int | str | None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -117,7 +161,7 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
 
 
 class ModelEntry(msgspec.Struct, kw_only=True):
-    """A served model."""
+    """A served model, or an adapter of the model `parent`."""
 
     id: str
     object: Literal["model"] = "model"
@@ -125,6 +169,7 @@ class ModelEntry(msgspec.Struct, kw_only=True):
     owned_by: str
     max_model_len: int
     root: str
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -2,29 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Required, TypedDict
+from typing import Annotated, Any, Literal, Required, TypedDict
 
+import msgspec
 from msgspec import Meta
 
-from frontend.schema.common import MAX_LOGPROBS, GenerationRequest, Positive
+from frontend.schema.common import MAX_LOGPROBS, GenerationRequest, NonEmpty, Positive
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ContentPart(TypedDict, total=False):
-    """A part of a message's content. Only text is taken today; the type decides which other key is read."""
+class FunctionCall(TypedDict, total=False):
+    """What an assistant called. `arguments` is JSON text, as the API gave it out; an object is taken as well."""
 
-    type: Required[str]
-    text: str
+    name: Required[NonEmpty]
+    arguments: str | dict[str, Any] | None
+
+
+class ToolCall(TypedDict, total=False):
+    """A call in a message of the assistant."""
+
+    id: str
+    type: Literal["function"]
+    function: Required[FunctionCall]
 
 
 class Message(TypedDict, total=False):
-    """One message, handed to the chat template as the mapping it is."""
+    """One message. Which of the fields count depends on the role; others are left out."""
 
     role: Required[Annotated[str, Meta(min_length=1, max_length=64)]]
-    content: str | list[ContentPart] | None
-    name: str
-    tool_calls: list[dict[str, Any]] | None
+    content: str | list[dict[str, Any]] | None
+    name: str | None
+    tool_calls: list[ToolCall] | None
     tool_call_id: str | None
     reasoning_content: str | None
+    reasoning: str | None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: NonEmpty
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool of the kind every model knows. Others are refused by name."""
+
+    type: str = "function"
+    function: Function | None = None
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    """One of the tools."""
+
+    name: NonEmpty
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """A tool by its name."""
+
+    type: str = "function"
+    function: FunctionName | None = None
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """A tool by its name, or the few that are allowed."""
+
+    type: str = "function"
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -34,13 +90,20 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
+    echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    return_prompt_text: bool | None = None

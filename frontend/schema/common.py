@@ -18,6 +18,9 @@ TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -36,14 +39,17 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON, and vLLM's for text with tags in it: `format`, or `structures` and `triggers`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: Any = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """At most one of these."""
+    """One of the first six, and how to apply it."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -51,6 +57,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -86,14 +95,27 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    prompt_logprobs: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprob_token_ids: list[TokenId] | None = None
     use_beam_search: bool | None = None
+    watermarking: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 = none
+    repetition_detection: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower is sooner
-    service_tier: str | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
     session_id: Annotated[str, Meta(max_length=512)] | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds; the header x-request-timeout-s wins
     vllm_xargs: dict[str, Any] | None = None
-    user: str | None = None
+    request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")] | None = None  # becomes part of the answer's id
+    user: str | None = None  # this and the rest: checked, and of no effect
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
+    store: bool | None = None

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.cards import ModelCard
 from broker.codec import unpack_u32
+from frontend.modelfiles import ModelFiles
+from frontend.prefixes import PrefixMemory
 from frontend.templates import ChatTemplate
 from frontend.tokenize import Fit, PromptEncoder
+from tests.unit.frontend.templates.cases import BUNDLED, conversations, load, names
+from tests.unit.frontend.templates.reference import rendered
 from tests.unit.frontend.test_templates import CASES, CHATML, TALK, TRIMMING
+from tests.unit.frontend.tokenizers_at_hand import MAKES, make
 
 pytestmark = pytest.mark.engine
-ASSETS = Path(__file__).parents[2] / "workers" / "assets" / "smollm2"
-TEXTS = ["Hello, world!", "  two  spaces\n\nand lines\t", "naïve 💧 日本語", "<|im_start|>user\nhi<|im_end|>", "x" * 3000, ""]
+TEXTS = ["Hello, world!", "  two  spaces\n\nand lines\t", "naïve 💧 日本語", "<|im_start|>user\nhi<|im_end|>", "x" * 3000]
+CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=0)
+FIT = Fit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
+MORE = "HEADRACE_TOKENIZERS"  # a folder with one folder per tokenizer, to hold more of them against transformers
 
 
 def reference(source: str, messages: Any, **options: Any) -> str:
@@ -32,6 +44,22 @@ def test_the_stored_texts_are_what_transformers_renders(source: str, options: di
     assert reference(source, TALK, bos_token="<s>", eos_token="</s>", **options) == expected
 
 
+@pytest.mark.parametrize("name", names())
+def test_the_stored_texts_of_families_are_what_transformers_renders(name: str) -> None:
+    family = load(name)
+    assert {conversation.name: rendered(family, conversation) for conversation in conversations()} == family.expected
+
+
+@pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+@pytest.mark.parametrize("name", names())
+def test_the_form_of_contents_is_the_one_vllm_finds(name: str) -> None:
+    from vllm.renderers.hf import _detect_content_format
+
+    family = load(name)
+    parts = ChatTemplate(family.source, names={}).takes_parts(tools=False)
+    assert parts is (_detect_content_format(family.source, default="string") == "openai")
+
+
 @pytest.mark.parametrize("source", [CHATML, TRIMMING])
 @pytest.mark.parametrize("content", ["Yo", "Yo ", " Yo\n"])
 def test_continued_messages_are_cut_where_transformers_cuts_them(source: str, content: str) -> None:
@@ -40,23 +68,90 @@ def test_continued_messages_are_cut_where_transformers_cuts_them(source: str, co
     assert ours == reference(source, messages, continue_final_message=True)
 
 
-def test_a_real_template_renders_the_same() -> None:
-    source = (ASSETS / "chat_template.jinja").read_text()
-    for messages in (TALK, [{"role": "system", "content": "Be brief."}, *TALK]):
-        for prompt in (True, False):
-            ours = ChatTemplate(source, names={}).render(messages, add_generation_prompt=prompt)
-            assert ours == reference(source, messages, add_generation_prompt=prompt)
+# -- token ids -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("special", [True, False])
-def test_token_ids_are_those_of_transformers(special: bool) -> None:
+def _folders() -> dict[str, Path | None]:
+    """Tokenizers by name; None = made by the tests."""
+    more = sorted(Path(os.environ[MORE]).iterdir()) if MORE in os.environ else []
+    made = [name for name in MAKES if name != "SmolLM2"]
+    return {"bundled": BUNDLED, **dict.fromkeys(made), **{folder.name: folder for folder in more}}
+
+
+FOLDERS = _folders()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for every tokenizer, with a configuration that names its special tokens and wants a BOS."""
+    found: dict[str, Path] = {}
+    for name, folder in FOLDERS.items():
+        if folder is None:
+            folder = tmp_path_factory.mktemp("tokenizer")
+            (folder / "tokenizer.json").write_bytes(make(name))
+            config = {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "add_bos_token": True,
+                "chat_template": [
+                    {"name": "default", "template": "{{ bos_token }}" + CHATML},
+                    {"name": "tool_use", "template": "{{ tools | tojson }}" + CHATML},
+                ],
+            }
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        found[name] = folder
+    return found
+
+
+@cache
+def both(folder: Path) -> tuple[Any, PromptEncoder, PromptEncoder, ModelFiles]:
+    """Theirs, ours, ours with a memory, and the files."""
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(ASSETS)
-    card = ModelCard(model="m", pool="m-0", context_length=100_000, block_size=0)
-    with ThreadPoolExecutor(1) as pool:
-        ours = PromptEncoder((ASSETS / "tokenizer.json").read_bytes(), card, executor=pool, inline_bytes=8192)
-        fit = Fit(context_length=100_000, wanted=1, truncate=None, param="prompt")
-        for text in filter(None, TEXTS):
-            ids = unpack_u32(ours.encode_now(text, add_special_tokens=special, fit=fit).packed)
-            assert ids == theirs(text, add_special_tokens=special)["input_ids"]
+    files = ModelFiles.read({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}, folder.name)
+    pool = ThreadPoolExecutor(1)
+    ours, remembering = (
+        PromptEncoder(files.tokenizer, CARD, executor=pool, inline_bytes=0, memory=memory, special_tokens=files.special_tokens)
+        for memory in (None, PrefixMemory(1 << 22))
+    )
+    return AutoTokenizer.from_pretrained(folder), ours, remembering, files
+
+
+def ids_of(encoder: PromptEncoder, text: str, *, special: bool) -> list[int]:
+    return unpack_u32(encoder.encode_now(text, add_special_tokens=special, fit=FIT).packed)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@settings(deadline=None)  # the first example loads the tokenizer
+@given(
+    text=st.lists(
+        st.sampled_from([*TEXTS, "<s>", "</s>", "<|im_end|>", " ", "\n"]) | st.text(max_size=20), min_size=1, max_size=6
+    ).map("".join),
+    special=st.booleans(),
+)
+def test_token_ids_are_those_of_transformers(made: dict[str, Path], name: str, text: str, special: bool) -> None:
+    theirs, ours, remembering, _ = both(made[name])
+    expected = theirs(text, add_special_tokens=special, truncation=False)["input_ids"]
+    if expected:
+        assert ids_of(ours, text, special=special) == ids_of(remembering, text, special=special) == expected
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_of_conversations_are_those_of_transformers(made: dict[str, Path], name: str) -> None:
+    theirs, ours, remembering, files = both(made[name])
+    if not files.templates:
+        pytest.skip("this tokenizer has no chat template")
+    template = ChatTemplate(files.templates, names=files.names)
+    for tools in (None, [{"type": "function", "function": {"name": "f", "parameters": {}}}]):
+        for count in range(1, len(TALK) + 1):
+            messages = TALK[:count]
+            text = template.render(messages, tools=tools)
+            expected = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+            assert ids_of(ours, text, special=False) == ids_of(remembering, text, special=False) == expected
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_special_tokens_have_the_names_transformers_gives_them(made: dict[str, Path], name: str) -> None:
+    theirs, _, _, files = both(made[name])
+    assert files.names.items() <= theirs.special_tokens_map.items()

@@ -13,6 +13,8 @@ from broker.messages import Sampling
 from tests.engines.conftest import ARGS, DIRECT_TOKENS, Bench
 from workers.engine import DisaggStyle, EngineConfig, Handover, Role
 from workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from workers.tensors import StoredTensor
+from workers.text.tokens import TokenTable
 
 pytestmark = [
     pytest.mark.engine,
@@ -109,6 +111,26 @@ async def test_logprobs_come_with_bytes_best_first(bench: Bench, prompts: list[l
     assert text.startswith(tokenizer.decode([token for output in outputs for token in output.ids]))
 
 
+async def test_prompts_are_scored_with_the_rank_of_every_token(bench: Bench, prompts: list[list[int]], model_dir: Path) -> None:
+    """Also where the prompt is computed in parts, and although it is in the cache."""
+    token_bytes = TokenTable.load(model_dir).token_bytes
+    long = prompts[0] * 8
+    assert len(long) > 200
+    for _ in range(2):
+        outputs = await bench.end(await bench.submit(long, Sampling(temperature=0.0, max_tokens=2), prompt_logprobs=3))
+        scores = outputs[0].prompt_logprobs
+        assert scores is not None
+        assert scores[0] is None
+        assert [score.id for score in scores[1:] if score] == long[1:]
+        assert all(output.prompt_logprobs is None for output in outputs[1:])
+        for score in scores[1:]:
+            assert score is not None
+            assert len(score.top) == 3
+            assert [logprob for *_, logprob in score.top] == sorted((logprob for *_, logprob in score.top), reverse=True)
+            assert (score.rank <= 3) == (score.id in [token for token, *_ in score.top])
+            assert score.token == token_bytes(score.id)
+
+
 async def test_a_schema_is_obeyed(bench: Bench, prompts: list[list[int]], tokenizer: Any) -> None:
     schema = {
         "type": "object",
@@ -163,7 +185,11 @@ async def test_a_prompt_over_the_context_is_refused(bench: Bench) -> None:
 
 
 async def test_what_this_adapter_cannot_do_is_refused_by_name(bench: Bench, prompts: list[list[int]]) -> None:
-    for options in ({"adapter": "x"}, {"media": [{"kind": "image"}]}, {"prompt_logprobs": 1}):
+    for options in (
+        {"adapter": "x"},
+        {"media": [{"kind": "image"}]},
+        {"prompt_embeds": StoredTensor("float32", (1, 1), memoryview(b""))},
+    ):
         with pytest.raises(UnsupportedByEngine, match=next(iter(options))):
             await bench.submit(prompts[0], **options)
     for kind in ("prefill", "decode"):  # it was started without a connector

@@ -56,12 +56,11 @@ async def test_a_model_without_workers_is_known_but_not_ready(
     await publish(connection, subjects, "theirs", "other")
     async with running(nats_server.url, subjects) as client:
         async with asyncio.timeout(10):
-            while (
-                not (await client.get("/v1/models")).json()["data"]
-                or not (await client.get("/health")).json()["broker"]["ready"]
-            ):
+            while not (health := (await client.get("/health")).json())["models"] or not health["broker"]["ready"]:
                 await asyncio.sleep(0.02)
-        assert [m["id"] for m in (await client.get("/v1/models")).json()["data"]] == ["mine"]  # not the other namespace's
+        assert list(health["models"]) == ["mine"]  # not the other namespace's
+        assert (await client.get("/v1/models")).json()["data"] == []  # what nobody serves is not offered
+        assert (await client.get("/v1/models/mine")).status_code == 200
         assert (await client.get("/live")).status_code == 200
         ready = await client.get("/ready")
         assert (ready.status_code, ready.json()["reason"]) == (503, "no model has a ready worker")

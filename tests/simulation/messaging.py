@@ -406,7 +406,7 @@ class SimObjects:
         self._lane = f"OBJ {name}"
         self.name = name
 
-    async def put(self, name: str, data: bytes | bytearray) -> str:
+    async def put(self, name: str, data: bytes | bytearray, *, ttl_s: float | None = None) -> str:
         held = bytes(data)
         await self._messaging.ask(self._lane, f"put object {name}", lambda: self._store.__setitem__(name, held))
         return hashlib.sha256(held).hexdigest()
@@ -421,7 +421,7 @@ class SimObjects:
             raise ObjectNotFound(f"{self.name} has no object {name}")
         return data
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, ttl_s: float | None = None) -> None:
         await self._messaging.ask(self._lane, f"delete object {name}", lambda: self._store.pop(name, None))
 
     @property

@@ -202,15 +202,48 @@ async def test_a_request_brings_faults_only_where_that_is_allowed():
             await bench.engine.submit(sequence("c", [1], extra={"sim": {"explode": 1}}))
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"guided": {"regex": "a"}}, {"prompt_logprobs": 1}],
-    ids=lambda option: next(iter(option)),
-)
-async def test_what_it_cannot_do_is_refused_by_name(option):
+async def test_what_it_cannot_do_is_refused_by_name():
     async with started() as bench:
-        with pytest.raises(UnsupportedByEngine, match=next(iter(option))):
-            await bench.engine.submit(sequence("a", [1], **option))
+        with pytest.raises(UnsupportedByEngine, match="grammar"):
+            await bench.engine.submit(sequence("a", [1], guided={"grammar": "root ::= x"}))
+        assert "grammar" not in bench.engine.capabilities.guided
+
+
+async def test_every_kind_of_structured_output_it_names_is_served():
+    asked = {
+        "json": {"type": "integer"},
+        "json_object": True,
+        "choice": ["a"],
+        "regex": "a",
+        "structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}},
+    }
+    async with started() as bench:
+        assert bench.engine.capabilities.guided == asked.keys()
+        for kind, spec in asked.items():
+            await bench.engine.submit(sequence(kind, [1], max_tokens=500, guided={kind: spec}))
+        await bench.until(lambda: all(bench.finished(kind) for kind in asked))
+        assert all(bench.ids(kind)[-1] == 2 for kind in asked)
+
+
+@pytest.mark.parametrize("alternatives", [0, 3])
+async def test_prompts_are_scored_once_and_each_token_by_itself(alternatives):
+    async with started() as bench:
+        assert bench.engine.capabilities.prompt_logprobs
+        await bench.engine.submit(sequence("a", [1, 2, 30], max_tokens=3, prompt_logprobs=alternatives))
+        resumed = Sequence(
+            id="b", token_ids=[1, 2, 30, 77], prompt_tokens=3, sampling=Sampling(max_tokens=3), prompt_logprobs=alternatives
+        )
+        await bench.engine.submit(resumed)
+        await bench.engine.submit(sequence("c", [1, 2, 30], max_tokens=3))
+        await bench.until(lambda: all(bench.finished(name) for name in "abc"))
+        first = {name: [o.prompt_logprobs for step in bench.steps for o in step if o.id == name] for name in "abc"}
+        scores, *later = first["a"]
+        assert later == [None, None]
+        assert first["b"][0] == scores
+        assert first["c"] == [None, None, None]
+        assert scores[0] is None
+        assert [(score.id, score.rank, len(score.top)) for score in scores[1:]] == [(2, 1, alternatives), (30, 1, alternatives)]
+        assert all(score.logprob < 0 for score in scores[1:])
 
 
 async def test_bad_settings_fail_the_start():

@@ -32,7 +32,9 @@ def result(
 ) -> Any:
     completion = SimpleNamespace(token_ids=ids, finish_reason=finish, stop_reason=stop, logprobs=logprobs)
     times = SimpleNamespace(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=3.5)
-    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached, kv_transfer_params=params, metrics=times)
+    return SimpleNamespace(
+        outputs=[completion], num_cached_tokens=cached, kv_transfer_params=params, metrics=times, prompt_logprobs=None
+    )
 
 
 def converted(asked: Sequence, given: Any, *, first: bool = False, hits: int | None = None) -> Output:
@@ -74,6 +76,16 @@ def test_ending_on_a_stop_token_names_it() -> None:
 
 def entry(logprob: float, rank: int) -> Any:
     return SimpleNamespace(logprob=logprob, rank=rank, decoded_token=None)
+
+
+def test_prompts_carry_ranks_and_nothing_for_their_first_token() -> None:
+    positions = [None, {6: entry(-2.0, 9), 11: entry(-0.5, 1), 12: entry(-1.0, 2)}]
+    given = result([3])
+    given.prompt_logprobs = positions
+    asked = Sequence(id="r-1-0", token_ids=[5, 6], prompt_tokens=2, sampling=Sampling(max_tokens=8), prompt_logprobs=1)
+    output = converted(asked, given, first=True)
+    assert output.prompt_logprobs == [None, TokenLogprob(6, b"<6>", -2.0, [(11, b"<11>", -0.5)], 9)]
+    assert converted(asked, given).prompt_logprobs is None
 
 
 def test_logprobs_carry_bytes_and_the_best_alternatives_first() -> None:

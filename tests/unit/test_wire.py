@@ -38,7 +38,7 @@ EVERY_RECORD = sorted(
 
 
 @pytest.mark.parametrize("kind", EVERY_RECORD, ids=lambda kind: kind.__name__)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_message_is_plain_msgpack_and_survives_the_reference_package(kind: type[Record], data: st.DataObject) -> None:
     message = data.draw(struct(kind))
@@ -50,7 +50,7 @@ def test_every_message_is_plain_msgpack_and_survives_the_reference_package(kind:
 
 
 @pytest.mark.parametrize("kind", EVERY_RECORD, ids=lambda kind: kind.__name__)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_unknown_fields_are_ignored_and_a_newer_version_is_refused(kind: type[Record], data: st.DataObject) -> None:
     message = data.draw(struct(kind))

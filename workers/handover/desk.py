@@ -57,7 +57,7 @@ class HandoverDesk:
             tokens=choice.tokens,
             uncached=choice.uncached,
             block_size=self._info.block_size,
-            needs_own_prefill="prompt_logprobs" if generation.prompt_logprobs is not None else "",
+            needs_own_prefill=_own_prefill(generation),
         )
         decision = decide(run.prefill, here, mode=settings.prefill, min_tokens=settings.prefill_min_tokens)
         if decision.reason == "no_prefill_worker" and settings.prefill_unready == "refuse":
@@ -85,3 +85,10 @@ class HandoverDesk:
         if not self._last.tokens:
             return report
         return msgspec.structs.replace(report, handover_s=self._last.took_s, handover_tokens=self._last.tokens)
+
+
+def _own_prefill(generation: Generation) -> str:
+    """What of a request another worker cannot compute for this one."""
+    if generation.prompt_logprobs is not None:
+        return "prompt_logprobs"
+    return "prompt_embeds" if generation.prompt_embeds is not None else ""

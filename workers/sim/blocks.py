@@ -13,16 +13,9 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 
-from broker.codec import encode
 from workers.engine import KvEvent
-from workers.sim.tiers import Content, LowerTiers, stored
-
-
-def fingerprint(*parts: object) -> int:
-    """64 bits, never 0, that stand for these values."""
-    return int.from_bytes(blake2b(encode(parts), digest_size=8).digest(), "little") | 1
+from workers.sim.tiers import Content, LowerTiers, fingerprint, stored
 
 
 def _nothing(blocks: Sequence[int]) -> None:
@@ -187,7 +180,7 @@ class BlockManager:
         """What this block holds now: a chain value, a fingerprint of part of a block, or something nobody knows."""
         content = self._content.get(block)
         if content is not None:
-            return fingerprint(content.value, content.taint) if content.taint else content.value
+            return content.cell
         return self._cells.get(block) or fingerprint("unknown", block)
 
     def set_cell(self, block: int, cell: int) -> None:

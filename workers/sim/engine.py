@@ -15,7 +15,8 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -28,16 +29,20 @@ from workers.engine import (
     KvBatch,
     KvEvent,
     Load,
+    Pooled,
+    PoolItem,
     Role,
     Sequence,
     Sink,
 )
 from workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from workers.sim.answering import PRESCRIBED
 from workers.sim.blocks import BlockManager
 from workers.sim.events import EventBuffer
 from workers.sim.fabric import PROCESS_FABRIC, Fabric
 from workers.sim.faults import SequenceFaults, raise_rejection
-from workers.sim.media import MEDIA_KINDS
+from workers.sim.guided.texts import KINDS
+from workers.sim.media import MEDIA_KINDS, media_slots
 from workers.sim.membership import ROLES, FabricMember
 from workers.sim.pacing import pass_time, until_work
 from workers.sim.scheduler import Scheduler, block_manager
@@ -45,6 +50,10 @@ from workers.sim.settings import SimSettings, parse_settings
 from workers.sim.sleep import LEVELS, Sleeper, sleep_args
 from workers.sim.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
 from workers.sim.wire import Wire
+
+if TYPE_CHECKING:
+    from workers.sim.disk_store import DiskStore
+    from workers.sim.pooling import SimPooling
 
 VERSION = "1"  # of the model: what it answers and how long it takes
 
@@ -64,6 +73,20 @@ def _open_fabric(settings: SimSettings, clock: Callable[[], float]) -> Fabric:
     return NixlFabric(settings.blocks, settings.block_bytes, timeout_s=settings.transfer_timeout_s, clock=clock)
 
 
+def _open_disk(settings: SimSettings, clock: Callable[[], float]) -> DiskStore | None:
+    if settings.disk_path is None:
+        return None
+    from workers.sim.disk_store import DiskStore  # nor who keeps nothing on disk
+
+    return DiskStore(
+        Path(settings.disk_path),
+        blocks=settings.disk_blocks,
+        block_bytes=settings.block_bytes,
+        timeout_s=settings.transfer_timeout_s,
+        clock=clock,
+    )
+
+
 class SimEngine:
     """Implements `workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` replaces the one of the settings."""
 
@@ -71,6 +94,7 @@ class SimEngine:
         self._kill = kill
         self._fabric = fabric
         self._member: FabricMember | None = None
+        self._disk: DiskStore | None = None
         self._sleeper: Sleeper | None = None
         self._disagg = DisaggStyle.NONE
         self._scheduler: Scheduler | None = None
@@ -81,16 +105,22 @@ class SimEngine:
         self._aborted: set[str] = set()  # during the step that runs now
         self._stepping = False  # its outputs are not out yet
         self._events = EventBuffer()
+        self._pooling: SimPooling | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
             roles=ROLES if self._member is not None else frozenset({Role.AGGREGATED}),
             disagg=self._disagg,
-            kv_events=True,
+            kv_events=self._pooling is None,
+            resume_guided=True,
+            resume_penalties=True,  # they change nothing
             logprobs=True,
+            prompt_logprobs=True,
+            guided=frozenset(KINDS),
             lora="static",
             media=frozenset(MEDIA_KINDS),
+            prompt_embeds=True,
             cache_salt=True,
             priority=True,
             sleep_levels=LEVELS,
@@ -106,6 +136,11 @@ class SimEngine:
             raise EngineStartFailed(
                 f"mean_output_tokens needs an end token, and {folder} names none (eos_token in tokenizer_config.json)"
             )
+        if settings.pooling is not None:
+            from workers.sim.pooling import SimPooling  # who makes no vectors must not load numpy
+
+            self._pooling = SimPooling(settings.pooling, settings, special=vocabulary.table.special)
+            sink = self._pooling.take
         self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
         self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
         self._sleeper = Sleeper(
@@ -128,19 +163,35 @@ class SimEngine:
             vocab_size=vocabulary.size,
             eos_token_ids=() if vocabulary.eos is None else (vocabulary.eos,),
             step_tokens=settings.step_tokens,
-            kinds=("chat", "completion") if has_chat_template(folder) else ("completion",),
+            kinds=self._kinds(folder),
+            adapters=tuple(settings.adapters),
+            labels=self._pooling.labels if self._pooling is not None else (),
             handover=self._member.terms if self._member is not None else "",
             lease_s=settings.lease_s if self._member is not None else 0.0,
             address=self._member.engine if self._member is not None else "",
             transfer_card=self._member.card if self._member is not None else b"",
+            prompt_embeds=True,
+            media=media_slots(vocabulary.table, settings.media_tokens),
             extra={"timing": settings.timing},
         )
 
+    def _kinds(self, folder: str) -> tuple[str, ...]:
+        if self._pooling is not None:
+            return self._pooling.kinds
+        return ("chat", "completion") if has_chat_template(folder) else ("completion",)
+
     def _make_scheduler(self, config: EngineConfig, settings: SimSettings, vocabulary: Vocabulary) -> Scheduler:
         clock = asyncio.get_running_loop().time
+        if self._pooling is not None:
+            if settings.hands_over(config.role):
+                raise EngineStartFailed(f"pooling={settings.pooling!r} hands nothing over: role aggregated, no disagg")
+            settings = self._pooling.room(settings)
         manager = block_manager(settings)
+        self._disk = _open_disk(settings, clock)
+        if manager.lower is not None:
+            manager.lower.disk_store = self._disk
         if not settings.hands_over(config.role):
-            return Scheduler(settings, vocabulary, manager=manager, clock=clock)
+            return Scheduler(settings, vocabulary, manager=manager, clock=clock, disk=self._disk)
         wire = Wire(
             model=config.served_name,
             role=config.role,
@@ -150,7 +201,7 @@ class SimEngine:
             clock=clock,
             wall_offset_s=time.time() - clock(),
         )
-        scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire)
+        scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire, disk=self._disk)
         fabric = self._fabric or _open_fabric(settings, clock)
         self._member = FabricMember(wire, scheduler, fabric, settings.engine_id or uuid.uuid4().hex, wake=self._work.set)
         self._disagg = settings.style
@@ -159,13 +210,23 @@ class SimEngine:
     # -- sequences -------------------------------------------------------------------------------------------
 
     async def submit(self, sequence: Sequence) -> None:
+        if self._pooling is not None:
+            raise UnsupportedByEngine("this simulator makes vectors and generates nothing (pooling)")
+        await self._submit(sequence)
+
+    async def pool(self, item: PoolItem) -> Pooled:
+        """The vector of an input, after as long as its prefill takes."""
+        if self._pooling is None:
+            raise UnsupportedByEngine("this simulator generates text; it makes vectors when started with pooling=embed")
+        return await self._pooling.pool(item, submit=self._submit, abort=self._abort)
+
+    async def _submit(self, sequence: Sequence) -> None:
         scheduler = self._alive()
-        for name, given in (
-            ("guided", sequence.guided),
-            ("prompt_logprobs", sequence.prompt_logprobs),
-        ):
-            if given:
-                raise UnsupportedByEngine(f"the simulator cannot do {name}")
+        if sequence.adapter is not None and sequence.adapter not in scheduler.settings.adapters:
+            raise RequestInvalid(f"this simulator has no adapter {sequence.adapter!r}", param="model")
+        speller = scheduler.speller
+        if not speller.ready and (sequence.guided or PRESCRIBED in sequence.extra):
+            await asyncio.to_thread(speller.prepare)
         faults = self._faults(scheduler, sequence)
         raise_rejection(faults, len(sequence.token_ids) - sequence.prompt_tokens)
         scheduler.submit(sequence, faults)
@@ -241,6 +302,10 @@ class SimEngine:
         if not self._dead.is_set():
             self._reason = reason
             self._dead.set()
+            if self._disk is not None:
+                self._disk.close()
+            if self._pooling is not None:
+                self._pooling.died(reason)
             if self._member is not None:
                 self._member.leave()
 
@@ -290,9 +355,6 @@ class SimEngine:
         elif role is not Role.AGGREGATED:
             raise UnsupportedByEngine("this simulator was started without hand-over (disagg) and stays aggregated")
 
-    async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
-        raise UnsupportedByEngine("the simulator makes no embeddings")
-
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """`reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`; see docs/simulator.md.
 
@@ -305,7 +367,7 @@ class SimEngine:
                 self._work.set()
                 return {"ok": True}
             case "stats":
-                return scheduler.stats()
+                return scheduler.stats() | (self._disk.counts if self._disk is not None else {})
             case "replay_kv_events":
                 return self._events.replay_from(args.get("from", 0))
             case "release_handover":

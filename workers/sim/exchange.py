@@ -9,7 +9,7 @@ from workers.engine import Handover, Output, Sequence
 from workers.errors import UnsupportedByEngine
 from workers.sim.batch import Batch
 from workers.sim.giving import Giver
-from workers.sim.loading import Load, Loader
+from workers.sim.loading import Disk, Load, Loader
 from workers.sim.run import Phase, Run
 from workers.sim.taking import Taker
 from workers.sim.tiers import LOWER_TIERS
@@ -23,25 +23,30 @@ class Exchange:
     What an engine may begin depends on its role (`Wire.side`); what it began in another one goes on.
     """
 
-    def __init__(self, batch: Batch, timing: TimingModel, *, clock: Callable[[], float], wire: Wire | None) -> None:
+    def __init__(
+        self, batch: Batch, timing: TimingModel, *, clock: Callable[[], float], wire: Wire | None, disk: Disk | None = None
+    ) -> None:
         self._batch = batch
         self._clock = clock
         self._wire = wire
+        self._disk = disk
         self.giver = Giver(wire) if wire is not None else None
         self.taker = Taker(wire) if wire is not None else None
         comes = batch.manager.lower is not None or self.taker is not None
-        self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker) if comes else None
+        self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker, disk=disk) if comes else None
         self.none = self.giver is None and self.loader is None
 
     def poll(self) -> bool:
         """Take in what other engines have sent, and what has ended; whether there was anything. `settle` acts on it."""
-        return self._wire is not None and self._wire.endpoint.poll()
+        read = self._disk is not None and self._disk.poll()
+        return (self._wire is not None and self._wire.endpoint.poll()) or read
 
     def poll_at(self) -> float | None:
         """When to `poll` next; None when that is never needed."""
-        if self._wire is None or self.giver is None or self.taker is None:
-            return None
-        return self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy)
+        times = [self._disk.poll_at() if self._disk is not None else None]
+        if self._wire is not None and self.giver is not None and self.taker is not None:
+            times.append(self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy))
+        return min([at for at in times if at is not None], default=None)
 
     def next_at(self) -> float | None:
         """When `settle` has something to do, unless `poll` finds something before."""
@@ -125,10 +130,10 @@ class Exchange:
 
     def _loaded(self, run: Run, load: Load) -> None:
         size, arrival = self._batch.manager.block_size, load.arrival
-        own = load.local * size
+        own, whole = load.came * size, load.came == load.local
         run.set_taint(load.taint)
         self._batch.reach(run, own)
-        if arrival is not None and load.remote and not arrival.error:
+        if arrival is not None and load.remote and not arrival.error and whole:
             self._batch.reach(run, min(own + arrival.right * size, load.tokens))
             run.set_taint(run.taint or arrival.taint)
             self._batch.reach(run, load.tokens)

@@ -6,8 +6,9 @@ computed.  Each tier is a line of its own that carries one load after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from workers.engine import Fault
 from workers.sim.blocks import BlockManager
@@ -16,6 +17,24 @@ from workers.sim.taking import Arrival, Taker
 from workers.sim.tiers import LOWER_TIERS, Content, LowerTier
 from workers.sim.timing import TimingModel
 from workers.sim.wire import Link
+
+
+class Reading(Protocol):
+    """Blocks asked for from the disk, and which of them, by value, did not come."""
+
+    broken: set[int]
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Disk(Protocol):
+    """The disk tier's bytes (`disk_store.py`)."""
+
+    def read(self, values: Iterable[int]) -> Reading: ...
+    def give_up(self, reading: Any) -> None: ...
+    def poll(self) -> bool: ...
+    def poll_at(self) -> float | None: ...
 
 
 @dataclass(slots=True)
@@ -36,12 +55,28 @@ class Load:
     tokens: int = 0
     ready_at: float = 0.0
     arrival: Arrival | None = None  # of the remote ones
+    reading: Reading | None = None  # of those on disk, where their bytes are real
     fault: Fault | None = None
 
     @property
     def local(self) -> int:
         """Blocks that this engine had in some tier."""
         return self.have + len(self.found)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of it is under way, as far as bytes go."""
+        return self.arrival is not None and (self.reading is None or self.reading.done)
+
+    @property
+    def came(self) -> int:
+        """Of the `local` blocks, those that are there now: all, or those before the first that the disk did not give back."""
+        broken = self.reading.broken if self.reading is not None else ()
+        contents = iter(self.contents)
+        for n, tier in enumerate(self.found):
+            if tier is not None and next(contents).value in broken:
+                return self.have + n
+        return self.local
 
     @property
     def taint(self) -> int:
@@ -58,12 +93,19 @@ class Loader:
     """All loads of one engine."""
 
     def __init__(
-        self, manager: BlockManager, timing: TimingModel, *, clock: Callable[[], float], taker: Taker | None = None
+        self,
+        manager: BlockManager,
+        timing: TimingModel,
+        *,
+        clock: Callable[[], float],
+        taker: Taker | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self._manager = manager
         self._timing = timing
         self._clock = clock
         self._taker = taker
+        self._disk = disk
         self._links: dict[LowerTier, Link] = {"host": Link(), "disk": Link()}
         self.loads: dict[str, Load] = {}  # by sequence
         self.loaded_blocks: dict[str, int] = {"host": 0, "disk": 0}
@@ -109,6 +151,10 @@ class Loader:
                 self.loaded_blocks[tier] += count
                 done = self._links[tier].take(now, self._timing.load_s(tier, count * self._manager.block_size))
                 load.ready_at = max(load.ready_at, done)
+        tiers = [tier for tier in load.found if tier is not None]
+        on_disk = [content.value for tier, content in zip(tiers, load.contents, strict=True) if tier == "disk"]
+        if self._disk is not None and on_disk:
+            load.reading = self._disk.read(on_disk)
         remote = list(empty)
         if run.side is None or self._taker is None:
             load.arrival = Arrival(run)
@@ -133,7 +179,7 @@ class Loader:
                 if arrival.error and side is not None:
                     load.fault = self._taker.fault(arrival, side)
         now = self._clock()
-        ended = [load for load in self.loads.values() if load.fault or (load.arrival is not None and load.ready_at <= now)]
+        ended = [load for load in self.loads.values() if load.fault or (load.ended and load.ready_at <= now)]
         for load in ended:
             del self.loads[load.run.id]
             self._unpin(load, moved=load.fault is None)
@@ -149,12 +195,17 @@ class Loader:
         lower = self._manager.lower
         if lower is None:
             return
-        tiers = [tier for tier in load.found if tier is not None]
-        for tier, content in zip(tiers, load.contents, strict=True):
-            lower.unpin(tier, content.value, moved=moved)
+        if self._disk is not None and load.reading is not None:
+            self._disk.give_up(load.reading)
+        broken = load.reading.broken if load.reading is not None else ()
+        gone, contents = load.came, iter(load.contents)
+        for n, tier in enumerate(load.found, load.have):
+            if tier is not None:
+                value = next(contents).value
+                lower.unpin(tier, value, moved=value in broken or (moved and n < gone))
 
     def next_at(self) -> float | None:
         """When `tick` has something to do."""
-        due = [load.ready_at for load in self.loads.values() if load.arrival is not None]
+        due = [load.ready_at for load in self.loads.values() if load.ended]
         later = self._taker.next_at() if self._taker is not None else None
         return min([*due, *([] if later is None else [later])], default=None)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from broker.blocks import MediaSpan
+from broker.cards import MediaSlot
 from workers.errors import RequestInvalid
+from workers.tensors import StoredTensor
+from workers.text.tokens import TokenTable
 
 MEDIA_KINDS = ("image", "video", "audio")
+PLACEHOLDERS = {"image": "<filename>", "video": "<file_sep>", "audio": "<empty_output>"}
+"""Special tokens of the bundled tokenizer that no chat has in it: stand-ins for those of a model made for media."""
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +48,14 @@ def parse_media(items: Sequence[Mapping[str, Any]], prompt_tokens: int) -> tuple
     return tuple(spans)
 
 
+def embeds_media(tensor: StoredTensor, prompt_tokens: int) -> tuple[MediaSpan, ...]:
+    """A prompt given as embeddings, for the simulator an item like any other that takes up the whole prompt."""
+    if tensor.shape[0] != prompt_tokens:
+        raise RequestInvalid(f"prompt_embeds has {tensor.shape[0]} rows for {prompt_tokens} tokens", param="prompt_embeds")
+    digest = int.from_bytes(blake2b(tensor.data, person=tensor.dtype.encode(), digest_size=8).digest(), "little")
+    return (MediaSpan(0, prompt_tokens, digest),)
+
+
 def media_keys(spans: Sequence[MediaSpan], start: int, size: int) -> tuple[tuple[int, int], ...]:
     """(digest, offset) of each item that touches the block of `size` tokens at token `start`; see `broker.blocks`."""
     return tuple(
@@ -49,3 +63,10 @@ def media_keys(spans: Sequence[MediaSpan], start: int, size: int) -> tuple[tuple
         for span in spans
         if span.start < start + size and span.start + span.length > start
     )
+
+
+def media_slots(table: TokenTable, tokens: int) -> dict[str, MediaSlot]:
+    """How items stand in prompts: `tokens` each, of the kinds whose placeholder the tokenizer knows; with 0 there are none."""
+    ids = {table.token_bytes(token): token for token in table.special} if tokens else {}
+    known = {kind: ids.get(text.encode()) for kind, text in PLACEHOLDERS.items()}
+    return {kind: MediaSlot(PLACEHOLDERS[kind], token, tokens) for kind, token in known.items() if token is not None}

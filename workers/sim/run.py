@@ -7,12 +7,14 @@ from enum import Enum, auto
 from typing import Any, Literal
 
 from broker.blocks import block_chain, chain_seed, extend_chain
+from broker.messages import TokenLogprob
 from workers.engine import Output, Sequence
-from workers.sim.blocks import fingerprint
+from workers.sim.answering import answer_to
 from workers.sim.faults import SequenceFaults
-from workers.sim.media import media_keys, parse_media
+from workers.sim.media import embeds_media, media_keys, parse_media
 from workers.sim.settings import SimSettings
-from workers.sim.tokens import Answer, Vocabulary
+from workers.sim.tiers import fingerprint
+from workers.sim.tokens import Vocabulary
 from workers.sim.wire import Side
 
 
@@ -46,7 +48,7 @@ class Run:
         "_logprobs",
         "_mean_tokens",
         "_min_index",
-        "_sampling",
+        "_sequence",
         "_start",
         "_stop_ids",
         "_vocabulary",
@@ -100,13 +102,15 @@ class Run:
         self.index = start
         self.prompt_tokens = sequence.prompt_tokens
         self.media = parse_media(sequence.media, sequence.prompt_tokens) if sequence.media else ()
+        if sequence.prompt_embeds is not None:
+            self.media = embeds_media(sequence.prompt_embeds, sequence.prompt_tokens)
         self.side: Side | None = None
         self.taint = 0
         self._start = start
         self._block_size = settings.block_size
         self._chain: list[int] | None = None
         self._vocabulary = vocabulary
-        self._sampling = sampling
+        self._sequence = sequence
         self._mean_tokens = settings.mean_output_tokens
         self._draw()
         room = settings.context_length - length
@@ -123,19 +127,14 @@ class Run:
         return self.rank < other.rank
 
     def _draw(self) -> None:
-        self._answer = Answer(
-            self._vocabulary,
-            self.ids[: self.prompt_tokens],
-            sampling=self._sampling,
-            adapter=self.adapter,
-            mean_tokens=self._mean_tokens,
-            media=self.media,
-            taint=self.taint,
+        self._answer = answer_to(
+            self._sequence, self._vocabulary, mean_tokens=self._mean_tokens, media=self.media, taint=self.taint
         )
         self.stream = self._answer.ids
 
     def _end_of_answer(self) -> int | None:
-        return None if self._answer.eos_at is None else max(self._answer.eos_at, self._min_index)
+        answer = self._answer
+        return answer.eos_at if answer.eos_at is None or answer.closed else max(answer.eos_at, self._min_index)
 
     def set_taint(self, taint: int) -> None:
         """From here on, answer as an engine whose cache holds what `taint` stands for (0: the right thing)."""
@@ -208,10 +207,18 @@ class Run:
             output.logprobs = [self._answer.logprob(index, token, self._logprobs)]
         if not self.reported:
             output.cached_tokens, output.extra, self.reported = self.cached_tokens, self.extra, True
+            output.prompt_logprobs = self._prompt_logprobs()
         self.ids.append(token)
         self.index = index + 1
         self._look_ahead()
         return output
+
+    def _prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        top = self._sequence.prompt_logprobs
+        if top is None:
+            return None
+        score = self._answer.prompt_logprob
+        return [None, *(score(n, self.ids[n], top) for n in range(1, self.prompt_tokens))]
 
     def _look_ahead(self) -> None:
         """Set `special_at`: the next token number at which something may happen that `emit` must see to."""

@@ -21,8 +21,10 @@ from workers.sim.batch import Batch
 from workers.sim.blocks import BlockManager
 from workers.sim.exchange import Exchange
 from workers.sim.faults import SequenceFaults
+from workers.sim.loading import Disk
 from workers.sim.run import Phase, Run
 from workers.sim.settings import SimSettings
+from workers.sim.spelling import Speller
 from workers.sim.tokens import Vocabulary
 from workers.sim.wire import Wire
 
@@ -41,7 +43,7 @@ class StepResult:
 
 
 class Scheduler:
-    """All sequences of one engine. Without `wire` it hands nothing over."""
+    """All sequences of one engine. Without `wire` it hands nothing over, without `disk` its disk tier has no bytes."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Scheduler:
         manager: BlockManager | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         wire: Wire | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self.settings = settings
         self.manager = manager or block_manager(settings)
@@ -60,7 +63,7 @@ class Scheduler:
         self._timing = settings.timing_model()
         self._clock = clock
         self._batch = Batch(self.manager)
-        self.exchange = Exchange(self._batch, self._timing, clock=clock, wire=wire)
+        self.exchange = Exchange(self._batch, self._timing, clock=clock, wire=wire, disk=disk)
         self._number = 0
         self._steps = 0
         self._last = StepResult()
@@ -103,6 +106,11 @@ class Scheduler:
         if run is not None and run.side is not None and run.side.kind == "prefill":
             name = run.side.key
         return self.exchange.release(name, why)
+
+    @property
+    def speller(self) -> Speller:
+        """What prescribed answers are put into tokens with."""
+        return self._vocabulary.speller
 
     @property
     def preemptions(self) -> int:

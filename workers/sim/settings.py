@@ -40,8 +40,14 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     context_length: Positive = 32768  # tokens, prompt and answer together
     mean_output_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None  # None = answers run to max_tokens
     tokenizer_dir: str | None = None  # None = the bundled one
+    pooling: Literal["embed", "score", "classify"] | None = None  # make vectors instead of text
+    vector_size: Annotated[int, msgspec.Meta(ge=1, le=16384)] = 64  # numbers in an embedding
+    classes: Annotated[int, msgspec.Meta(ge=2, le=4096)] = 3  # of classify
+    adapters: list[str] = []  # names that are served besides the model; their answers differ from its own
+    media_tokens: Count = 64  # that an image, video or sound takes in a prompt; 0 = it takes none
     host_blocks: Count = 0  # the tier below the device; 0 = none
     disk_blocks: Count = 0
+    disk_path: str | None = None  # a folder: the disk tier's blocks lie in a file there; None = they have no bytes
     disagg: Literal["none", "params", "rendezvous"] | None = None  # hand-overs; None: none if it starts aggregated
     transfer_mode: Literal["push", "pull"] = "push"  # params: who moves the blocks
     fabric: Literal["nixl", "local"] = "nixl"  # between processes, or within this one
@@ -111,6 +117,10 @@ def parse_settings(args: Mapping[str, Any]) -> SimSettings:
     if settings.block_bytes * settings.blocks > _MOST_KV_BYTES:
         raise EngineStartFailed(
             f"kv_block_bytes={settings.block_bytes} × blocks={settings.blocks} is more than {_MOST_KV_BYTES >> 30} GiB"
+        )
+    if settings.disk_path is not None and not (settings.disk_blocks and settings.block_bytes):
+        raise EngineStartFailed(
+            f"disk_path={settings.disk_path!r} needs disk_blocks and kv_block_bytes above 0: there is nothing to keep there"
         )
     room = settings.blocks * settings.block_size
     if settings.context_length > room:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workers.engine import Fault
-from workers.sim.blocks import fingerprint
 from workers.sim.fabric import Notice, Transfer
 from workers.sim.lending import PING_S, Lender
 from workers.sim.run import Run
+from workers.sim.tiers import fingerprint
 from workers.sim.wire import Offer, Side, Wire, segments
 
 _BEATS_PER_LEASE = 6

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from hashlib import blake2b
+from typing import Literal, Protocol
 
 import msgspec
 
+from broker.codec import encode
 from workers.engine import KvEvent
 
 LowerTier = Literal["host", "disk"]
@@ -30,6 +32,16 @@ class Content(msgspec.Struct, frozen=True, gc=False):
     salt: str | None
     media: tuple[tuple[int, int], ...] = ()  # (digest, offset) of the items that touch it
     taint: int = 0
+
+    @property
+    def cell(self) -> int:
+        """What the bytes of its block stand for."""
+        return fingerprint(self.value, self.taint) if self.taint else self.value
+
+
+def fingerprint(*parts: object) -> int:
+    """64 bits, never 0, that stand for these values."""
+    return int.from_bytes(blake2b(encode(parts), digest_size=8).digest(), "little") | 1
 
 
 def stored(contents: Sequence[Content], tier: Literal["device", "host", "disk"] = "device") -> KvEvent:
@@ -55,12 +67,24 @@ class _Tier:
     pins: dict[int, int] = field(default_factory=dict)
 
 
+class Store(Protocol):
+    """Where the bytes of a tier lie, if they are real: told what is in the tier by value, and what its block holds."""
+
+    def put(self, value: int, cell: int) -> None: ...
+    def drop(self, value: int) -> None: ...
+    def clear(self) -> None: ...
+
+
 class LowerTiers:
-    """Both tiers. Sizes are in blocks, 0 = there is no such tier. `emit` takes the events, in order."""
+    """Both tiers. Sizes are in blocks, 0 = there is no such tier. `emit` takes the events, in order.
+
+    `disk_store` may be set before anything is put here.
+    """
 
     def __init__(self, host: int, disk: int, emit: Callable[[KvEvent], None]) -> None:
         self._tiers = [_Tier(name, size) for name, size in zip(LOWER_TIERS, (host, disk), strict=True) if size]
         self._emit = emit
+        self.disk_store: Store | None = None
 
     def counts(self) -> dict[str, int]:
         """Blocks cached in each tier there is."""
@@ -81,6 +105,7 @@ class LowerTiers:
         if content.value in tier.content:
             tier.content[content.value] = content
             tier.content.move_to_end(content.value)
+            self._keep(tier, content)
             return
         if len(tier.content) >= tier.size:
             victim = next((value for value in tier.content if value not in tier.pins), None)
@@ -88,8 +113,9 @@ class LowerTiers:
                 self._put(content, level + 1)
                 return
             self._emit(KvEvent(kind="removed", tier=tier.name, hashes=[victim]))
-            self._put(tier.content.pop(victim), level + 1)
+            self._put(self._take(tier, victim), level + 1)
         tier.content[content.value] = content
+        self._keep(tier, content)
         self._emit(stored([content], tier.name))
 
     def pin(self, name: LowerTier, value: int) -> Content:
@@ -107,7 +133,8 @@ class LowerTiers:
             tier.pins[value] = left
             return
         tier.pins.pop(value, None)
-        if moved and tier.content.pop(value, None) is not None:
+        if moved and value in tier.content:
+            self._take(tier, value)
             self._emit(KvEvent(kind="removed", tier=name, hashes=[value]))
 
     def clear(self) -> None:
@@ -115,6 +142,8 @@ class LowerTiers:
         for tier in self._tiers:
             tier.content.clear()
             tier.pins.clear()
+        if self.disk_store is not None:
+            self.disk_store.clear()
 
     def inventory(self) -> Iterator[KvEvent]:
         """`stored` events for all that is here."""
@@ -125,6 +154,15 @@ class LowerTiers:
         for tier in self._tiers:
             if len(tier.content) > tier.size or not tier.pins.keys() <= tier.content.keys():
                 raise AssertionError(f"tier {tier.name} is over-full, or something that is not there is pinned")
+
+    def _keep(self, tier: _Tier, content: Content) -> None:
+        if self.disk_store is not None and tier.name == "disk":
+            self.disk_store.put(content.value, content.cell)
+
+    def _take(self, tier: _Tier, value: int) -> Content:
+        if self.disk_store is not None and tier.name == "disk":
+            self.disk_store.drop(value)
+        return tier.content.pop(value)
 
     def _tier(self, name: LowerTier) -> _Tier:
         return next(tier for tier in self._tiers if tier.name == name)

@@ -21,10 +21,13 @@ from hashlib import blake2b, shake_128
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from broker.blocks import MediaSpan
 from broker.codec import encode, pack_u32
 from broker.messages import Sampling, TokenLogprob
 from workers.errors import EngineStartFailed, ModelUnavailable
+from workers.sim.spelling import Speller
 from workers.text.pipeline import TextPipeline
 from workers.text.tokens import TokenTable
 
@@ -37,6 +40,8 @@ _WORD = re.compile(rb" [a-z]{2,}")
 _BARE_WORD = re.compile(rb"[a-z]{2,}")
 _PUNCTUATION_EVERY = 12
 _CHARACTER_EVERY = 64
+LONGEST_GROUP = 4  # tokens of one character
+FILLER = 2  # a draw that is a word in every vocabulary
 _CHARACTERS = ("é", "ß", "漢", "→", "🙂", "🌊")
 
 
@@ -48,6 +53,7 @@ class Vocabulary:
     """
 
     table: TokenTable = field(repr=False)
+    speller: Speller = field(repr=False)
     draws: Sequence[int] = field(repr=False)
     groups: Sequence[Sequence[int]]
     eos: int | None
@@ -73,6 +79,7 @@ class Vocabulary:
         ]
         return cls(
             table=table,
+            speller=Speller(table, Path(tokenizer_dir)),
             draws=_draws(words, punctuation, len(groups)),
             groups=groups,
             eos=_eos(table, Path(tokenizer_dir)),
@@ -126,10 +133,11 @@ def _eos(table: TokenTable, folder: Path) -> int | None:
 class Answer:
     """The answer to one prompt, as far as it has been drawn: `ids` grows by `grow()` and never changes otherwise.
 
-    `eos_at` is where the end-of-answer token stands (over `ids`), None when the answer has no end of its own.
+    `eos_at` is where the end-of-answer token stands (over `ids`), None when the answer has no end of its own, and `closed` if
+    not even `min_tokens` holds it off.  All is drawn from `key`.
     """
 
-    __slots__ = ("_key", "_vocabulary", "eos_at", "ids")
+    __slots__ = ("_vocabulary", "closed", "eos_at", "ids", "key")
 
     def __init__(
         self,
@@ -146,38 +154,59 @@ class Answer:
         namespace: list[object] = [adapter, seed]
         if media or taint:
             namespace += [[[span.digest, span.start, span.length] for span in media], taint]
-        self._key = blake2b(
+        self.key = blake2b(
             pack_u32(prompt_ids), key=blake2b(encode(namespace), digest_size=16).digest(), digest_size=16
         ).digest()
         self._vocabulary = vocabulary
         self.ids: list[int] = []
         self.eos_at: int | None = None
+        self.closed = False
         if mean_tokens is not None and vocabulary.eos is not None and not sampling.ignore_eos:
             self.eos_at = self._length(mean_tokens) - 1
 
+    def say(self, script: Sequence[int], *, ends: bool, closed: bool = False) -> None:
+        """Begin with these tokens; `ends`: and end then, or at the end token among them. To be called before anything is drawn.
+
+        Where the answer may not end there it goes on with words.
+        """
+        eos = self._vocabulary.eos
+        self.ids[:] = script
+        self.eos_at = (script.index(eos) if eos in script else len(script)) if ends else None
+        self.closed = closed
+
     def _length(self, mean: float) -> int:
         """Exponentially distributed, end token included, at least 1."""
-        (bits,) = struct.unpack("<Q", blake2b(self._key, person=b"length", digest_size=8).digest())
+        (bits,) = struct.unpack("<Q", blake2b(self.key, person=b"length", digest_size=8).digest())
         return 1 + math.floor(-(mean - 0.5) * math.log1p(-bits / 2**64))
 
     def grow(self) -> None:
         """Draw the next tokens."""
-        part = len(self.ids) // _CHUNK
-        drawn = _unpack_chunk(shake_128(self._key + part.to_bytes(8, "little")).digest(2 * _CHUNK))
         draws, ids, end = self._vocabulary.draws, self.ids, len(self.ids) + _CHUNK
-        for bits in drawn:
+        for bits in self._drawn():
             token = draws[bits]
             if token >= 0:
                 ids.append(token)
-            elif len(ids) + 4 <= end:
+            elif len(ids) + LONGEST_GROUP <= end:
                 ids += self._vocabulary.groups[-1 - token]
         while len(ids) < end:  # the last draws were characters that had no room
-            ids.append(draws[2])
+            ids.append(draws[FILLER])
         del ids[end:]
+
+    def _drawn(self) -> Sequence[int]:
+        """The bits that the next tokens are drawn with."""
+        part = len(self.ids) // _CHUNK
+        return _unpack_chunk(shake_128(self.key + part.to_bytes(8, "little")).digest(2 * _CHUNK))
 
     def logprob(self, index: int, token_id: int, top: int) -> TokenLogprob:
         """A plausible log-probability of token `index`, likewise a pure function; the token itself is the most likely one."""
-        drawn = _unpack_chunk(shake_128(self._key + b"logprobs" + index.to_bytes(8, "little")).digest(2 * _CHUNK))
+        return self._logprob(b"logprobs", index, token_id, top)
+
+    def prompt_logprob(self, index: int, token_id: int, top: int) -> TokenLogprob:
+        """The same of a token of the prompt."""
+        return msgspec.structs.replace(self._logprob(b"prompt", index, token_id, top), rank=1)
+
+    def _logprob(self, part: bytes, index: int, token_id: int, top: int) -> TokenLogprob:
+        drawn = _unpack_chunk(shake_128(self.key + part + index.to_bytes(8, "little")).digest(2 * _CHUNK))
         chance = 0.3 + 0.69 * drawn[0] / 2**16
         own = math.log(chance)
         table = self._vocabulary.table

@@ -100,18 +100,22 @@ class _Window:
         self._ids.append(token_id)
         self._held += 1
         text = self._decode(self._ids, self._skip)
-        if text.endswith(_REPLACEMENT) and self._held < _LONGEST_CHARACTER:
+        if not text.endswith(_REPLACEMENT):
+            return self._release(text)
+        if self._held < _LONGEST_CHARACTER:
             return ""
-        return self._release(text)
+        held = _LONGEST_CHARACTER - 1  # what is before these is certain; they may still begin a character
+        return self._release(self._decode(self._ids[:-held], self._skip), held=held)
 
     def finish(self) -> str:
         return self._release(self._decode(self._ids, self._skip)) if self._held else ""
 
-    def _release(self, text: str) -> str:
+    def _release(self, text: str, *, held: int = 0) -> str:
+        """What `text`, which is all but the last `held` tokens, adds to what is shown."""
         added = text[len(self._shown) :]
-        self._held = 0
+        self._held = held
         if len(self._ids) >= 2 * _CONTEXT:
             del self._ids[:-_CONTEXT]
-            text = self._decode(self._ids, self._skip)
+            text = self._decode(self._ids[: _CONTEXT - held], self._skip)
         self._shown = text
         return added

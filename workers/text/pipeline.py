@@ -45,6 +45,10 @@ class TextPipeline:
             return text
         return self._stops.push(text)
 
+    def last(self, token_id: int, *, hidden: bool) -> str:
+        """The engine ended the answer with this token; `hidden` if it is no part of the text."""
+        return "" if hidden else self.push(token_id)
+
     def finish(self) -> str:
         """The text held back, at the end of the answer. May still set `stopped`."""
         text = self._end()

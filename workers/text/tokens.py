@@ -108,7 +108,7 @@ def _piece_rule(decoder: Mapping[str, Any] | None) -> tuple[Piece | None, First 
     for step in steps:
         match step:
             case {"type": "ByteLevel"} if len(steps) == 1:
-                return _byte_level, None
+                return piece_bytes, None
             case {"type": "Replace", "pattern": {"String": old}, "content": new} if not fused:
                 edits.append(_replacer(old, new))
             case {"type": "Metaspace", "replacement": mark, **rest} if not fused:
@@ -166,7 +166,8 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-def _byte_level(token: str) -> bytes:
+def piece_bytes(token: str) -> bytes:
+    """The bytes of a token as byte-level BPE writes it."""
     try:
         return bytes([_BYTES[char] for char in token])
     except KeyError:  # an added token, written as it is

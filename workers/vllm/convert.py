@@ -11,6 +11,7 @@ from typing import Any, Literal
 from broker.messages import TokenLogprob
 from workers.engine import Fault, Output, Sequence
 from workers.errors import RequestInvalid, UnsupportedByEngine
+from workers.tensors import StoredTensor
 from workers.vllm import handover
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
@@ -28,11 +29,39 @@ _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
 TokenBytes = Callable[[int], bytes]
 
 
-def to_prompt(sequence: Sequence) -> Any:
-    """The prompt as vLLM's renderer would give it, so that nothing is tokenised or templated again."""
+def to_prompt(sequence: Sequence, model: Any = None) -> Any:
+    """The prompt as vLLM's renderer would give it, so that nothing is tokenised or templated again.
+
+    `model` is vLLM's model config, needed for embeddings only. Raises RequestInvalid.
+    """
     from vllm.inputs import tokens_input
 
+    if sequence.prompt_embeds is not None:
+        return _embeds(sequence, sequence.prompt_embeds, model)
     return tokens_input(sequence.token_ids, cache_salt=sequence.cache_salt)
+
+
+def _embeds(sequence: Sequence, tensor: StoredTensor, model: Any) -> Any:
+    """Embeddings in the model's own type; tokens emitted by an earlier run follow as what they are."""
+    import torch
+    from vllm.inputs import embeds_input
+
+    rows, width = tensor.shape
+    if width != model.get_hidden_size() or rows != sequence.prompt_tokens:
+        raise RequestInvalid(
+            f"prompt_embeds is {rows} × {width}; the model takes {sequence.prompt_tokens} × {model.get_hidden_size()}",
+            param="prompt_embeds",
+        )
+    given = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype)).reshape(rows, width).to(model.dtype)
+    emitted = len(sequence.token_ids) - rows
+    if not emitted:
+        return embeds_input(given, cache_salt=sequence.cache_salt)
+    return embeds_input(
+        torch.cat([given, torch.zeros(emitted, width, dtype=model.dtype)]),
+        cache_salt=sequence.cache_salt,
+        prompt_token_ids=sequence.token_ids,
+        is_token_ids=[False] * rows + [True] * emitted,
+    )
 
 
 def to_compute(sequence: Sequence) -> int:
@@ -81,6 +110,7 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
             allowed_token_ids=sampling.allowed_token_ids,
             bad_words=list(sampling.bad_words) or None,
             logprobs=sequence.logprobs,
+            prompt_logprobs=sequence.prompt_logprobs,
             structured_outputs=_guided(sequence.guided),
             extra_args=opaque or None,
             detokenize=False,
@@ -101,11 +131,10 @@ def _check_supported(sequence: Sequence) -> None:
     asked = {
         "media": bool(sequence.media),
         "adapter": sequence.adapter is not None,
-        "prompt_logprobs": sequence.prompt_logprobs is not None,
     }
     for what, wanted in asked.items():
         if wanted:
-            raise UnsupportedByEngine(f"this vLLM worker does not serve {what}")
+            raise UnsupportedByEngine(f"this vLLM worker does not serve {what}", param=what)
     for name in _TRANSFER_EXTRA:
         if name in sequence.extra:
             # they name hosts to read memory from, so they never come from a request
@@ -150,6 +179,10 @@ def to_output(
     output = Output(sequence.id, list(completion.token_ids))
     if first:
         output.cached_tokens = (result.num_cached_tokens or 0) if local_hits is None else local_hits
+        if result.prompt_logprobs is not None:
+            output.prompt_logprobs = to_prompt_logprobs(
+                sequence.token_ids, result.prompt_logprobs, sequence.prompt_logprobs or 0, token_bytes
+            )
         if sequence.handover is not None:
             output.extra = _times(result.metrics)
     kind = sequence.handover.kind if sequence.handover is not None else None
@@ -202,9 +235,18 @@ def _prefilled(output: Output, result: Any) -> Output:
 
 def to_logprobs(ids: list[int], positions: Any, top: int, token_bytes: TokenBytes) -> list[TokenLogprob]:
     """`positions` has one map per id, token -> (logprob, rank); the `top` best become the alternatives, best first."""
-    rows = []
-    for token, position in zip(ids, positions, strict=True):
-        best = sorted((entry for entry in position.items() if entry[1].rank is not None), key=lambda entry: entry[1].rank)[:top]
-        alternatives = [(int(other), token_bytes(other), float(entry.logprob)) for other, entry in best]
-        rows.append(TokenLogprob(token, token_bytes(token), float(position[token].logprob), alternatives))
-    return rows
+    return [_logprob(token, position, top, token_bytes) for token, position in zip(ids, positions, strict=True)]
+
+
+def to_prompt_logprobs(ids: list[int], positions: Any, top: int, token_bytes: TokenBytes) -> list[TokenLogprob | None]:
+    """The same for a prompt, with the rank of each token; vLLM says nothing of the first one."""
+    return [
+        None if position is None else _logprob(token, position, top, token_bytes, rank=position[token].rank or 0)
+        for token, position in zip(ids, positions, strict=True)
+    ]
+
+
+def _logprob(token: int, position: Any, top: int, token_bytes: TokenBytes, *, rank: int = 0) -> TokenLogprob:
+    best = sorted((entry for entry in position.items() if entry[1].rank is not None), key=lambda entry: entry[1].rank)[:top]
+    alternatives = [(int(other), token_bytes(other), float(entry.logprob)) for other, entry in best]
+    return TokenLogprob(token, token_bytes(token), float(position[token].logprob), alternatives, rank)

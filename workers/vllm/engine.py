@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from workers.engine import (
+    POOLING_KINDS,
     Capabilities,
     DisaggStyle,
     EngineConfig,
@@ -24,6 +25,8 @@ from workers.engine import (
     KvBatch,
     Load,
     Output,
+    Pooled,
+    PoolItem,
     Role,
     Sequence,
     Sink,
@@ -35,6 +38,7 @@ from workers.vllm import convert
 from workers.vllm.exchange import Exchange
 from workers.vllm.listener import KvListener
 from workers.vllm.load import LoadMeter
+from workers.vllm.pooling import VllmPooling
 from workers.vllm.settings import kv_events_wanted
 from workers.vllm.start import Started, start_vllm
 from workers.vllm.steps import Run, StepBatcher
@@ -59,6 +63,7 @@ class VllmEngine:
         self._death_known = asyncio.Event()
         self._priority = False
         self._kv: KvListener | None = None
+        self._pooling: VllmPooling | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -68,10 +73,17 @@ class VllmEngine:
             disagg=exchange.style if exchange is not None else DisaggStyle.NONE,
             kv_events=self._kv is not None,
             logprobs=True,
+            prompt_logprobs=True,
+            prompt_embeds=self._started is not None and self._started.info.prompt_embeds,
             guided=convert.GUIDED,
             cache_salt=True,
             priority=self._priority,
         )
+
+    @property
+    def llm(self) -> Any:
+        """vLLM's own object, for the parsers. Raises EngineDead."""
+        return self._alive()[0].llm
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
         if kv_events_wanted(config):
@@ -84,6 +96,9 @@ class VllmEngine:
             raise
         self._processes.remember()
         self._started = started
+        if POOLING_KINDS & set(started.info.kinds):
+            self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._translate)
+            self._deafen()  # where it was not known before that there is nothing to route by
         if self._kv is not None:
             self._kv.meet()
         self._priority = started.llm.vllm_config.scheduler_config.policy == "priority"
@@ -108,6 +123,8 @@ class VllmEngine:
 
     async def submit(self, sequence: Sequence) -> None:
         started, batcher, exchange = self._alive()
+        if self._pooling is not None:
+            raise UnsupportedByEngine(f"this vLLM serves {', '.join(started.info.kinds)} and generates nothing")
         run = Run(sequence)
         try:
             run.request_id, transfer = exchange.admit(sequence)
@@ -119,12 +136,17 @@ class VllmEngine:
         exchange.began(run.request_id, sequence)
         self._meter.queued(sequence.id, convert.to_compute(sequence))
         try:
+            prompt = await self._prompt(started, sequence)
+            if sequence.id not in self._runs:  # aborted meanwhile
+                return
             collector = await started.llm.add_request(
                 run.request_id,
-                convert.to_prompt(sequence),
+                prompt,
                 params,
                 priority=sequence.priority if self._priority else 0,
                 session_id=sequence.session_id,
+                reasoning_ended=sequence.reasoning_ended,
+                reasoning_parser_kwargs=sequence.reasoning_kwargs,
             )
         except BaseException as error:
             run.closed = True
@@ -134,6 +156,13 @@ class VllmEngine:
             await started.llm.abort(run.request_id)
             return
         batcher.attach(collector, run)
+
+    async def _prompt(self, started: Started, sequence: Sequence) -> Any:
+        if sequence.prompt_embeds is None:
+            return convert.to_prompt(sequence)
+        if not started.info.prompt_embeds:
+            raise UnsupportedByEngine("this vLLM was started without enable_prompt_embeds", param="prompt_embeds")
+        return await asyncio.to_thread(convert.to_prompt, sequence, started.llm.model_config)
 
     async def abort(self, ids: Seq[str]) -> None:
         known = frozenset(ids) & self._runs.keys()
@@ -164,7 +193,8 @@ class VllmEngine:
     def load(self) -> Load:
         if self._started is None:
             return Load()
-        return self._meter.read(mine=len(self._runs), blocks=self._started.info.blocks)
+        pooling = self._pooling.running if self._pooling is not None else 0
+        return self._meter.read(mine=len(self._runs) + pooling, blocks=self._started.info.blocks)
 
     async def healthy(self) -> None:
         self._alive()
@@ -207,8 +237,11 @@ class VllmEngine:
             able = ", ".join(sorted(roles))
             raise UnsupportedByEngine(f"this vLLM was started so that it can be {able}, not {role.value}")
 
-    async def embed(self, token_ids: Seq[Seq[int]], *, dimensions: int | None = None) -> list[list[float]]:
-        raise UnsupportedByEngine("this vLLM adapter does not serve embeddings")
+    async def pool(self, item: PoolItem) -> Pooled:
+        self._alive()
+        if self._pooling is None:
+            raise UnsupportedByEngine("this vLLM generates; it makes vectors of this model with runner=pooling")
+        return await self._pooling.pool(item)
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         llm = self._alive()[0].llm

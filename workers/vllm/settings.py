@@ -15,6 +15,7 @@ from typing import Any
 
 from workers.engine import EngineConfig
 from workers.errors import EngineStartFailed
+from workers.vllm.pooling import pools
 from workers.vllm.transfer import EXTENSION, MODE_ARG, connector_config
 
 CPU_BLOCK_SIZE = 32
@@ -47,9 +48,10 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str])
 
 
 def kv_events_wanted(config: EngineConfig) -> bool:
-    """Whether to listen to vLLM's KV events: unless the operator has settled it, or several ranks have a cache each."""
+    """Whether to listen to vLLM's KV events: unless the operator has settled it, several ranks have a cache each, or there is
+    nothing to route by."""
     args = config.args
-    settled = "kv_events_config" in args or not args.get("enable_prefix_caching", True)
+    settled = "kv_events_config" in args or not args.get("enable_prefix_caching", True) or pools(config)
     return not settled and args.get("data_parallel_size", 1) == 1
 
 
@@ -69,7 +71,7 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
         "served_model_name": config.served_name,
         "seed": config.seed,
         "disable_log_stats": True,  # its own log lines and Prometheus series; load() gets its numbers all the same
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": None if pools(config) else True,  # whether a model that pools can use it, vLLM knows
         "enable_logging_iteration_details": True,  # not to log them: load reports tell what a step did
     }
     if kv_events is not None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from workers.beside import beside
 from workers.engine import EngineConfig, EngineInfo
 from workers.errors import EngineStartFailed, WorkerError
 from workers.vllm.load import LoadMeter
+from workers.vllm.pooling import class_labels, pooling_kinds
 from workers.vllm.settings import engine_args, prepare_children, prepare_environment, size_kv_cache
 from workers.vllm.side_channel import side_channel
 from workers.vllm.transfer import Transfer, check_role, describe_transfer, handover_word
+
+POOLING_TASKS = frozenset({"embed", "classify", "token_embed", "token_classify"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,15 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
     `kv_events`: where vLLM is to publish its KV events.
     """
     prepare_environment(config, os.environ)
-    started = await _in_thread(lambda: _build(config, meter, kv_events))
+    started = await beside(lambda: _build(config, meter, kv_events), name="vllm-start")
     # the first call binds vLLM's sockets to this event loop and caches the answer that every later request needs
     tasks = await started.llm.get_supported_tasks()
-    if "generate" not in tasks:
+    if "generate" in tasks:
+        return started
+    model = started.llm.vllm_config.model_config
+    if not POOLING_TASKS & set(tasks):
         raise EngineStartFailed(f"{config.model} does not generate text; vLLM offers: {', '.join(tasks) or 'nothing'}")
-    return started
+    return replace(started, info=replace(started.info, kinds=pooling_kinds(model, tasks), labels=class_labels(model)))
 
 
 def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None) -> Started:
@@ -73,15 +78,19 @@ def _describe(llm: Any, version: str, transfer: Transfer | None) -> EngineInfo:
         tokenizer_dir=str(_tokenizer_folder(model)),
         context_length=model.max_model_len,
         block_size=cache.block_size,
-        blocks=cache.num_gpu_blocks,
+        blocks=cache.num_gpu_blocks or 0,  # an encoder has none
         slots=vllm_config.scheduler_config.max_num_seqs,
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_ids(llm),
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         handover=handover_word(transfer.mode, version, vllm_config) if transfer else "",
         lease_s=transfer.lease_s if transfer else 0.0,
+        prompt_embeds=bool(model.enable_prompt_embeds),
         default_sampling=model.get_diff_sampling_param(),
-        extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": cache.block_size * cache.num_gpu_blocks},
+        extra={
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "kv_cache_tokens": cache.block_size * (cache.num_gpu_blocks or 0),
+        },
     )
 
 
@@ -102,31 +111,3 @@ def _tokenizer_folder(model: Any) -> Path:
     if not (folder / "tokenizer.json").is_file():
         raise EngineStartFailed(f"{model.tokenizer} has no tokenizer.json; Headrace needs a tokenizer in that form")
     return folder
-
-
-async def _in_thread(work: Callable[[], Started]) -> Started:
-    """Run `work` beside the event loop in a daemon thread, so that a stop during a long start does not wait for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Started] = loop.create_future()
-
-    def settle(result: Started | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        elif result is not None:
-            future.set_result(result)
-
-    def body() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            return
-
-    threading.Thread(target=body, name="vllm-start", daemon=True).start()
-    return await future

@@ -83,6 +83,7 @@ class FakeServed:
     card: ModelCard
     files: Mapping[str, bytes]
     workers: int = 1
+    adapter: str | None = None
 
 
 @dataclass
@@ -95,6 +96,9 @@ class FakeModels:
 
     def ready_names(self) -> list[str]:
         return sorted(n for n, s in self.served.items() if s.workers)
+
+    def adapters(self) -> list[str]:
+        return []
 
     def get(self, name: str) -> FakeServed:
         for served in self.served.values():

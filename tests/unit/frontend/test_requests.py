@@ -197,10 +197,11 @@ async def test_a_prompt_that_is_none_of_these_is_a_400(prompt: Any, n: int) -> N
     assert not ingress.jobs
 
 
-@pytest.mark.parametrize("change", [{"best_of": 3}, {"suffix": "x"}, {"prompt_embeds": "x"}, {"echo": True, "logprobs": 1}])
+@pytest.mark.parametrize("change", [{"best_of": 3}, {"suffix": "x"}, {"prompt_embeds": "x"}])
 async def test_what_completions_do_not_do_is_refused_by_name(change: dict[str, Any]) -> None:
     call = await post(frontend(FakeIngress()).app, {"model": MODEL, "prompt": "x", **change}, "/v1/completions")
     assert (call.status, call.error["code"]) == (400, "unsupported_parameter")
+    assert call.error["param"] == next(iter(change))
 
 
 async def test_several_prompts_and_choices_keep_their_indexes_and_add_their_usage() -> None:

@@ -148,7 +148,7 @@ class FakeObjects:
         self.nats = nats
         self.objects = objects
 
-    async def put(self, name: str, data: bytes) -> str:
+    async def put(self, name: str, data: bytes, *, ttl_s: float | None = None) -> str:
         await self.nats.point("before upload")
         half = self.objects.pop(name, None)
         await self.nats.point(

@@ -1,0 +1,73 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: blocks → messages → job."""
+
+from __future__ import annotations
+
+import msgspec
+
+from frontend.anthropic.errors import AnthropicForm
+from frontend.anthropic.schema import Conversation, CountRequest, MessagesRequest, TokenCount
+from frontend.anthropic.translate import chat_request, has_inline_system
+from frontend.anthropic.writers import MessageEvents, MessageWriter
+from frontend.decode import decode_body
+from frontend.drafting import Drafts, bounded
+from frontend.errors import BadRequest, ContextTooLong
+from frontend.exchange import Exchange
+from frontend.planning import Draft, Plan
+from frontend.settings import FrontendSettings
+from frontend.writing import StreamWriter, WholeWriter
+
+REQUEST_ID = b"request-id"  # where Anthropic's clients look for it
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_counted = msgspec.json.Decoder(CountRequest)
+
+
+class MessagesApi:
+    """Plans messages. `x-api-key`, `anthropic-version` and `anthropic-beta` are taken and mean nothing here."""
+
+    def __init__(self, chat: Drafts, settings: FrontendSettings) -> None:
+        self._chat = chat
+        self._settings = settings
+        self.error_form = AnthropicForm()
+
+    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+        """Raises a FrontendError or an AdmissionError."""
+        _name(exchange)
+        request = decode_body(_decoder, body)
+        draft, short = bounded(await self._draft(request, exchange), request.max_tokens)
+        writer: StreamWriter | WholeWriter
+        if request.stream:
+            writer = MessageEvents(draft.head, draft.tally, self.error_form, short=short)
+        else:
+            writer = MessageWriter(draft.head, draft.tally, short=short)
+        return Plan(draft.jobs, writer, draft.tally)
+
+    async def count(self, body: bytes, exchange: Exchange) -> bytes:
+        """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
+        _name(exchange)
+        request = decode_body(_counted, body)
+        try:
+            tokens = (await self._draft(request, exchange)).jobs[0].prompt_tokens
+        except ContextTooLong as error:
+            if error.tokens is None:
+                raise
+            tokens = error.tokens
+        return msgspec.json.encode(TokenCount(input_tokens=tokens))
+
+    async def _draft(self, request: Conversation, exchange: Exchange) -> Draft:
+        strip = self._settings.strip_billing_header
+        try:
+            draft, _ = await self._chat.draft(chat_request(request, strip_billing=strip), exchange, id_prefix="msg_")
+        except BadRequest as error:
+            if error.param == "stop":
+                error.param = "stop_sequences"
+            if error.code != "template_error" or not has_inline_system(request):
+                raise
+            # the template takes system messages at the beginning only
+            merged = chat_request(request, strip_billing=strip, merge_system=True)
+            draft, _ = await self._chat.draft(merged, exchange, id_prefix="msg_")
+        return draft
+
+
+def _name(exchange: Exchange) -> None:
+    exchange.more_headers.append((REQUEST_ID, str(exchange.scope["headrace.request_id"]).encode()))

@@ -1,0 +1,48 @@
+"""Errors in Anthropic's shape, with its types and statuses."""
+
+from __future__ import annotations
+
+import msgspec
+
+from frontend.anthropic.schema import AnthropicError, AnthropicFault
+from frontend.errors import ContextTooLong, FrontendError
+
+OVERLOADED = 529
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+class AnthropicForm:
+    """An error form with statuses of its own: what OpenAI's API calls 503 is 529 here."""
+
+    def __call__(self, error: FrontendError, /) -> bytes:
+        return msgspec.json.encode(self._answer(error))
+
+    def status(self, error: FrontendError, /) -> int:
+        return OVERLOADED if error.status == 503 else error.status
+
+    def event(self, error: FrontendError) -> bytes:
+        """The event that ends a stream which had begun."""
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(self._answer(error))
+
+    def _answer(self, error: FrontendError) -> AnthropicError:
+        status = self.status(error)
+        kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+        return AnthropicError(error=AnthropicFault(type=kind, message=_words(error)))
+
+
+def _words(error: FrontendError) -> str:
+    if isinstance(error, ContextTooLong) and error.tokens is not None:
+        # clients that shorten a long session by themselves look for these words
+        return f"prompt is too long: {error.tokens} tokens > {error.most} maximum"
+    message = str(error)
+    # Anthropic's errors have no field for the parameter: it belongs into the words
+    return message if error.param is None or error.param in message else f"{error.param}: {message}"

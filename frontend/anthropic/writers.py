@@ -1,0 +1,234 @@
+"""What turns rows into a message: blocks as they come, or whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import structlog
+
+from broker.messages import Finish, Row
+from broker.said import parts_of
+from frontend.anthropic.errors import AnthropicForm
+from frontend.anthropic.schema import (
+    AnswerBlock,
+    MessageAnswer,
+    MessageUsage,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingCount,
+    ToolUseBlock,
+)
+from frontend.blocks import Block, Blocks
+from frontend.errors import FrontendError
+from frontend.sse import Head
+from frontend.usage import Tally
+from frontend.writing import StreamWriter, WholeWriter
+
+log = structlog.get_logger()
+
+_encode = msgspec.json.Encoder().encode
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+def signature_of(head: Head, block: Block) -> str:
+    """Something opaque for a block of thinking. It proves nothing, and nobody here asks for proof."""
+    return sha256(f"{head.id}:{block.index}".encode()).hexdigest()
+
+
+def input_of(block: Block, message_id: str) -> dict[str, Any]:
+    """The arguments of a call as the object this API wants."""
+    text = block.text
+    if not text.strip():
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        return value
+    # cut off, or the model got it wrong: better visible than gone
+    log.warning("tool_input.not_an_object", message=message_id, tool=block.name, characters=len(text))
+    return {"unparsed_arguments": text}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a message stopped. `sequence` is the stop sequence that did it."""
+
+    reason: StopReason
+    sequence: str | None = None
+
+
+def ending_of(fin: Finish, blocks: Blocks, *, short: bool) -> Ending:
+    """`short`: the context left room for fewer tokens than were asked for."""
+    if fin.reason == "length":
+        return Ending("model_context_window_exceeded" if short else "max_tokens")
+    if fin.reason == "content_filter":
+        return Ending("refusal")
+    last = blocks.all[-1]
+    called = any(block.kind == "tool" for block in blocks.all)
+    stopped = isinstance(fin.stop, str)
+    if called and not (stopped and last.kind == "tool" and not _complete(last)):
+        return Ending("tool_use")
+    if isinstance(fin.stop, str):  # a call that was cut short must not run
+        return Ending("stop_sequence", fin.stop)
+    return Ending("end_turn")
+
+
+def _complete(block: Block) -> bool:
+    try:
+        msgspec.json.decode(block.text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def usage_of(tally: Tally, *, ended: bool) -> MessageUsage:
+    """What was found in a cache is known at the end only."""
+    cached = tally.cached if ended else 0
+    thought = ThinkingCount(thinking_tokens=tally.reasoning) if ended and tally.reasoning is not None else None
+    return MessageUsage(
+        input_tokens=tally.prompt - cached,
+        cache_read_input_tokens=cached,
+        output_tokens=tally.completion,
+        output_tokens_details=thought,
+    )
+
+
+class MessageWriter(WholeWriter):
+    """The message in one piece."""
+
+    def __init__(self, head: Head, tally: Tally, *, short: bool = False) -> None:
+        self.open = 1
+        self._head = head
+        self._tally = tally
+        self._short = short
+        self._blocks = Blocks()
+        self._ending = Ending("end_turn")
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._tally.completion += len(row.ids)
+            self._blocks.take(parts_of(row.texts))
+            if (fin := row.fin) is not None:
+                if fin.tail:
+                    self._blocks.take(parts_of([fin.tail]))
+                self._blocks.end()
+                self._ending = ending_of(fin, self._blocks, short=self._short)
+                self._tally.end(0, fin)
+                self.open -= 1
+
+    def body(self) -> bytes:
+        head, ending = self._head, self._ending
+        return _encode(
+            MessageAnswer(
+                id=head.id,
+                model=head.model,
+                content=[self._block(block) for block in self._blocks.all],
+                stop_reason=ending.reason,
+                stop_sequence=ending.sequence,
+                usage=usage_of(self._tally, ended=True),
+            )
+        )
+
+    def _block(self, block: Block) -> AnswerBlock:
+        if block.kind == "content":
+            return TextBlock(text=block.text)
+        if block.kind == "reasoning":
+            return ThinkingBlock(thinking=block.text, signature=signature_of(self._head, block))
+        return ToolUseBlock(id=block.id, name=block.name, input=input_of(block, self._head.id))
+
+
+class MessageEvents(StreamWriter):
+    """The events of a streamed message."""
+
+    def __init__(self, head: Head, tally: Tally, form: AnthropicForm, *, short: bool = False) -> None:
+        self.open = 1
+        self._head = head
+        self._tally = tally
+        self._form = form
+        self._short = short
+        self._blocks = Blocks()
+        self._ending = Ending("end_turn")
+        self._begun = False
+        self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of the block that is open
+        self._out: list[bytes] = []
+
+    def events(self, rows: list[Row]) -> bytes:
+        if not self._begun:
+            self._begin()
+        for row in rows:
+            self._tally.completion += len(row.ids)
+            self._take(row.texts)
+            if (fin := row.fin) is not None:
+                self._end(fin)
+        out = b"".join(self._out)
+        self._out.clear()
+        return out
+
+    def closing(self) -> bytes:
+        delta = {"stop_reason": self._ending.reason, "stop_sequence": self._ending.sequence}
+        usage = usage_of(self._tally, ended=True)
+        return self._event("message_delta", b'"delta":%b,"usage":%b' % (_encode(delta), _encode(usage))) + STOP
+
+    def failure(self, error: FrontendError) -> bytes:
+        """No message_stop follows: the message is not complete."""
+        out = b"".join(self._out)
+        self._out.clear()
+        return out + self._form.event(error)
+
+    def _begin(self) -> None:
+        self._begun = True
+        head = self._head
+        message = MessageAnswer(id=head.id, model=head.model, content=[], usage=usage_of(self._tally, ended=False))
+        self._out += (self._event("message_start", b'"message":' + _encode(message)), PING)
+
+    def _take(self, texts: list[Any]) -> None:
+        for what, block, text in self._blocks.take(parts_of(texts)):
+            self._step(what, block, text)
+
+    def _end(self, fin: Finish) -> None:
+        if fin.tail:
+            self._take([fin.tail])
+        for what, block, text in self._blocks.end():
+            self._step(what, block, text)
+        self._ending = ending_of(fin, self._blocks, short=self._short)
+        self._tally.end(0, fin)
+        self.open -= 1
+
+    def _step(self, what: str, block: Block, text: str) -> None:
+        if what == "text":
+            before, after = self._around
+            self._out.append(before + _encode(text) + after)
+        elif what == "open":
+            self._open(block)
+        else:
+            if block.kind == "reasoning":
+                signature = {"type": "signature_delta", "signature": signature_of(self._head, block)}
+                inner = b'"index":%d,"delta":%b' % (block.index, _encode(signature))
+                self._out.append(self._event("content_block_delta", inner))
+            self._out.append(self._event("content_block_stop", b'"index":%d' % block.index))
+
+    def _open(self, block: Block) -> None:
+        empty: AnswerBlock
+        if block.kind == "content":
+            empty, kind, key = TextBlock(text=""), b"text_delta", b"text"
+        elif block.kind == "reasoning":
+            empty, kind, key = ThinkingBlock(thinking="", signature=""), b"thinking_delta", b"thinking"
+        else:
+            empty, kind, key = ToolUseBlock(id=block.id, name=block.name, input={}), b"input_json_delta", b"partial_json"
+        self._out.append(self._event("content_block_start", b'"index":%d,"content_block":%b' % (block.index, _encode(empty))))
+        name = b"content_block_delta"
+        start = b'event: %b\ndata: {"type":"%b","index":%d,"delta":{"type":"%b","%b":' % (name, name, block.index, kind, key)
+        self._around = (start, b"}}\n\n")
+
+    @staticmethod
+    def _event(kind: str, inner: bytes) -> bytes:
+        name = kind.encode()
+        return b'event: %b\ndata: {"type":"%b",%b}\n\n' % (name, name, inner)

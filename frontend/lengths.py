@@ -1,0 +1,29 @@
+"""Texts that are far too long, told so before they are tokenised as a whole.
+
+A tokenizer keeps some 150 bytes per token while it works, so a text of 30 MB can take gigabytes on its way to the words "too
+long".  Long ones are therefore counted piece by piece, until it is clear.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+SUSPICIOUS = 8  # characters per token of the context: ordinary text has three to five
+PIECE = 256 * 1024  # characters
+_CUT = 16  # tokens that cutting a text in two may add
+
+
+def is_suspicious(text: str, context_length: int) -> bool:
+    """Whether the text would have to be unusual to fit."""
+    return len(text) > max(PIECE, SUSPICIOUS * context_length)
+
+
+def least_tokens(tokenizer: Tokenizer, text: str, *, enough: int) -> int:
+    """At least so many tokens are in the text; counted no further than a little above `enough`."""
+    tokens = 0
+    for at in range(0, len(text), PIECE):
+        piece = tokenizer.encode_batch_fast([text[at : at + PIECE]], add_special_tokens=False)[0]
+        tokens += max(0, len(piece) - _CUT)
+        if tokens > enough:
+            break
+    return tokens

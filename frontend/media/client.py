@@ -1,0 +1,154 @@
+"""One GET over one connection to one address, with every size bounded.
+
+asyncio's streams and httptools, which parses the requests of this server too.  httpx or aiohttp would do, but what matters
+here is to talk to the address that was checked under the name that was asked for, and to be sure that nothing follows
+redirects, resolves names again or unpacks bodies on its own: a page of code, against a large dependency bent to do less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+import httptools
+
+from frontend.media.addresses import Target
+from frontend.media.sniff import HEAD
+
+MAX_HEAD = 32 * 1024  # bytes of status line and headers
+_CHUNK = 64 * 1024
+
+
+class FetchFailed(Exception):
+    """The server could not be asked, or its answer is of no use; the text says why. `unreachable`: another address may do."""
+
+    unreachable = False
+
+
+class Unreachable(FetchFailed):
+    """There was no connection to this address."""
+
+    unreachable = True
+
+
+class TooLarge(FetchFailed):
+    """The body is over the limit."""
+
+
+class Answer:
+    """The sink of the parser. `body` is complete once `done`."""
+
+    def __init__(self, limit: int, check_start: Callable[[bytes], None]) -> None:
+        self._limit = limit
+        self._check_start = check_start
+        self._parser = httptools.HttpResponseParser(self)
+        self._head = 0
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._framed = False  # its end can be told from the connection's
+        self._checked = False
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.in_body = False
+        self.done = False
+
+    def feed(self, data: bytes) -> None:
+        """Raises FetchFailed."""
+        if not self.in_body:
+            self._head += len(data)
+            if self._head > MAX_HEAD + _CHUNK:
+                raise FetchFailed("its headers do not end")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None  # what our own callbacks raised
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            raise FetchFailed("its answer is not HTTP") from None
+
+    def end(self) -> None:
+        """The server closed the connection. Raises FetchFailed when that was too early."""
+        if not self.in_body or self._framed:
+            raise FetchFailed("it closed the connection before its answer was complete")
+        self.done = True
+
+    def body(self) -> bytes:
+        return b"".join(self._parts)
+
+    # -- the parser's callbacks ------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= 200 or len(name) + len(value) > MAX_HEAD:
+            raise FetchFailed("it sends too many headers")
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status < 200:
+            self.headers.clear()
+            return
+        self.in_body = True
+        self._framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        if self.status != 200:
+            self.done = True  # nobody wants its body
+            return
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            raise FetchFailed(f"it sends content-encoding {encoding[:50]!r} though only identity was asked for")
+        length = self.headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._limit:
+            raise TooLarge(f"it has {length[:20]} bytes; at most {self._limit} are taken")
+
+    def on_body(self, data: bytes) -> None:
+        if self.done or not self.in_body:
+            return
+        self._size += len(data)
+        if self._size > self._limit:
+            raise TooLarge(f"it has more than the {self._limit} bytes that are taken")
+        self._parts.append(data)
+        if not self._checked and self._size >= HEAD:
+            self._checked = True
+            self._check_start(b"".join(self._parts))
+
+    def on_message_complete(self) -> None:
+        if self.status >= 200:
+            self.done = True
+
+
+async def get(
+    target: Target, address: str, *, tls: ssl.SSLContext | None, limit: int, check_start: Callable[[bytes], None]
+) -> Answer:
+    """Ask `address` for `target`. Bodies other than of a 200 are not read.
+
+    With `tls` the certificate must be that of the target's host, whatever the address.  `check_start` is shown the first bytes
+    and may raise.  The caller sets the deadline.  Raises FetchFailed.
+    """
+    try:
+        reader, writer = await asyncio.open_connection(
+            address,
+            target.port,
+            ssl=tls,
+            server_hostname=target.host if tls is not None else None,
+            limit=_CHUNK,
+        )
+    except ssl.SSLError as error:
+        raise Unreachable(f"no trusted connection: {error.reason or error}") from None
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"no connection: {error.__class__.__name__}") from None
+    try:
+        writer.write(
+            f"GET {target.path} HTTP/1.1\r\nHost: {target.host_header}\r\nUser-Agent: headrace\r\nAccept: */*\r\n"
+            "Accept-Encoding: identity\r\nConnection: close\r\n\r\n".encode("ascii")
+        )
+        answer = Answer(limit, check_start)
+        while not answer.done:
+            data = await reader.read(_CHUNK)
+            if data:
+                answer.feed(data)
+            else:
+                answer.end()
+        return answer
+    except OSError as error:
+        raise FetchFailed(f"the connection broke: {error.__class__.__name__}") from None
+    finally:
+        writer.transport.abort()  # nothing is left to be said; a polite end could be held up for ever

@@ -1,0 +1,111 @@
+"""URL → bytes. Names are resolved once, every address is checked, and redirects go the same way again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import urljoin
+
+from frontend.media.addresses import Forbidden, Target, check_address, parse_url
+from frontend.media.client import Answer, FetchFailed, get
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""(host, port) → addresses. Raises OSError."""
+
+MOVED = frozenset({301, 302, 303, 307, 308})
+TRIED_ADDRESSES = 2  # of a host that has more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchLimits:
+    """`domains`: only these and what is below them; empty = all. `private`: ask addresses that are not public, too."""
+
+    max_bytes: int
+    timeout_s: float  # of everything together: waiting for a place, names, redirects, the last byte
+    redirects: int = 3
+    domains: Sequence[str] = ()
+    private: bool = False
+
+
+def system_resolver(executor: Executor) -> Resolve:
+    """Names as the system resolves them, in threads of our own: a slow name server must not use up those of everybody."""
+
+    def look_up(host: str, port: int) -> list[str]:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return await asyncio.get_running_loop().run_in_executor(executor, look_up, host, port)
+
+    return resolve
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+class Fetcher:
+    """Fetches up to `at_once` URLs at the same time."""
+
+    def __init__(self, limits: FetchLimits, resolve: Resolve, *, at_once: int, tls: ssl.SSLContext | None = None) -> None:
+        self._limits = limits
+        self._resolve = resolve
+        self._places = asyncio.Semaphore(at_once)
+        self._tls_context = tls
+
+    async def fetch(self, url: str, check_start: Callable[[bytes], None]) -> bytes:
+        """`check_start` is shown the first bytes and may raise FetchFailed.
+
+        Raises Forbidden, FetchFailed, TimeoutError.
+        """
+        async with asyncio.timeout(self._limits.timeout_s), self._places:
+            for _ in range(self._limits.redirects + 1):
+                target = parse_url(url, self._limits.domains)
+                answer = await self._ask(target, check_start)
+                if answer.status == 200:
+                    return answer.body()
+                if answer.status not in MOVED:
+                    raise FetchFailed(f"{target.host} answers with status {answer.status}")
+                if "location" not in answer.headers:
+                    raise FetchFailed(f"{target.host} redirects to nowhere")
+                url = urljoin(url, answer.headers["location"])
+            raise FetchFailed(f"more than {self._limits.redirects} redirects")
+
+    async def _ask(self, target: Target, check_start: Callable[[bytes], None]) -> Answer:
+        tls = (self._tls_context or await asyncio.to_thread(_tls)) if target.scheme == "https" else None
+        limit = self._limits.max_bytes
+        failed = FetchFailed(f"{target.host} has no address")
+        for address in await self._addresses(target):
+            try:
+                return await get(target, address, tls=tls, limit=limit, check_start=check_start)
+            except FetchFailed as error:
+                failed = FetchFailed(f"{target.host}: {error}")
+                if not error.unreachable:
+                    raise type(error)(f"{target.host}: {error}") from None
+        raise failed
+
+    async def _addresses(self, target: Target) -> Sequence[str]:
+        """Those to try. One that is not public spoils all: a name that mixes them is made to be let through."""
+        if target.is_address:
+            addresses: Sequence[str] = [target.host]
+        else:
+            try:
+                addresses = await self._resolve(target.host, target.port)
+            except (OSError, UnicodeError):
+                raise FetchFailed(f"{target.host} cannot be resolved") from None
+        if not self._limits.private:
+            for address in addresses:
+                try:
+                    check_address(address)
+                except Forbidden as error:
+                    if target.is_address:
+                        raise
+                    # which address a name has inside of our network is nobody's business
+                    raise Forbidden(f"{target.host} is not at a public address") from error
+        return addresses[:TRIED_ADDRESSES]

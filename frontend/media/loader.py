@@ -1,0 +1,151 @@
+"""All items of a request: fetched or decoded, checked, and named by their content."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from frontend.errors import BadRequest
+from frontend.media import metrics
+from frontend.media.addresses import Forbidden
+from frontend.media.client import FetchFailed, TooLarge
+from frontend.media.fetch import Fetcher, FetchLimits, Resolve, system_resolver
+from frontend.media.inline import Malformed, TooMuch, decode_base64, decode_data_url
+from frontend.media.parts import MediaPart
+from frontend.media.sniff import HEAD, Kind, may_be, sniff
+from frontend.settings import FrontendSettings
+
+log = structlog.get_logger()
+
+THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """`digest` is 64 bits of the BLAKE2b of the bytes: the same bytes have the same name everywhere.
+
+    Not the faster xxh3 that names blocks: with it, whoever knows an image can make another one of the same name, and have the
+    cache of a shared engine answer about the wrong one.
+    """
+
+    kind: Kind
+    media_type: str
+    data: bytes
+    digest: int
+    param: str
+
+
+class MediaLoader:
+    """Loads items, a bounded number of URLs at once. Heavy work is done in threads of its own."""
+
+    def __init__(self, settings: FrontendSettings, *, resolve: Resolve | None = None) -> None:
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="media")
+        names = ThreadPoolExecutor(settings.media_fetches, thread_name_prefix="media-names")  # threads start when used
+        limits = FetchLimits(
+            max_bytes=settings.media_max_bytes,
+            timeout_s=settings.media_timeout_s,
+            redirects=settings.media_redirects,
+            domains=tuple(settings.media_domains),
+            private=settings.media_private,
+        )
+        self._fetcher = Fetcher(limits, resolve or system_resolver(names), at_once=settings.media_fetches)
+
+    async def load(self, parts: Sequence[MediaPart]) -> list[MediaItem]:
+        """In the order of the parts. Raises BadRequest naming the part; the others are given up then."""
+        tasks: list[asyncio.Task[MediaItem]] = []
+        room = _Room(self._settings.media_max_total_bytes)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._load(part, room)) for part in parts]
+        except* BadRequest as errors:
+            refused = next(error for error in _flat(errors) if isinstance(error, BadRequest))
+            metrics.REFUSED.labels(refused.code).inc()
+            raise refused from None
+        return [task.result() for task in tasks]
+
+    async def _load(self, part: MediaPart, room: _Room) -> MediaItem:
+        try:
+            data = await self._bytes(part)
+            room.take(len(data))
+        except TimeoutError:
+            told = f"it did not arrive within {self._settings.media_timeout_s:g} s"
+            raise _refusal(part, told, "media_timeout") from None
+        except (TooLarge, TooMuch) as error:
+            raise _refusal(part, str(error), "media_too_large") from None
+        except Forbidden as error:
+            raise _refusal(part, str(error), "media_forbidden") from None
+        except Malformed as error:
+            raise _refusal(part, str(error), "invalid_media") from None
+        except FetchFailed as error:
+            raise _refusal(part, str(error), "media_unreachable") from None
+        media_type = _checked(part, data)
+        digest = await asyncio.get_running_loop().run_in_executor(self._threads, content_digest, data)
+        metrics.BYTES.labels(part.kind).inc(len(data))
+        return MediaItem(part.kind, media_type, data, digest, part.param)
+
+    async def _bytes(self, part: MediaPart) -> bytes:
+        limit = self._settings.media_max_bytes
+        loop = asyncio.get_running_loop()
+        if part.inline:
+            metrics.ITEMS.labels(part.kind, "inline").inc()
+            return await loop.run_in_executor(self._threads, lambda: decode_base64(part.source, limit=limit))
+        if part.source[:5].lower() == "data:":
+            metrics.ITEMS.labels(part.kind, "inline").inc()
+            url = "data:" + part.source[5:] if not part.source.startswith("data:") else part.source
+            return await loop.run_in_executor(self._threads, lambda: decode_data_url(url, limit=limit))
+        if not self._settings.media_fetch:
+            raise Forbidden("this server fetches no URLs; send the bytes as a data URL")
+        metrics.ITEMS.labels(part.kind, "url").inc()
+        began = time.perf_counter()
+        try:
+            return await self._fetcher.fetch(part.source, lambda start: _check_start(part, start))
+        finally:
+            metrics.FETCH_S.observe(time.perf_counter() - began)
+
+
+class _Room:
+    """What a request may bring in all."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+
+    def take(self, size: int) -> None:
+        """Raises TooMuch."""
+        self._left -= size
+        if self._left < 0:
+            raise TooMuch(f"the media of this request have more than the {self._most} bytes that are taken")
+
+
+def content_digest(data: bytes) -> int:
+    """64 bits that stand for these bytes."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    flat: list[BaseException] = []
+    for error in group.exceptions:
+        flat += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return flat
+
+
+def _check_start(part: MediaPart, start: bytes) -> None:
+    _checked(part, start[:HEAD])
+
+
+def _checked(part: MediaPart, data: bytes) -> str:
+    media_type = sniff(data)
+    if media_type is None or not may_be(media_type, part.kind):
+        told = "of no known type" if media_type is None else f"{media_type}"
+        raise _refusal(part, f"its bytes are {told}, not {'an' if part.kind != 'video' else 'a'} {part.kind}", "media_type")
+    return media_type
+
+
+def _refusal(part: MediaPart, why: str, code: str) -> BadRequest:
+    return BadRequest(f"{part.param}: {why}", param=part.param, code=code)

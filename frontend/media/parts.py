@@ -1,0 +1,171 @@
+"""Content parts of messages that are not text: what they mean, or an error that names the part.
+
+The shapes are OpenAI's (`image_url`, `input_audio`, and `input_image` of its newer API) and those that vLLM's server added
+(`video_url`, `audio_url`).  Other APIs translate theirs into these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.cards import ModelCard
+from frontend.errors import BadRequest
+from frontend.media.sniff import KINDS, Kind
+from frontend.schema.chat import Message
+
+_KINDS: dict[str, Kind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "video_url": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}  # type of a part → what it brings
+UNSUPPORTED = "unsupported_parameter"
+AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "m4a", "aac", "webm")
+TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_DETAILS = ("auto", "low", "high", "original")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An item as the request has it: a URL, or base64 text with `inline`. `param` is where it stands."""
+
+    kind: Kind
+    source: str
+    param: str
+    inline: bool = False
+
+
+Contents = dict[int, list[dict[str, str]]]
+"""Number of a message → its parts, of type text or the kind of an item: what templates that loop over parts are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The items of a conversation, in their order, and the contents of the messages that have some."""
+
+    parts: list[MediaPart]
+    contents: Contents
+
+
+def has_media(messages: Sequence[Message]) -> bool:
+    """Whether `find_media` has anything to do: nearly never, and this is quick to tell."""
+    for message in messages:
+        content = message.get("content")
+        if content is not None and not isinstance(content, str):
+            for part in content:
+                if part.get("type") not in TEXT_TYPES:
+                    return True
+    return False
+
+
+def find_media(messages: Sequence[Message], card: ModelCard, *, most: int) -> tuple[list[Message], Found]:
+    """The messages with the placeholders of their items as text before their own text, and the items.
+
+    That is how vLLM's server writes a prompt for templates that know of no items.  Raises BadRequest naming the part.
+    """
+    plain: list[Message] = []
+    found = Found([], {})
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        if content is None or isinstance(content, str) or all(part.get("type") in TEXT_TYPES for part in content):
+            plain.append(message)
+            continue
+        parts: list[dict[str, Any]] = []
+        kept: list[dict[str, str]] = []
+        for j, part in enumerate(content):
+            param = f"messages[{i}].content[{j}]"
+            if part.get("type") in TEXT_TYPES:
+                parts.append(part)
+                if isinstance(text := part.get("text"), str):
+                    kept.append({"type": "text", "text": text})
+                continue
+            kind = _kind(part, f"{param}.type")
+            _check_taken(kind, card, f"{param}.type")
+            if message["role"] not in ("user", "tool"):
+                raise BadRequest(f"{param}: only messages of the user may have {kind} parts", param=param)
+            item = _item(part, param)
+            if len(found.parts) >= most:
+                raise BadRequest(f"at most {most} images, videos and sounds in one request", param=param, code="too_many_media")
+            found.parts.append(item)
+            kept.append({"type": item.kind})
+        placeholders = [{"type": "text", "text": card.media[k["type"]].text} for k in kept if k["type"] != "text"]
+        plain.append({**message, "content": [*placeholders, *parts]})
+        found.contents[i] = kept
+    return plain, found
+
+
+def with_parts(messages: list[dict[str, Any]], contents: Contents) -> list[dict[str, Any]]:
+    """The messages with these contents in place of their text."""
+    if not contents:
+        return messages
+    return [{**message, "content": contents[i]} if i in contents else message for i, message in enumerate(messages)]
+
+
+def _kind(part: Mapping[str, Any], param: str) -> Kind:
+    type_ = part.get("type")
+    if type_ is None:
+        raise _missing(param)
+    kind = _KINDS.get(type_) if isinstance(type_, str) else None
+    if kind is None:
+        known = ", ".join(["text", *_KINDS])
+        raise BadRequest(f"{param} {str(type_)[:100]!r} is not supported here; known: {known}", param=param, code=UNSUPPORTED)
+    return kind
+
+
+def _check_taken(kind: Kind, card: ModelCard, param: str) -> None:
+    if kind not in card.media:
+        taken = ", ".join(["text", *(kind for kind in KINDS if kind in card.media)])
+        raise BadRequest(f"{param}: {card.model!r} takes no {kind} parts, only: {taken}", param=param, code="unsupported_media")
+
+
+def _item(part: Mapping[str, Any], param: str) -> MediaPart:
+    type_ = part["type"]
+    if type_ == "input_audio":
+        return _sound(part, param)
+    url, where = _url(part, "image_url" if type_ == "input_image" else type_, param)
+    return MediaPart(_KINDS[type_], url, where)
+
+
+def _url(part: Mapping[str, Any], key: str, param: str) -> tuple[str, str]:
+    """An object with `url`, or the URL itself."""
+    where = f"{param}.{key}"
+    value = part.get(key)
+    detail = part.get("detail")
+    if isinstance(value, Mapping):
+        where = f"{where}.url"
+        detail = value.get("detail", detail)
+        value = value.get("url")
+    if value is None:
+        raise _missing(where)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"invalid value for {where}: expected a URL", param=where)
+    if detail is not None and detail not in _DETAILS:
+        raise BadRequest(f"{param}: detail must be one of {', '.join(_DETAILS)}, got {str(detail)[:50]!r}", param=param)
+    return value, where
+
+
+def _sound(part: Mapping[str, Any], param: str) -> MediaPart:
+    sound = part.get("input_audio")
+    where = f"{param}.input_audio"
+    if sound is None:
+        raise _missing(where)
+    if not isinstance(sound, Mapping):
+        raise BadRequest(f"invalid value for {where}: expected an object with data and format", param=where)
+    for key in ("data", "format"):
+        if sound.get(key) is None:
+            raise _missing(f"{where}.{key}")
+        if not isinstance(sound[key], str):
+            raise BadRequest(f"invalid value for {where}.{key}: expected a string", param=f"{where}.{key}")
+    if sound["format"] not in AUDIO_FORMATS:
+        raise BadRequest(
+            f"{where}.format must be one of {', '.join(AUDIO_FORMATS)}, got {sound['format'][:50]!r}", param=f"{where}.format"
+        )
+    data = sound["data"]
+    return MediaPart("audio", data, f"{where}.data", inline=not data.startswith("data:"))
+
+
+def _missing(param: str) -> BadRequest:
+    return BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")

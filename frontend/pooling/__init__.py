@@ -1,0 +1,1 @@
+"""Requests that end in vectors: embeddings, scores, rankings, classes."""

@@ -1,0 +1,146 @@
+"""`POST /v1/embeddings`, `/v1/classify` and `/pooling`: every input becomes one vector."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from broker.jobs import Job
+from broker.messages import PoolingTask
+from frontend.decode import decode_body
+from frontend.errors import BadRequest, FrontendError
+from frontend.exchange import Exchange
+from frontend.planning import Plan, check_kind
+from frontend.pooling.inputs import Bounds, Encoded, encode_inputs, list_inputs
+from frontend.pooling.planning import activation_of, check_inputs, pooling_jobs, refuse_formats
+from frontend.pooling.schema import ClassifyRequest, EmbeddingRequest, Inputs, PoolingBase, PoolingRequest
+from frontend.pooling.writers import Answering, ClassifyWriter, EmbeddingWriter
+from frontend.sampling import unsupported
+from frontend.settings import FrontendSettings
+from frontend.shelf import ModelShelf, ReadyModel
+from frontend.sse import Head
+from frontend.usage import Tally
+
+PURPOSES = {"embed": "embedding generation", "classify": "classification"}
+
+_embedding = msgspec.json.Decoder(EmbeddingRequest)
+_classify = msgspec.json.Decoder(ClassifyRequest)
+_pooling = msgspec.json.Decoder(PoolingRequest)
+
+
+class _VectorApi:
+    """Base of those that plan one vector per input."""
+
+    def __init__(self, shelf: ModelShelf, settings: FrontendSettings) -> None:
+        self._shelf = shelf
+        self._settings = settings
+        self.error_form = FrontendError.body
+
+    async def inputs(self, request: PoolingBase, given: Inputs, model: ReadyModel, task: PoolingTask) -> list[Encoded]:
+        """Raises BadRequest, ContextTooLong."""
+        inputs = list_inputs(given)
+        check_inputs(len(inputs), self._settings, param="input")
+        bounds = Bounds(
+            context_length=model.card.context_length,
+            truncate=request.truncate_prompt_tokens,
+            side=request.truncation_side or "right",
+            special=request.add_special_tokens is not False,
+            purpose=PURPOSES[task],
+            param="input",
+        )
+        return await encode_inputs(model.encoder, inputs, bounds)
+
+    def jobs(
+        self,
+        request: PoolingBase,
+        exchange: Exchange,
+        model: ReadyModel,
+        inputs: Sequence[Encoded],
+        *,
+        task: PoolingTask,
+        dimensions: int | None = None,
+    ) -> list[Job]:
+        normalize = activation_of(request)
+        return pooling_jobs(
+            request, exchange, model, self._settings, inputs, task=task, dimensions=dimensions, normalize=normalize
+        )
+
+
+class EmbeddingApi(_VectorApi):
+    """Plans embeddings. Stateless but for the models it looks up."""
+
+    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+        """Raises a FrontendError or an AdmissionError."""
+        request = decode_body(_embedding, body)
+        refuse_messages(request.messages)
+        refuse_formats(request.embed_dtype, request.endianness)
+        model = await self._shelf.get(request.model)
+        check_kind(model, "embedding")
+        inputs = await self.inputs(request, request.input, model, "embed")
+        jobs = self.jobs(request, exchange, model, inputs, task="embed", dimensions=request.dimensions)
+        answering = answering_of("embd-", jobs, model, inputs)
+        return Plan(jobs, EmbeddingWriter(answering, base64=request.encoding_format == "base64"), answering.tally)
+
+
+class ClassifyApi(_VectorApi):
+    """Plans classifications. Stateless but for the models it looks up."""
+
+    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+        """Raises a FrontendError or an AdmissionError."""
+        request = decode_body(_classify, body)
+        refuse_messages(request.messages)
+        model = await self._shelf.get(request.model)
+        check_kind(model, "classify")
+        inputs = await self.inputs(request, request.input, model, "classify")
+        jobs = self.jobs(request, exchange, model, inputs, task="classify")
+        answering = answering_of("classify-", jobs, model, inputs)
+        return Plan(jobs, ClassifyWriter(answering, labels=model.card.labels), answering.tally)
+
+
+class PoolingApi(_VectorApi):
+    """Plans plain vectors, of whatever the model makes. Stateless but for the models it looks up."""
+
+    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+        """Raises a FrontendError or an AdmissionError."""
+        request = decode_body(_pooling, body)
+        refuse_messages(request.messages)
+        refuse_formats(request.embed_dtype, request.endianness)
+        model = await self._shelf.get(request.model)
+        task = _task(request.task, model)
+        if request.dimensions is not None and task != "embed":
+            raise BadRequest("dimensions are of embeddings", param="dimensions")
+        inputs = await self.inputs(request, request.input, model, task)
+        jobs = self.jobs(request, exchange, model, inputs, task=task, dimensions=request.dimensions)
+        answering = answering_of("pool-", jobs, model, inputs)
+        base64 = request.encoding_format == "base64"
+        return Plan(jobs, EmbeddingWriter(answering, base64=base64, kind="pooling", field="data"), answering.tally)
+
+
+def _task(wanted: str | None, model: ReadyModel) -> PoolingTask:
+    if wanted not in (None, "embed", "classify"):
+        raise unsupported("task", f"{wanted!r} is not supported here: embed and classify are")
+    kinds = model.card.kinds
+    if wanted == "embed" or (wanted is None and "embedding" in kinds):
+        check_kind(model, "embedding")
+        return "embed"
+    if not {"classify", "score"} & set(kinds):
+        check_kind(model, "classify" if wanted else "embedding")
+    return "classify"
+
+
+def refuse_messages(messages: object) -> None:
+    """Raises BadRequest: conversations are not pooled."""
+    if messages is not None:
+        raise unsupported("messages", "is not supported here: give the text as input")
+
+
+def answering_of(prefix: str, jobs: Sequence[Job], model: ReadyModel, inputs: Sequence[Encoded]) -> Answering:
+    """What the writer of an answer to these jobs needs."""
+    return Answering(
+        head=Head(f"{prefix}{jobs[0].id}", int(time.time()), model.card.model, model.fingerprint),
+        tally=Tally([encoded.tokens for encoded in inputs], 1),
+        inputs=len(inputs),
+        encoder=model.encoder,
+    )

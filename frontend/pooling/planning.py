@@ -1,0 +1,101 @@
+"""From encoded inputs to jobs: what all pooling routes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from broker.jobs import Job
+from broker.messages import Pooling, PoolingTask
+from frontend.errors import BadRequest
+from frontend.exchange import Exchange
+from frontend.planning import MOST_PRIORITY, TENANT_HEADER, deadline_of, tier_of
+from frontend.pooling.inputs import Encoded
+from frontend.pooling.schema import PoolingBase
+from frontend.routing import routing_of
+from frontend.sampling import unsupported
+from frontend.settings import FrontendSettings
+from frontend.shelf import ReadyModel
+from jetstream.subjects import tenant_token
+
+
+def pooling_jobs(
+    request: PoolingBase,
+    exchange: Exchange,
+    model: ReadyModel,
+    settings: FrontendSettings,
+    inputs: Sequence[Encoded],
+    *,
+    task: PoolingTask,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+) -> list[Job]:
+    """Jobs of several inputs each, in order: choice i of all jobs, counted through, is input i. Raises BadRequest."""
+    tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
+    deadline_s = deadline_of(request.timeout, exchange, settings)
+    tier = tier_of(request.service_tier)
+    routing = routing_of(exchange, session_id=None)
+    jobs: list[Job] = []
+    for part in split(inputs, most=settings.job_inputs, most_tokens=settings.job_input_tokens):
+        pooling = Pooling(
+            task=task,
+            inputs=[encoded.input for encoded in part],
+            dimensions=dimensions,
+            normalize=normalize,
+            extra=request.vllm_xargs or {},
+        )
+        jobs.append(
+            Job(
+                id=exchange.job_id(),
+                card=model.card,
+                pooling=pooling,
+                prompt_tokens=sum(encoded.tokens for encoded in part),
+                max_tokens=1,  # nothing is generated; 0 would stand for a whole context
+                choices=len(part),
+                request_class=tier_of(request.service_tier).request_class,
+                tenant=tenant,
+                priority=min((request.priority or 0) + tier.later, MOST_PRIORITY),
+                deadline_s=deadline_s,
+                session=routing.session,
+                affinity=routing.affinity,
+                worker=routing.worker,
+                require=routing.require,
+                prefer=routing.prefer,
+                explain=routing.explain and not jobs,
+            )
+        )
+    return jobs
+
+
+def split(inputs: Sequence[Encoded], *, most: int, most_tokens: int) -> Iterator[list[Encoded]]:
+    """Parts of at most `most` inputs, and of at most `most_tokens` tokens where that is more than one input."""
+    part: list[Encoded] = []
+    tokens = 0
+    for encoded in inputs:
+        if part and (len(part) >= most or tokens + encoded.tokens > most_tokens):
+            yield part
+            part, tokens = [], 0
+        part.append(encoded)
+        tokens += encoded.tokens
+    if part:
+        yield part
+
+
+def check_inputs(count: int, settings: FrontendSettings, *, param: str) -> None:
+    """Raises BadRequest for more than one request may have."""
+    if count > settings.max_inputs:
+        raise BadRequest(f"at most {settings.max_inputs} inputs in one request, this one has {count}", param=param)
+
+
+def activation_of(request: PoolingBase) -> bool | None:
+    """`use_activation` or its older name. Raises BadRequest when they contradict each other."""
+    if request.normalize is not None and request.use_activation not in (None, request.normalize):
+        raise BadRequest("normalize is another name of use_activation; the two contradict each other", param="normalize")
+    return request.normalize if request.use_activation is None else request.use_activation
+
+
+def refuse_formats(embed_dtype: str | None, endianness: str | None) -> None:
+    """Raises BadRequest for vectors in any other form than f32, little endian."""
+    if embed_dtype not in (None, "float32"):
+        raise unsupported("embed_dtype", f"{embed_dtype!r} is not supported here: float32 only")
+    if endianness not in (None, "native", "little"):
+        raise unsupported("endianness", f"{endianness!r} is not supported here: little only")

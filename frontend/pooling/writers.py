@@ -1,0 +1,189 @@
+"""What turns vectors into answers.
+
+Vectors are gathered as they come; the JSON is made at the end, in a thread when there is much of it, and one vector at a time:
+the encoder keeps the interpreter for itself while it runs, so that a single call for millions of numbers would hold up the
+event loop from any thread.
+"""
+
+from __future__ import annotations
+
+import binascii
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from broker.messages import Row
+from frontend.pooling.schema import (
+    ClassData,
+    PoolingUsage,
+    Ranked,
+    RankedDocument,
+    RerankAnswer,
+    RerankUsage,
+    Score,
+    ScoreAnswer,
+)
+from frontend.pooling.vectors import cosine, floats
+from frontend.schema.answers import UNSET
+from frontend.sse import Head
+from frontend.tokenize import PromptEncoder
+from frontend.usage import Tally
+from frontend.writing import WholeWriter
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """What every answer needs. `encoder` lends its threads."""
+
+    head: Head
+    tally: Tally
+    inputs: int
+    encoder: PromptEncoder
+
+
+class VectorWriter(WholeWriter):
+    """Base: gathers the vectors of all inputs, in the order of the inputs."""
+
+    def __init__(self, answering: Answering) -> None:
+        self.open = answering.inputs
+        self.unsettled = True
+        self.vectors: list[bytes] = [b""] * answering.inputs
+        self._answering = answering
+        self._numbers = 0
+        self._body = b""
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            fin = row.fin
+            if fin is not None:
+                self._numbers += len(fin.vector) // 4
+                self.vectors[row.choice] = fin.vector
+                self._answering.tally.end(row.choice, fin)
+                self.open -= 1
+
+    async def settle(self) -> None:
+        """Raises BadVector."""
+        self._body = await self._answering.encoder.aside(self.make, size=self._numbers)
+
+    def body(self) -> bytes:
+        return self._body
+
+    @abstractmethod
+    def make(self) -> bytes:
+        """The JSON of the whole answer; called in any thread. Raises BadVector."""
+
+    @property
+    def head(self) -> Head:
+        return self._answering.head
+
+    def usage(self) -> PoolingUsage:
+        tokens = self._answering.tally.prompt
+        return PoolingUsage(prompt_tokens=tokens, total_tokens=tokens)
+
+    def listing(self, entries: Iterator[bytes]) -> bytes:
+        """A list object around entries that are JSON already."""
+        head = self.head
+        parts = [
+            b'{"id":%b,"object":"list","created":%d,"model":%b,"data":['
+            % (_encode(head.id), head.created, _encode(head.model)),
+            b",".join(entries),
+            b'],"usage":%b}' % _encode(self.usage()),
+        ]
+        return b"".join(parts)
+
+
+class EmbeddingWriter(VectorWriter):
+    """Of `/v1/embeddings` and, with other names for the same, `/pooling`."""
+
+    def __init__(self, answering: Answering, *, base64: bool, kind: str = "embedding", field: str = "embedding") -> None:
+        super().__init__(answering)
+        self._base64 = base64
+        self._names = (kind.encode(), field.encode())
+
+    def make(self) -> bytes:
+        return self.listing(self._entries())
+
+    def _entries(self) -> Iterator[bytes]:
+        kind, field = self._names
+        for index, vector in enumerate(self.vectors):
+            numbers = floats(vector)
+            shown = b'"%b"' % binascii.b2a_base64(vector, newline=False) if self._base64 else _encode(numbers)
+            yield b'{"index":%d,"object":"%b","%b":%b}' % (index, kind, field, shown)
+
+
+class ClassifyWriter(VectorWriter):
+    """Of `/v1/classify`. `labels` may be empty."""
+
+    def __init__(self, answering: Answering, *, labels: Sequence[str]) -> None:
+        super().__init__(answering)
+        self._labels = labels
+
+    def make(self) -> bytes:
+        return self.listing(self._entries())
+
+    def _entries(self) -> Iterator[bytes]:
+        for index, vector in enumerate(self.vectors):
+            probs = floats(vector)
+            best = probs.index(max(probs))
+            label = self._labels[best] if best < len(self._labels) else None
+            yield _encode(ClassData(index=index, label=label, probs=probs, num_classes=len(probs)))
+
+
+class ScoringWriter(VectorWriter):
+    """Base: one score per pair.
+
+    `queries` None: every vector is the score of a pair. Else the vectors are embeddings, so many of them of first texts, of
+    which a single one goes with all second ones.
+    """
+
+    def __init__(self, answering: Answering, *, queries: int | None) -> None:
+        super().__init__(answering)
+        self._queries = queries
+
+    def scores(self) -> list[float]:
+        if self._queries is None:
+            return [floats(vector)[0] for vector in self.vectors]
+        first = [floats(vector) for vector in self.vectors[: self._queries]]
+        second = self.vectors[self._queries :]
+        return [cosine(first[i if len(first) > 1 else 0], floats(vector)) for i, vector in enumerate(second)]
+
+
+class ScoreWriter(ScoringWriter):
+    """Of `/v1/score`."""
+
+    def make(self) -> bytes:
+        head = self.head
+        data = [Score(index=i, score=score) for i, score in enumerate(self.scores())]
+        return _encode(ScoreAnswer(id=head.id, created=head.created, model=head.model, data=data, usage=self.usage()))
+
+
+class RerankWriter(ScoringWriter):
+    """Of `/v1/rerank`: best first, ties in the order of the request."""
+
+    def __init__(
+        self, answering: Answering, *, queries: int | None, documents: Sequence[str], most: int, with_documents: bool
+    ) -> None:
+        """`most` 0: all of them."""
+        super().__init__(answering, queries=queries)
+        self._documents = documents
+        self._most = most or len(documents)
+        self._with_documents = with_documents
+
+    def make(self) -> bytes:
+        scores = self.scores()
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: self._most]
+        results = [
+            Ranked(
+                index=i,
+                document=RankedDocument(text=self._documents[i]) if self._with_documents else UNSET,
+                relevance_score=scores[i],
+            )
+            for i in order
+        ]
+        usage = self.usage()
+        told = RerankUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens)
+        return _encode(RerankAnswer(id=self.head.id, model=self.head.model, usage=told, results=results))

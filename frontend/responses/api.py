@@ -1,0 +1,136 @@
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: items → messages → job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from broker.errors import ResponseNotStored
+from broker.stored import StoredResponse
+from frontend.decode import decode_body
+from frontend.drafting import Drafts, bounded, piecewise
+from frontend.errors import BadRequest, ContextTooLong, FrontendError
+from frontend.exchange import Exchange
+from frontend.logprobs import LogprobWriter
+from frontend.metrics import Metrics
+from frontend.planning import TENANT_HEADER, Draft, Plan, Wishes
+from frontend.ports import ResponseStore
+from frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
+from frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
+from frontend.responses.schema import InputTokensRequest, Items, ResponsesRequest
+from frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
+from frontend.responses.writers import Keep, Progress, ResponseEvents, ResponseWriter
+from frontend.schema.chat import ChatRequest
+from frontend.settings import FrontendSettings
+from jetstream.subjects import tenant_token
+
+log = structlog.get_logger()
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+_counted = msgspec.json.Decoder(InputTokensRequest)
+
+
+class ResponsesApi:
+    """Plans responses. What is to outlive a request is in the store; `store` None = nothing is kept."""
+
+    def __init__(self, chat: Drafts, store: ResponseStore | None, settings: FrontendSettings, metrics: Metrics) -> None:
+        self._chat = chat
+        self._store = store
+        self._metrics = metrics
+        self._history = History(store, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
+        self.error_form = FrontendError.body
+
+    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+        """Raises a FrontendError, an AdmissionError, or a JetStreamError when earlier turns cannot be read."""
+        request = decode_body(_decoder, body)
+        refuse_unknown(request)
+        tenant = tenant_of(exchange)
+        past = await self._history.before(request.previous_response_id, tenant)
+        items = await self._history.items(request.input, past, tenant)
+        chat = chat_request(request, messages_of(request.instructions, past.items, items), go_on=continues(items))
+        draft, wishes = await self._draft(chat, exchange)
+        draft, _ = bounded(draft, request.max_output_tokens)
+        if wishes.top_logprobs is not None:
+            draft = piecewise(draft)
+        job = draft.jobs[0]
+        sampling = job.generation.sampling
+        sampled = Sampled(temperature=sampling.temperature, top_p=sampling.top_p)
+        store = self._store is not None and request.store is not False
+        logprobs = LogprobWriter(wishes.top_logprobs, choices=1) if wishes.top_logprobs is not None else None
+        response = opened(request, draft.head, sampled, store=store)
+        progress = Progress(response, job.id, draft.tally, logprobs)
+        keep = self._keeper(_Turn(tenant=tenant, job_id=job.id, items=items, past=past)) if store else None
+        writer = ResponseEvents(progress, keep) if request.stream else ResponseWriter(progress, keep)
+        return Plan(draft.jobs, writer, draft.tally)
+
+    async def count(self, body: bytes, exchange: Exchange) -> bytes:
+        """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
+        request = decode_body(_counted, body)
+        refuse_unknown(request)
+        tenant = tenant_of(exchange)
+        past = await self._history.before(request.previous_response_id, tenant)
+        items = await self._history.items(request.input if request.input is not None else [], past, tenant)
+        chat = chat_request(request, messages_of(request.instructions, past.items, items), go_on=continues(items))
+        chat.truncate_prompt_tokens = None
+        try:
+            draft, _ = await self._draft(chat, exchange)
+            tokens = draft.jobs[0].prompt_tokens
+        except ContextTooLong as error:
+            if error.tokens is None:
+                raise
+            tokens = error.tokens
+        return msgspec.json.encode(InputTokens(input_tokens=tokens))
+
+    async def _draft(self, chat: ChatRequest, exchange: Exchange) -> tuple[Draft, Wishes]:
+        try:
+            return await self._chat.draft(chat, exchange, id_prefix=RESPONSE_PREFIX)
+        except BadRequest as error:
+            if error.param is not None and error.param.startswith("messages"):
+                error.param = "input"
+            raise
+
+    def _keeper(self, turn: _Turn) -> Keep:
+        async def keep(response: ResponseAnswer) -> bool:
+            stored = self._metrics.stored
+            store = self._store
+            assert store is not None  # noqa: S101  # nothing is to be kept otherwise
+            try:
+                await store.put(turn.record(response))
+            except ResponseNotStored as error:
+                # the tokens are there and were paid for: the answer goes out and says that it was not stored
+                stored.labels(error.reason).inc()
+                log.warning("response.not_stored", response=response.id, reason=error.reason, error=str(error))
+                return False
+            stored.labels("stored").inc()
+            return True
+
+        return keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """What a response answers, until it can be stored."""
+
+    tenant: str
+    job_id: str
+    items: Items
+    past: Past
+
+    def record(self, response: ResponseAnswer) -> StoredResponse:
+        return StoredResponse(
+            id=response.id,
+            tenant=self.tenant,
+            created=response.created_at,
+            answer=msgspec.json.encode(response),
+            input=named_items(self.items, self.job_id),
+            output=msgspec.json.encode(response.output),
+            chain=self.past.chain,
+            chain_bytes=self.past.size,
+        )
+
+
+def tenant_of(exchange: Exchange) -> str:
+    """Whose responses a request may see."""
+    return tenant_token(exchange.header(TENANT_HEADER) or "")

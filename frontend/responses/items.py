@@ -1,0 +1,147 @@
+"""Items of the Responses API as the messages of a chat.
+
+What an assistant did in one go is several items (reasoning, a text, calls) and one message.  The rules are those of vLLM's
+server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from frontend.checks import list_at, mapping_at, missing, text_at, wrong
+from frontend.errors import BadRequest
+from frontend.sampling import unsupported
+from frontend.schema.chat import Message
+
+Item = Mapping[str, Any]
+
+ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def user_item(text: str) -> dict[str, Any]:
+    """The item that an input of plain text stands for."""
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+def kind_of(item: Item, where: str) -> str:
+    """The type of an item; a message may leave it out. Raises BadRequest."""
+    kind = item.get("type", "message" if "role" in item else None)
+    if kind is None:
+        raise missing(f"{where}.type")
+    if not isinstance(kind, str):
+        raise wrong(f"{where}.type", "a string")
+    return kind
+
+
+class MessageBuilder:
+    """Takes items one after the other; `messages` is the chat so far. `where` is the place of an item, for errors."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._calls: set[str] = set()
+
+    def instruct(self, instructions: str) -> None:
+        self.messages.append({"role": "system", "content": instructions})
+
+    def add(self, item: Item, where: str) -> None:
+        """Raises BadRequest naming the place."""
+        kind = kind_of(item, where)
+        if kind == "message":
+            self._message(item, where)
+        elif kind == "function_call":
+            self._call(item, where)
+        elif kind == "function_call_output":
+            self._output(item, where)
+        elif kind == "reasoning":
+            self._reasoning(item, where)
+        else:
+            known = "message, function_call, function_call_output, reasoning and item_reference only"
+            raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: {known}")
+
+    def _message(self, item: Item, where: str) -> None:
+        role = text_at(item, "role", where)
+        if role not in ROLES:
+            raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}, got {role[:100]!r}", param=f"{where}.role")
+        if "content" not in item or item["content"] is None:
+            raise missing(f"{where}.content")
+        content = item["content"]
+        if not isinstance(content, str):
+            content = _parts(content, f"{where}.content")
+        if role != "assistant":
+            self.messages.append(cast("Message", {"role": role, "content": content}))
+            return
+        last = self._open(without=("content", "tool_calls"))
+        last["content"] = content
+
+    def _reasoning(self, item: Item, where: str) -> None:
+        content = item.get("content") or item.get("summary") or ()
+        if not content and item.get("encrypted_content") is not None:
+            raise unsupported(f"{where}.encrypted_content", "cannot be read here; send the item's content instead")
+        texts = [_text(part, f"{where}.content[{i}]") for i, part in enumerate(list_at(content, f"{where}.content"))]
+        if texts:
+            self._open(without=("content", "tool_calls", "reasoning_content"))["reasoning_content"] = "\n".join(texts)
+
+    def _call(self, item: Item, where: str) -> None:
+        call_id = text_at(item, "call_id", where)
+        arguments = item.get("arguments")
+        if arguments is not None and not isinstance(arguments, str):
+            raise wrong(f"{where}.arguments", "a string")
+        name = text_at(item, "name", where)
+        if not name:
+            raise wrong(f"{where}.name", "the name of a function")
+        calls = self._open(without=()).setdefault("tool_calls", [])
+        assert calls is not None  # noqa: S101  # nothing here makes it None
+        calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or ""}})
+        self._calls.add(call_id)
+
+    def _output(self, item: Item, where: str) -> None:
+        call_id = text_at(item, "call_id", where)
+        if call_id not in self._calls:
+            param = f"{where}.call_id"
+            raise BadRequest(f"{param} {call_id[:100]!r} belongs to no function_call before it", param=param)
+        output = item.get("output")
+        if output is None:
+            raise missing(f"{where}.output")
+        content = output if isinstance(output, str) else _parts(output, f"{where}.output")
+        self.messages.append(cast("Message", {"role": "tool", "tool_call_id": call_id, "content": content}))
+
+    def _open(self, *, without: Sequence[str]) -> Message:
+        """The assistant's message that goes on here: the last one, unless it already has what must come later."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != "assistant" or any(key in last for key in without):
+            last = cast("Message", {"role": "assistant"})
+            self.messages.append(last)
+        return last
+
+
+def _parts(content: Any, where: str) -> list[dict[str, Any]]:
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(list_at(content, where))]
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    kind = text_at(mapping_at(part, where), "type", where)
+    if kind in _TEXTS:
+        return {"type": "text", "text": _text(part, where)}
+    if kind == "input_image":
+        url = part.get("image_url")
+        if url is None:
+            if part.get("file_id") is not None:
+                raise unsupported(f"{where}.file_id", "is not supported here; send an image_url")
+            raise missing(f"{where}.image_url")
+        if not isinstance(url, str):
+            raise wrong(f"{where}.image_url", "a string")
+        image = {"url": url}
+        if isinstance(detail := part.get("detail"), str):
+            image["detail"] = detail
+        return {"type": "image_url", "image_url": image}
+    if kind == "input_audio" and isinstance(part.get("input_audio"), Mapping):
+        return {"type": "input_audio", "input_audio": part["input_audio"]}
+    raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: text and images only")
+
+
+def _text(part: Any, where: str) -> str:
+    part = mapping_at(part, where)
+    kind = part.get("type", "text")
+    return text_at(part, _TEXTS.get(kind, "text") if isinstance(kind, str) else "text", where)

@@ -1,0 +1,115 @@
+"""What can be done with a stored response: look at it, list what it answered, delete it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from broker.errors import ResponseUnknown
+from broker.stored import StoredResponse
+from frontend.errors import BadRequest
+from frontend.planning import TENANT_HEADER
+from frontend.ports import ResponseStore
+from frontend.responses.answer import DeletedResponse, ItemList
+from frontend.sampling import unsupported
+from jetstream.subjects import tenant_token
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+MAX_ID = 128
+
+
+class ResponseRoutes:
+    """Endpoints over the store. `store` None = nothing was ever stored."""
+
+    def __init__(self, store: ResponseStore | None) -> None:
+        self._store = store
+
+    def routes(self) -> list[Route]:
+        """Of Starlette."""
+        return [
+            Route("/v1/responses/{id}", self.one, methods=["GET", "DELETE"]),  # one route, so that a 405 names both
+            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
+            Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
+        ]
+
+    async def one(self, request: Request) -> Response:
+        """Raises as `get` and `delete`."""
+        return await (self.delete(request) if request.method == "DELETE" else self.get(request))
+
+    async def get(self, request: Request) -> Response:
+        """As it was when it ended. Raises ResponseUnknown, BadRequest."""
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            raise unsupported("stream", "is not supported here: a stored response cannot be streamed again")
+        return Response((await self._read(request)).answer, media_type="application/json")
+
+    async def delete(self, request: Request) -> Response:
+        """Raises ResponseUnknown."""
+        response_id = request.path_params["id"]
+        if self._store is None or len(response_id) > MAX_ID:
+            raise _missing(response_id)
+        await self._store.delete(response_id, _tenant(request))
+        return _json(DeletedResponse(id=response_id))
+
+    async def input_items(self, request: Request) -> Response:
+        """The items of the request that it answered, the last one first unless `order` says otherwise.
+
+        Raises ResponseUnknown, BadRequest.
+        """
+        query = request.query_params
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise BadRequest(f"order must be asc or desc, got {order[:100]!r}", param="order")
+        limit = _limit(query.get("limit"))
+        turn = await self._read(request)
+        items: list[dict[str, Any]] = msgspec.json.decode(turn.input)
+        if order == "desc":
+            items.reverse()
+        if (after := query.get("after")) is not None:
+            place = next((i for i, item in enumerate(items) if item.get("id") == after), None)
+            if place is None:
+                raise BadRequest(f"after: the response has no input item {after[:100]!r}", param="after")
+            items = items[place + 1 :]
+        page = items[:limit]
+        ends = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
+        return _json(ItemList(data=page, first_id=ends[0], last_id=ends[1], has_more=len(items) > limit))
+
+    async def cancel(self, request: Request) -> Response:
+        """Raises ResponseUnknown, and BadRequest: only a response in the background could be cancelled this way."""
+        await self._read(request)
+        raise BadRequest(
+            "only a response made with background can be cancelled, and background is not supported here; "
+            "to cancel a running response close its connection",
+            param="response_id",
+            code="unsupported_parameter",
+        )
+
+    async def _read(self, request: Request) -> StoredResponse:
+        response_id = request.path_params["id"]
+        if self._store is None or len(response_id) > MAX_ID:
+            raise _missing(response_id)
+        return await self._store.get(response_id, _tenant(request))
+
+
+def _tenant(request: Request) -> str:
+    return tenant_token(request.headers.get(TENANT_HEADER.decode(), ""))
+
+
+def _missing(response_id: str) -> ResponseUnknown:
+    return ResponseUnknown(response_id[:MAX_ID])
+
+
+def _limit(value: str | None) -> int:
+    if value is None:
+        return DEFAULT_LIMIT
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= MAX_LIMIT:
+        raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, got {value[:100]!r}", param="limit")
+    return int(value)
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,116 @@
+"""The request of `POST /v1/responses`.
+
+Names and ranges are OpenAI's, plus what vLLM's server added.  Items and tools stay mappings: what they may be depends on their
+type, and the translation names the place of what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from frontend.schema.chat import ReasoningEffort
+from frontend.schema.common import (
+    MAX_LOGPROBS,
+    Int64,
+    MetadataKey,
+    MetadataValue,
+    Penalty,
+    Positive,
+    StructuredOutputs,
+    TokenId,
+)
+
+Items = list[dict[str, Any]]
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the text of the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextWishes(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`verbosity` is accepted and given back; no model here knows it."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningWishes(msgspec.Struct, kw_only=True):
+    """`effort` goes to the chat template. Reasoning is always given out whole; `summary` asks for less and is accepted."""
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ConversationInput(msgspec.Struct, kw_only=True):
+    """What becomes the prompt: all that counting needs."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    input: str | Items
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    conversation: Any = None
+    prompt: Any = None
+    tools: Items | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningWishes | None = None
+    text: TextWishes | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ResponsesRequest(ConversationInput, kw_only=True):
+    """A response to be made."""
+
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: list[str] | None = None
+    max_output_tokens: Positive | None = None
+    max_tool_calls: Positive | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=512)] | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    include_reasoning: bool | None = None
+    # vLLM's additions
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    session_id: Annotated[str, Meta(max_length=512)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+
+class InputTokensRequest(ConversationInput, kw_only=True):
+    """A prompt to be counted."""
+
+    input: str | Items | None = None  # type: ignore[assignment]  # instructions or a previous response may be all there is

@@ -1,0 +1,192 @@
+"""A request of the Responses API as a chat request. Sans-io: the conversation so far is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from frontend.checks import missing, text_at
+from frontend.errors import BadRequest
+from frontend.responses.items import Item, MessageBuilder
+from frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
+from frontend.sampling import unsupported
+from frontend.schema.chat import (
+    AllowedTools,
+    ChatRequest,
+    Function,
+    FunctionName,
+    Message,
+    NamedTool,
+    Tool,
+    ToolChoice,
+)
+from frontend.schema.common import JsonSchema, ResponseFormat
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "reasoning.encrypted_content",  # reasoning is given out in the clear, which serves the same end
+        "message.input_image.image_url",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
+
+
+def refuse_unknown(request: ConversationInput) -> None:
+    """What is known of this API and not done here. Raises BadRequest."""
+    if request.conversation is not None:
+        raise unsupported("conversation", "is not supported here; use previous_response_id")
+    if request.prompt is not None:
+        raise unsupported("prompt", "templates are not stored here; send instructions and input")
+    if isinstance(request, ResponsesRequest):
+        if request.background:
+            raise unsupported("background")
+        if request.stream_options is not None and not request.stream:
+            raise BadRequest("stream_options is only allowed when stream is true", param="stream_options")
+        for i, name in enumerate(request.include or ()):
+            if name not in INCLUDABLE:
+                raise BadRequest(
+                    f"include[{i}] must be one of {', '.join(sorted(INCLUDABLE))}, got {name[:100]!r}", param=f"include[{i}]"
+                )
+
+
+def messages_of(instructions: str | None, before: Iterable[Item], items: Items) -> list[Message]:
+    """`before` is what earlier turns said; their instructions do not count any more. Raises BadRequest."""
+    builder = MessageBuilder()
+    if instructions:
+        builder.instruct(instructions)
+    for item in before:
+        builder.add(item, "previous_response_id")
+    for i, item in enumerate(items):
+        builder.add(item, f"input[{i}]")
+    if not builder.messages:
+        raise BadRequest("input must not be empty", param="input")
+    return builder.messages
+
+
+def continues(items: Items) -> bool:
+    """The last item is an answer that the client has begun, or one that was cut: the model is to go on from there."""
+    last = items[-1] if items else {}
+    return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
+
+
+def chat_request(
+    request: ResponsesRequest | InputTokensRequest, messages: list[Message], *, go_on: bool = False
+) -> ChatRequest:
+    """`go_on`: with the last message. Raises BadRequest."""
+    tools, choice = _tools(request.tools), _choice(request.tool_choice)
+    chat = ChatRequest(
+        model=request.model,
+        messages=messages,
+        tools=tools or None,
+        tool_choice=choice if tools else None,
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_format(request.text.format) if request.text and request.text.format else None,
+        truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    if go_on:
+        chat.continue_final_message, chat.add_generation_prompt = True, False
+    if request.tool_choice not in (None, "auto", "none") and not tools:
+        raise BadRequest("tool_choice needs tools", param="tool_choice")
+    if request.reasoning is not None:
+        chat.reasoning_effort = request.reasoning.effort
+    if isinstance(request, ResponsesRequest):
+        _sampling(request, chat)
+    return chat
+
+
+def wants_logprobs(request: ResponsesRequest) -> bool:
+    """Asked for by `include`, or by naming how many."""
+    return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
+
+
+_SAME = (
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "structured_outputs",
+    "priority",
+    "service_tier",
+    "cache_salt",
+    "timeout",
+    "vllm_xargs",
+    "user",
+    "include_reasoning",
+)
+
+
+def _sampling(request: ResponsesRequest, chat: ChatRequest) -> None:
+    for name in _SAME:
+        setattr(chat, name, getattr(request, name))
+    chat.session_id = request.session_id or request.prompt_cache_key or None
+    if wants_logprobs(request):
+        chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
+
+
+def _format(wish: TextFormat) -> ResponseFormat | None:
+    if wish.type == "text":
+        return None
+    if wish.type == "json_object":
+        return ResponseFormat(type="json_object")
+    if wish.schema is None:
+        raise missing("text.format.schema")
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=wish.name, schema=wish.schema, strict=wish.strict))
+
+
+def _tools(given: Items | None) -> list[Tool]:
+    tools = []
+    for i, tool in enumerate(given or ()):
+        where = f"tools[{i}]"
+        kind = text_at(tool, "type", where)
+        if kind != "function":
+            raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: nothing runs tools; functions only")
+        try:
+            function = msgspec.convert({k: v for k, v in tool.items() if k != "type"}, Function)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"invalid value for {where}: {error}", param=where) from None
+        tools.append(Tool(function=function))
+    return tools
+
+
+def _choice(choice: str | Mapping[str, Any] | None) -> str | ToolChoice | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    kind = text_at(choice, "type", "tool_choice")
+    if kind == "function":
+        return ToolChoice(function=FunctionName(name=text_at(choice, "name", "tool_choice")))
+    if kind != "allowed_tools":
+        raise unsupported("tool_choice.type", f"{kind[:100]!r} is not supported here: function or allowed_tools")
+    named = []
+    for i, tool in enumerate(choice.get("tools") or ()):
+        where = f"tool_choice.tools[{i}]"
+        if not isinstance(tool, Mapping):
+            raise BadRequest(f"invalid value for {where}: expected an object", param=where)
+        if tool.get("type", "function") != "function":
+            raise unsupported(f"{where}.type", "other than function is not supported here")
+        named.append(NamedTool(function=FunctionName(name=text_at(tool, "name", where))))
+    mode = choice.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise BadRequest(f"tool_choice.mode must be auto or required, got {str(mode)[:100]!r}", param="tool_choice.mode")
+    if not named:
+        raise missing("tool_choice.tools")
+    return ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=named))

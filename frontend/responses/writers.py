@@ -1,0 +1,260 @@
+"""What turns rows into a response: one machine that keeps the items, one writer that shows its every step, one its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from broker.messages import Finish, Row, Text, TokenLogprob
+from broker.said import parts_of
+from frontend.blocks import Block, Blocks, Step
+from frontend.errors import FrontendError
+from frontend.logprobs import LogprobWriter
+from frontend.responses.answer import (
+    IncompleteDetails,
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    ResponseAnswer,
+    ResponseFault,
+    Status,
+    item_of,
+    usage_of,
+)
+from frontend.schema.answers import ContentLogprob
+from frontend.usage import Tally
+from frontend.writing import StreamWriter, WholeWriter
+
+_encode = msgspec.json.Encoder().encode
+
+_FAULTS = {400: "invalid_prompt", 413: "invalid_prompt", 429: "rate_limit_exceeded"}  # the rest is server_error
+
+
+class Keep(Protocol):
+    """Stores an ended response; False when that failed. Raises nothing."""
+
+    def __call__(self, response: ResponseAnswer, /) -> Awaitable[bool]: ...
+
+
+class Progress:
+    """A response as it comes into being. `logprobs` None = not asked for."""
+
+    def __init__(self, response: ResponseAnswer, job_id: str, tally: Tally, logprobs: LogprobWriter | None) -> None:
+        self.response = response
+        self.job_id = job_id
+        self._tally = tally
+        self._writer = logprobs
+        self._blocks = Blocks()
+        self._waiting: list[TokenLogprob] = []  # of tokens whose text was held back
+        self._fresh: list[ContentLogprob] = []
+        self._said: dict[int, list[ContentLogprob]] = {}  # block → those of its text
+
+    def steps(self, row: Row) -> Iterator[tuple[Step, list[ContentLogprob]]]:
+        """What the row adds; with every piece of text the log probabilities of its tokens. Raises PartsOutOfOrder."""
+        self._tally.completion += len(row.ids)
+        if self._writer is None or not row.logprobs:
+            yield from self._take(row.texts)
+        else:
+            for text, logprob in zip(row.texts, row.logprobs, strict=False):
+                self._waiting.append(logprob)
+                if text:
+                    yield from self._take([text])
+        if (fin := row.fin) is not None:
+            yield from self._end(fin)
+
+    def _take(self, texts: list[Text]) -> Iterator[tuple[Step, list[ContentLogprob]]]:
+        for step in self._blocks.take(parts_of(texts)):
+            yield step, self._logprobs(step)
+
+    def _logprobs(self, step: Step) -> list[ContentLogprob]:
+        if step.what != "text" or self._writer is None:
+            return []
+        if step.block.kind != "content":
+            self._waiting.clear()
+            return []
+        said, self._waiting = tokens_of(step.text, self._waiting)
+        fresh = self._writer.chat(said).content
+        self._said.setdefault(step.block.index, []).extend(fresh)
+        return fresh
+
+    def _end(self, fin: Finish) -> Iterator[tuple[Step, list[ContentLogprob]]]:
+        if fin.tail:
+            yield from self._take([fin.tail])
+        cut = fin.reason in ("length", "content_filter")
+        if cut:
+            self.response.status = "incomplete"
+            reason = "max_output_tokens" if fin.reason == "length" else "content_filter"
+            self.response.incomplete_details = IncompleteDetails(reason=reason)  # type: ignore[arg-type]
+        else:
+            self.response.status = "completed"
+        for step in self._blocks.end():
+            yield step, self._logprobs(step)
+        self.response.completed_at = None if cut else int(time.time())
+        self._tally.end(0, fin)
+        self.response.usage = usage_of(self._tally)
+        self.response.output = [self.item(block, self.closed(block)) for block in self._blocks.all]
+
+    def closed(self, block: Block) -> Status:
+        """The status of a block that has ended: only the last one of a response that was cut is cut itself."""
+        cut = self.response.status == "incomplete" and block is self._blocks.all[-1]
+        return "incomplete" if cut else "completed"
+
+    def item(self, block: Block, status: Status) -> OutputItem:
+        return item_of(block, self.job_id, status, self.logprobs(block))
+
+    def logprobs(self, block: Block) -> list[ContentLogprob]:
+        """Those of the block's whole text."""
+        return self._said.get(block.index, [])
+
+
+def tokens_of(text: str, waiting: list[TokenLogprob]) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
+    """The tokens that say `text`, and those after them. What came before was no text: markers that a parser took out."""
+    raw = text.encode()
+    start = b"".join(token.token for token in waiting).rfind(raw)
+    if start < 0:
+        return waiting, []  # spelled otherwise: none is left out
+    said: list[TokenLogprob] = []
+    at = 0
+    for i, token in enumerate(waiting):
+        if at >= start + len(raw):
+            return said, waiting[i:]
+        at += len(token.token)
+        if at > start:
+            said.append(token)
+    return said, []
+
+
+class ResponseWriter(WholeWriter):
+    """The response in one piece."""
+
+    def __init__(self, progress: Progress, keep: Keep | None) -> None:
+        self.open = 1
+        self.unsettled = keep is not None
+        self._progress = progress
+        self._keep = keep
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            for _ in self._progress.steps(row):
+                pass
+            if row.fin is not None:
+                self.open -= 1
+
+    async def settle(self) -> None:
+        if self._keep is not None:
+            self._progress.response.store = await self._keep(self._progress.response)
+
+    def body(self) -> bytes:
+        return _encode(self._progress.response)
+
+
+class ResponseEvents(StreamWriter):
+    """The events of a streamed response, numbered without a hole. No [DONE] follows: the last event says that it is one."""
+
+    def __init__(self, progress: Progress, keep: Keep | None) -> None:
+        self.open = 1
+        self.unsettled = keep is not None
+        self._progress = progress
+        self._keep = keep
+        self._number = 0
+        self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of the block that is open
+        self._out: list[bytes] = []
+
+    def events(self, rows: list[Row]) -> bytes:
+        if not self._number:
+            begun = b'"response":' + _encode(self._progress.response)
+            self._event("response.created", begun)
+            self._event("response.in_progress", begun)
+        for row in rows:
+            for step, logprobs in self._progress.steps(row):
+                if step.what == "text":
+                    self._piece(step.text, logprobs)
+                elif step.what == "open":
+                    self._open(step.block)
+                else:
+                    self._close(step.block)
+            if row.fin is not None:
+                self.open -= 1
+        return self._flush()
+
+    async def settle(self) -> None:
+        if self._keep is not None:
+            self._progress.response.store = await self._keep(self._progress.response)
+
+    def closing(self) -> bytes:
+        self._whole(f"response.{self._progress.response.status}")
+        return self._flush()
+
+    def failure(self, error: FrontendError) -> bytes:
+        """A failed response, or a plain error when there was none yet."""
+        code = _FAULTS.get(error.status, "server_error")
+        if self._number:
+            response = self._progress.response
+            response.status, response.error = "failed", ResponseFault(code=code, message=str(error))
+            self._whole("response.failed")
+        else:
+            self._event("error", b'"code":%b,"message":%b,"param":null' % (_encode(code), _encode(str(error))))
+        return self._flush()
+
+    # -- blocks ------------------------------------------------------------------------------------------------
+
+    def _open(self, block: Block) -> None:
+        item = self._progress.item(block, "in_progress")
+        self._event("response.output_item.added", b'"output_index":%d,"item":%b' % (block.index, _encode(item)))
+        where = self._where(block, item)
+        if block.kind == "tool":
+            kind, extra = "response.function_call_arguments.delta", b""
+        elif block.kind == "content":
+            self._event("response.content_part.added", b'%b,"part":%b' % (where, _encode(OutputText(text=""))))
+            kind, extra = "response.output_text.delta", b',"logprobs":'
+        else:
+            self._event("response.content_part.added", b'%b,"part":%b' % (where, _encode(ReasoningText(text=""))))
+            kind, extra = "response.reasoning_text.delta", b""
+        name = kind.encode()
+        self._around = (b'event: %b\ndata: {"type":"%b",%b,"delta":' % (name, name, where), extra)
+
+    def _piece(self, text: str, logprobs: list[ContentLogprob]) -> None:
+        before, extra = self._around
+        known = extra + (_encode(logprobs) if logprobs else b"[]") if extra else b""
+        self._out.append(b'%b%b%b,"sequence_number":%d}\n\n' % (before, _encode(text), known, self._number))
+        self._number += 1
+
+    def _close(self, block: Block) -> None:
+        item = self._progress.item(block, self._progress.closed(block))
+        where, text = self._where(block, item), _encode(block.text)
+        if block.kind == "tool":
+            named = b'%b,"name":%b,"arguments":%b' % (where, _encode(block.name), text)
+            self._event("response.function_call_arguments.done", named)
+        else:
+            if block.kind == "content":
+                logprobs = self._progress.logprobs(block)
+                self._event("response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (where, text, _encode(logprobs)))
+                part: OutputText | ReasoningText = OutputText(text=block.text, logprobs=logprobs)
+            else:
+                self._event("response.reasoning_text.done", b'%b,"text":%b' % (where, text))
+                part = ReasoningText(text=block.text)
+            self._event("response.content_part.done", b'%b,"part":%b' % (where, _encode(part)))
+        self._event("response.output_item.done", b'"output_index":%d,"item":%b' % (block.index, _encode(item)))
+
+    @staticmethod
+    def _where(block: Block, item: OutputItem) -> bytes:
+        place = b'"item_id":%b,"output_index":%d' % (_encode(item.id), block.index)
+        return place if block.kind == "tool" else place + b',"content_index":0'
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def _whole(self, kind: str) -> None:
+        self._event(kind, b'"response":' + _encode(self._progress.response))
+
+    def _event(self, kind: str, inner: bytes) -> None:
+        name = kind.encode()
+        self._out.append(b'event: %b\ndata: {"type":"%b",%b,"sequence_number":%d}\n\n' % (name, name, inner, self._number))
+        self._number += 1
+
+    def _flush(self) -> bytes:
+        out = b"".join(self._out)
+        self._out.clear()
+        return out

@@ -1,0 +1,1 @@
+"""Text to tokens and back, for clients that want to count or look."""

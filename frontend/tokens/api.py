@@ -1,0 +1,107 @@
+"""`POST /tokenize` and `/detokenize`. No job, no worker: the ingress has the tokenizer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from broker.codec import unpack_u32
+from frontend.conversation import named_roles, plain_messages
+from frontend.decode import decode_body
+from frontend.errors import BadRequest
+from frontend.exchange import Exchange
+from frontend.ports import Models
+from frontend.sampling import unsupported
+from frontend.schema.chat import ChatRequest
+from frontend.shelf import ModelShelf, ReadyModel
+from frontend.tokenize import Fit
+from frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from frontend.tools import toolbox_of
+
+_ANY_LENGTH = 1 << 31  # what is too long for the model is counted all the same
+
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+class TokensApi:
+    """Stateless but for the models it looks up."""
+
+    def __init__(self, shelf: ModelShelf, models: Models) -> None:
+        self._shelf = shelf
+        self._models = models
+
+    async def tokenize(self, body: bytes, exchange: Exchange) -> bytes:
+        """Raises a FrontendError or UnknownModel."""
+        request = decode_body(_tokenize, body)
+        if (request.prompt is None) == (request.messages is None):
+            code = "missing_required_parameter" if request.prompt is None else None
+            raise BadRequest("give either prompt or messages", param="prompt", code=code)
+        model = await self._model(request.model)
+        if request.prompt is not None:
+            text, special, param = request.prompt, request.add_special_tokens is not False, "prompt"
+        else:
+            text, special, param = await _conversation(request, model), bool(request.add_special_tokens), "messages"
+        ids: list[int] = []
+        if text:
+            fit = Fit(context_length=_ANY_LENGTH, wanted=None, truncate=None, param=param)
+            ids = unpack_u32((await model.encoder.encode(text, add_special_tokens=special, fit=fit)).packed)
+
+        def answer() -> bytes:
+            token = model.encoder.tokenizer.id_to_token
+            strs = [token(i) or "" for i in ids] if request.return_token_strs else None
+            told = TokenizeAnswer(count=len(ids), max_model_len=model.card.context_length, tokens=ids, token_strs=strs)
+            return msgspec.json.encode(told)
+
+        return await model.encoder.aside(answer, size=len(ids))
+
+    async def detokenize(self, body: bytes, exchange: Exchange) -> bytes:
+        """Raises a FrontendError or UnknownModel."""
+        request = decode_body(_detokenize, body)
+        model = await self._model(request.model)
+        ids = request.tokens
+
+        def answer() -> bytes:
+            if ids and max(ids) >= model.encoder.vocab_size:
+                size = model.encoder.vocab_size
+                raise BadRequest(f"token id {max(ids)} is outside the vocabulary of {size}", param="tokens")
+            return msgspec.json.encode(DetokenizeAnswer(prompt=model.encoder.decode(ids)))
+
+        return await model.encoder.aside(answer, size=len(ids))
+
+    async def _model(self, name: str | None) -> ReadyModel:
+        if name is None:
+            names = self._models.names()
+            if len(names) != 1:
+                served = ", ".join(names) or "nothing"
+                raise BadRequest(
+                    f"missing required parameter: model, one of: {served}", param="model", code="missing_required_parameter"
+                )
+            name = names[0]
+        return await self._shelf.get(name)
+
+
+async def _conversation(request: TokenizeRequest, model: ReadyModel) -> str:
+    """What the chat route would make of it. Raises BadRequest."""
+    assert request.messages is not None  # noqa: S101  # the caller has looked
+    if request.chat_template is not None:
+        raise unsupported("chat_template", "cannot be sent with a request; the model brings its own")
+    if request.add_generation_prompt and request.continue_final_message:
+        raise BadRequest("continue_final_message cannot be combined with add_generation_prompt", param="continue_final_message")
+    if model.template is None:
+        raise BadRequest(f"{model.card.model!r} has no chat template; give a prompt", param="model", code="no_chat_template")
+    chat = ChatRequest(
+        model=model.card.model,
+        messages=request.messages,
+        tools=request.tools,
+        tool_choice=None if request.tools is None else "none",
+    )
+    tools = toolbox_of(chat, model.card).tools
+    messages = plain_messages(request.messages, parts=model.template.takes_parts(tools=bool(tools)))
+    continue_final = bool(request.continue_final_message)
+    return await model.render(
+        named_roles(messages, model.template),
+        add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
+        continue_final_message=continue_final,
+        tools=tools or None,
+        extra=request.chat_template_kwargs,
+    )

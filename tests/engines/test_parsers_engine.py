@@ -1,0 +1,67 @@
+"""Calls that the model must make, through a real vLLM: the grammar forces the form, the parser takes it apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.messages import Generation, Parsing, Sampling
+from broker.said import Said
+from tests.engines.conftest import Bench
+from tests.unit.parsing.pieces import said
+from workers.text.pipeline import TextPipeline, TokenTable
+from workers.vllm.parsing import VllmParsers
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("default"),  # vLLM and torch warn about themselves
+]
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Paris"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "What the weather is like", "parameters": PARAMETERS, "strict": True},
+}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+async def answer(bench: Bench, prompt: list[int], parsing: Parsing, *, tool: str | None) -> Said:
+    assert bench.info is not None
+    llm = bench.engine.llm
+    of = VllmParsers(llm.renderer.tokenizer, llm.model_config, tool=tool, reasoning=None)
+    plan = of.plan(parsing, Generation(token_ids=b""), prompt)
+    asked = plan.asked
+    ids = await bench.ids(
+        prompt,
+        Sampling(temperature=0.0, max_tokens=64),
+        guided=asked.guided,
+        reasoning_ended=asked.reasoning_ended,
+        reasoning_kwargs=asked.reasoning_kwargs,
+    )
+    table = TokenTable.load(bench.info.tokenizer_dir)
+    text = TextPipeline(table, prompt_ids=prompt, skip_special_tokens=asked.skip_special_tokens)
+    parser = plan.parser("request", 0)
+    parts = [part for token in ids[:-1] for part in parser.push(token, text.push(token))]
+    return said(parts + parser.finish(ids[-1], text.finish()))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("tool", [None, "hermes"])
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_a_forced_call_is_made(
+    bench: Bench, prompts: list[list[int]], tool: str | None, choice: Any, whole: bool
+) -> None:
+    parsing = Parsing(tools=[WEATHER], choice=choice, parallel=False, whole=whole)
+    made = await answer(bench, prompts[0], parsing, tool=tool)
+    assert [call.name for call in made.calls] == ["get_weather"]
+    assert msgspec.json.decode(made.calls[0].arguments) == {"city": "Paris"}
+    assert made.content.strip() == ""

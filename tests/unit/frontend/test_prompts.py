@@ -1,0 +1,151 @@
+"""From messages, text and ids to prompts: off the event loop when they are long, and as long as they may be."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from broker.cards import ModelCard
+from broker.codec import unpack_u32
+from frontend.errors import BadRequest, ContextTooLong
+from frontend.metrics import Metrics
+from frontend.settings import FrontendSettings
+from frontend.shelf import ModelShelf
+from frontend.templates import ChatTemplate
+from frontend.tokenize import Fit, PromptEncoder
+from tests.unit.frontend.fakes import MODEL, TOKENIZER, FakeModels
+from tests.unit.frontend.tokenizers_at_hand import make
+
+CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4, vocab_size=257)
+
+
+def fit(**changes: Any) -> Fit:
+    return Fit(**{"context_length": 1_000_000, "wanted": 1, "truncate": None, "param": "prompt", **changes})
+
+
+@pytest.fixture
+def encoder() -> PromptEncoder:
+    return PromptEncoder(TOKENIZER, CARD, executor=ThreadPoolExecutor(1, thread_name_prefix="pool"), inline_bytes=100)
+
+
+def threads_of(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that call this method, from now on."""
+    seen: list[str] = []
+    method = getattr(owner, name)
+
+    def watched(*given: Any, **options: Any) -> Any:
+        seen.append(threading.current_thread().name)
+        return method(*given, **options)
+
+    monkeypatch.setattr(owner, name, watched)
+    return seen
+
+
+async def test_long_prompts_are_worked_on_in_threads(encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = threads_of(PromptEncoder, "_prompt", monkeypatch)
+    for size in (100, 101):
+        prompt = await encoder.encode("a" * size, add_special_tokens=False, fit=fit())
+        assert prompt.tokens == size
+        assert (await encoder.take_ids(unpack_u32(prompt.packed), fit=fit())) == prompt
+        assert await encoder.text_of(prompt) == "a" * size
+    here = threading.current_thread().name
+    assert seen == [here, here, "pool_0", "pool_0"]
+
+
+async def test_many_short_prompts_let_others_have_their_turn(encoder: PromptEncoder) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        counting = tasks.create_task(count())
+        for _ in range(20):
+            await encoder.encode("a" * 50, add_special_tokens=False, fit=fit())
+        counting.cancel()
+    assert turns >= 5
+
+
+async def test_long_conversations_are_rendered_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = threads_of(ChatTemplate, "render", monkeypatch)
+    shelf = ModelShelf(FakeModels(), FrontendSettings(inline_prompt_bytes=100), Metrics())
+    model = await shelf.get(MODEL)
+    short, long = ({"role": "user", "content": "a" * size} for size in (20, 100))
+    assert await model.render([short]) == "<user>" + "a" * 20 + "</s><assistant>"
+    assert await model.render([long], add_generation_prompt=False) == "<user>" + "a" * 100 + "</s>"
+    await model.render([short], tools=[{"function": {"name": "f", "parameters": {"enum": ["b"] * 20}}}])
+    await model.render([short] * 20)
+    here = threading.current_thread().name
+    assert [name == here for name in seen] == [True, False, False, False]
+    shelf.close()
+
+
+async def test_a_refusal_from_a_thread_is_a_bad_request() -> None:
+    models = FakeModels()
+    models.served[MODEL].files = {"tokenizer.json": TOKENIZER, "chat_template.jinja": b"{{ raise_exception('no') }}"}
+    shelf = ModelShelf(models, FrontendSettings(inline_prompt_bytes=1))
+    with pytest.raises(BadRequest, match="refused the messages: no"):
+        await (await shelf.get(MODEL)).render([{"role": "user", "content": "aaaa"}])
+    shelf.close()
+
+
+async def test_the_next_turn_is_counted_as_reused() -> None:
+    metrics = Metrics()
+    shelf = ModelShelf(FakeModels(), FrontendSettings(inline_prompt_bytes=8), metrics)
+    encoder = (await shelf.get(MODEL)).encoder
+    for text in ("</s>abcdefgh</s>x", "</s>abcdefgh</s>x</s>y"):
+        await encoder.encode(text, add_special_tokens=False, fit=fit())
+    told = metrics.render().decode()
+    assert 'headrace_frontend_prefix_tokens_total{kind="reused"} 11.0' in told
+    assert 'headrace_frontend_prefix_prompts_total{result="hit"} 1.0' in told
+    assert "headrace_frontend_prefix_bytes 0.0" not in told
+    shelf.close()
+
+
+async def test_the_memory_can_be_turned_off() -> None:
+    metrics = Metrics()
+    shelf = ModelShelf(FakeModels(), FrontendSettings(inline_prompt_bytes=8, prompt_cache_bytes=0), metrics)
+    encoder = (await shelf.get(MODEL)).encoder
+    prompt = await encoder.encode("</s>abcdefgh</s>x", add_special_tokens=False, fit=fit())
+    assert prompt.tokens == 11
+    assert 'kind="encoded"} 0.0' in metrics.render().decode()
+    shelf.close()
+
+
+def test_words_the_configuration_calls_special_are_found_whole() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        plain, special = (
+            PromptEncoder(make("byte BPE"), CARD, executor=pool, inline_bytes=8, special_tokens=names)
+            for names in ((), ("hell", "unheard of", "<s>"))
+        )
+        ids = [unpack_u32(e.encode_now("xhellox", add_special_tokens=False, fit=fit()).packed) for e in (plain, special)]
+    hell = Tokenizer.from_str(make("byte BPE").decode()).token_to_id("hell")
+    assert hell not in ids[0]
+    assert ids[1].count(hell) == 1
+
+
+@pytest.mark.parametrize(
+    ("truncate", "wanted", "kept"), [(None, 1, "abcdef"), (3, 1, "def"), (9, 1, "abcdef"), (-1, 4, "ef"), (-1, None, "bcdef")]
+)
+def test_a_prompt_keeps_its_last_tokens(encoder: PromptEncoder, truncate: int | None, wanted: int | None, kept: str) -> None:
+    small = fit(context_length=6 if truncate == -1 else 100, wanted=wanted, truncate=truncate)
+    if truncate == 9:
+        small = fit(truncate=9)
+    prompt = encoder.encode_now("abcdef", add_special_tokens=False, fit=small)
+    assert encoder.decode(unpack_u32(prompt.packed)) == kept
+
+
+def test_nothing_left_of_a_prompt_is_an_empty_prompt(encoder: PromptEncoder) -> None:
+    with pytest.raises(BadRequest, match="empty"):
+        encoder.encode_now("abc", add_special_tokens=False, fit=fit(truncate=0))
+    with pytest.raises(ContextTooLong) as caught:
+        encoder.encode_now("abc", add_special_tokens=False, fit=fit(context_length=10, truncate=11))
+    assert caught.value.param == "truncate_prompt_tokens"

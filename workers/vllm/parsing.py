@@ -1,0 +1,273 @@
+"""vLLM's own parsers for tool calls and reasoning, behind `workers.parsing.interface`.
+
+They are used as vLLM's chat server uses them, so that every model family works here on the day vLLM supports it: the same
+class that combines both kinds, the same adjustment of the request, streamed answers by `parse_delta`, one token at a time, and
+whole ones by `parse`.  A streamed answer is taken apart once more as a whole when it ends: what came late is added, and where
+the two contradict each other that is counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import structlog
+
+from broker.messages import Generation, Parsing
+from workers.engine import Engine, EngineConfig, EngineInfo
+from workers.errors import EngineStartFailed, RequestInvalid
+from workers.parsing.choosing import Chosen, Kind, traits_of
+from workers.parsing.families import Traits
+from workers.parsing.interface import Asked, Known
+from workers.text.tokens import TokenTable
+from workers.vllm.answers import AnswerReader
+from workers.vllm.settings import prepare_environment
+
+log = structlog.get_logger()
+
+HARMONY = "gpt_oss"
+LATE = frozenset({"hunyuan_a13b", "jamba", "minicpm5", "xlam"})
+"""Tool parsers that contradict themselves when they are streamed one token at a time: they leak their own marks, repeat
+arguments or see no call at all.  Their answers are taken apart as a whole when they end, which is late but right."""
+LATE_REASONING = frozenset({"granite"})
+
+
+class VllmBrand:
+    """See `workers.parsing.choosing.Brand`."""
+
+    def known(self, model: str) -> Known:
+        prepare_environment(EngineConfig(model=model, served_name=model), os.environ)
+        try:
+            from vllm.reasoning import ReasoningParserManager
+            from vllm.tool_parsers import ToolParserManager
+        except ImportError as error:
+            raise EngineStartFailed(f"vLLM is not installed or broken: {error}") from error
+        return Known(tuple(ToolParserManager.list_registered()), tuple(ReasoningParserManager.list_registered()))
+
+    def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
+        return traits_of(model, args)
+
+    def translate(self, name: str) -> str:
+        return name
+
+    def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
+        if chosen.tool is None and chosen.reasoning is None:
+            return chosen
+        tokenizer = _tokenizer(model, args)
+        tool = self._fitting(tokenizer, chosen, "tool", chosen.tool)
+        reasoning = self._fitting(tokenizer, chosen, "reasoning", chosen.reasoning)
+        _compose(tokenizer, None, tool=tool, reasoning=reasoning)
+        return Chosen(tool, reasoning, chosen.guessed)
+
+    def _fitting(self, tokenizer: Any, chosen: Chosen, kind: Kind, name: str | None) -> str | None:
+        try:
+            _compose(tokenizer, None, **{kind: name})
+        except EngineStartFailed as error:
+            if kind not in chosen.guessed:
+                raise
+            log.warning("parsers.do_not_fit", kind=kind, parser=name, error=str(error))
+            return None
+        return name
+
+    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: Chosen) -> VllmParsers:
+        llm = engine.llm  # type: ignore[attr-defined]
+        return VllmParsers(llm.renderer.tokenizer, llm.model_config, tool=chosen.tool, reasoning=chosen.reasoning)
+
+
+def _tokenizer(model: str, args: Mapping[str, Any]) -> Any:
+    from vllm.tokenizers import get_tokenizer
+
+    try:
+        return get_tokenizer(
+            args.get("tokenizer") or model,
+            tokenizer_mode=args.get("tokenizer_mode", "auto"),
+            trust_remote_code=args.get("trust_remote_code", False),
+            revision=args.get("tokenizer_revision") or args.get("revision"),
+        )
+    except Exception as error:
+        raise EngineStartFailed(f"cannot read the tokenizer of {model}: {error}") from error
+
+
+def _compose(tokenizer: Any, model_type: str | None, *, tool: str | None = None, reasoning: str | None = None) -> Any:
+    """vLLM's parser class for both kinds together, tried on this tokenizer; None for none. Raises EngineStartFailed."""
+    from vllm.parser import ParserManager
+
+    harmony = model_type == HARMONY
+    try:
+        if harmony or "openai" in (tool, "openai" if reasoning == "openai_gptoss" else None):
+            _harmony_vocabulary()
+        return ParserManager.get_parser(
+            tool_parser_name=tool,
+            reasoning_parser_name=reasoning,
+            enable_auto_tools=True,
+            is_harmony=harmony,
+            tokenizer=tokenizer,
+        )
+    except EngineStartFailed:
+        raise
+    except Exception as error:
+        raise EngineStartFailed(f"the parsers tool={tool} and reasoning={reasoning} do not work here: {error}") from error
+
+
+def _harmony_vocabulary() -> None:
+    """gpt-oss is read with the vocabulary of the harmony library, which an old version of it would fetch from the internet."""
+    from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+
+    try:
+        get_encoding()
+    except Exception as error:
+        raise EngineStartFailed(
+            f"the harmony library cannot load its vocabulary ({error}); the package oss-harmony brings it along"
+        ) from error
+
+
+class VllmParsers:
+    """See `workers.parsing.interface.ParserSet`. `model_config` is vLLM's own, or None."""
+
+    def __init__(self, tokenizer: Any, model_config: Any, *, tool: str | None, reasoning: str | None) -> None:
+        self.tool, self.reasoning = tool, reasoning
+        self.tokenizer = tokenizer
+        self._model_config = model_config
+        model_type = getattr(getattr(model_config, "hf_config", None), "model_type", None)
+        self._class = _compose(tokenizer, model_type, tool=tool, reasoning=reasoning)
+        self._forced = self._class if tool is not None or model_type == HARMONY else self._forcing()
+
+    def _forcing(self) -> Any:
+        """For calls that must be made although no parser is set: vLLM's base class has them written as plain JSON."""
+        from vllm.parser.abstract_parser import DelegatingParser
+        from vllm.tool_parsers import ToolParser
+
+        reasoning = self._class.reasoning_parser_cls if self._class is not None else None
+        return type("Forcing", (DelegatingParser,), {"reasoning_parser_cls": reasoning, "tool_parser_cls": ToolParser})
+
+    def plan(self, parsing: Parsing, generation: Generation, prompt_ids: Sequence[int]) -> VllmPlan:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        wanted = bool(parsing.tools) and parsing.choice != "none"
+        if wanted and parsing.choice == "auto" and self.tool is None:
+            raise RequestInvalid("this worker has no tool parser, so the model cannot choose its tools", param="tool_choice")
+        make = self._forced if wanted else self._class
+        try:
+            request = ChatCompletionRequest.model_validate(_request(parsing, generation))
+        except (ValueError, TypeError) as error:  # of its own field, or pydantic's
+            raise RequestInvalid(_message(error), param="tools") from error
+        late = parsing.whole or self.reasoning in LATE_REASONING or (wanted and self.tool in LATE)
+        plan = VllmPlan(make, self.tokenizer, self._model_config, parsing, request, prompt_ids, late=late)
+        try:
+            plan.adjust(generation)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RequestInvalid(_message(error), param="tools") from error
+        return plan
+
+
+def _message(error: Exception) -> str:
+    first = str(error.args[0]) if error.args else str(error)
+    return f"vLLM refuses the request: {first[:500]}"
+
+
+def _request(parsing: Parsing, generation: Generation) -> dict[str, Any]:
+    """As much of the chat request as the parsers look at."""
+    request: dict[str, Any] = {
+        "messages": _history(parsing.calls_before),
+        "include_reasoning": parsing.reasoning,
+        "parallel_tool_calls": parsing.parallel,
+        "skip_special_tokens": generation.skip_special_tokens,
+        "chat_template_kwargs": parsing.template_kwargs,
+        "stream": not parsing.whole,
+    }
+    if parsing.tools:
+        request |= {"tools": parsing.tools, "tool_choice": parsing.choice}
+    if generation.guided is not None:
+        request["structured_outputs"] = generation.guided
+    return request
+
+
+def _history(calls: int) -> list[dict[str, Any]]:
+    """A conversation with so many calls in it: some families number theirs through all of it."""
+    made = [{"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(calls)]
+    user = {"role": "user", "content": ""}
+    return [user, {"role": "assistant", "content": "", "tool_calls": made}, user] if made else [user]
+
+
+class VllmPlan:
+    """See `workers.parsing.interface.ParsePlan`.
+
+    `make` is None if there is nothing to take apart; `late`: everything comes at the end.
+    """
+
+    def __init__(
+        self,
+        make: Any,
+        tokenizer: Any,
+        model_config: Any,
+        parsing: Parsing,
+        request: Any,
+        prompt_ids: Sequence[int],
+        *,
+        late: bool,
+    ) -> None:
+        self._make = make
+        self._tokenizer = tokenizer
+        self._model_config = model_config
+        self.parsing = parsing
+        self.request = request
+        self.prompt_ids = list(prompt_ids)
+        self.late = late
+        self.asked = Asked()
+
+    def adjust(self, generation: Generation) -> None:
+        """Find out what the engine has to be asked for."""
+        parser = self.fresh()
+        if parser is None:
+            self.asked = Asked(guided=generation.guided, skip_special_tokens=generation.skip_special_tokens)
+            return
+        if self._adjusts(parser):
+            self.request = parser.adjust_request(self.request)
+        reasons = parser.reasoning_parser is not None
+        self.asked = Asked(
+            guided=_guided(self.request),
+            skip_special_tokens=self.request.skip_special_tokens,
+            reasoning_ended=self.request.resolve_reasoning_ended(parser, self.prompt_ids),
+            reasoning_kwargs={"chat_template_kwargs": self.parsing.template_kwargs} if reasons else None,
+        )
+
+    def _adjusts(self, parser: Any) -> bool:
+        from vllm.utils.mistral import is_mistral_tokenizer, is_mistral_tool_parser
+
+        tools = parser.tool_parser_cls
+        return (
+            parser.always_adjust_request
+            or parser.reasoning_parser_cls is not None
+            or self.request.tool_choice != "none"
+            or (
+                tools is not None
+                and is_mistral_tool_parser(tools)
+                and is_mistral_tokenizer(self._tokenizer)
+                and self._tokenizer.supports_grammar
+            )
+        )
+
+    def fresh(self) -> Any:
+        """A new parser of vLLM's."""
+        if self._make is None:
+            return None
+        return self._make(
+            self._tokenizer,
+            self.request.tools,
+            chat_template_kwargs=self.parsing.template_kwargs,
+            model_config=self._model_config,
+        )
+
+    def parser(self, request_id: str, choice: int) -> AnswerReader:
+        return AnswerReader(self, request_id, choice)
+
+
+def _guided(request: Any) -> dict[str, Any] | None:
+    """The structured output that it asks for now, in our words."""
+    params = request.extract_structured_outputs()
+    if params is None:
+        return None
+    kinds = {f.name: getattr(params, f.name) for f in fields(params) if not f.name.startswith("_")}
+    return {name: value for name, value in kinds.items() if value is not None and value is not False}

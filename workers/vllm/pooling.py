@@ -1,0 +1,141 @@
+"""vLLM as a pooling engine: embeddings, classes and scores of pairs.
+
+vLLM decides by itself whether a model generates or pools (`runner="auto"`); what has to be known before it starts is guessed
+from the model's files, and a wrong guess costs KV events, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from workers.engine import EngineConfig, Pooled, PoolItem
+from workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from workers.vllm.load import LoadMeter
+
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+_TASKS = {"embedding": "embed", "score": "classify", "classify": "classify"}
+
+
+def pools(config: EngineConfig) -> bool:
+    """Whether vLLM will make vectors of this model, as far as settings and files tell."""
+    runner = config.args.get("runner", "auto")
+    if runner != "auto":
+        return bool(runner == "pooling")
+    if config.args.get("convert", "auto") in ("embed", "classify"):
+        return True
+    folder = Path(config.model)
+    if (folder / "1_Pooling").is_dir() or b"models.Pooling" in _read(folder / "modules.json"):
+        return True
+    try:
+        architectures = msgspec.json.decode(_read(folder / "config.json") or b"{}").get("architectures") or []
+    except (msgspec.DecodeError, AttributeError):
+        return False
+    return bool(architectures) and not any(str(name).endswith(_GENERATING) for name in architectures)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def pooling_kinds(model: Any, tasks: tuple[str, ...]) -> tuple[str, ...]:
+    """What a started vLLM that does not generate can answer. Raises EngineStartFailed when it is nothing we serve."""
+    task = model.get_pooling_task(tasks)
+    if task == "embed":
+        return ("embedding",)
+    if task == "classify":
+        return ("score", "classify") if _scores_pairs(model) else ("classify",)
+    raise EngineStartFailed(f"{model.model} is for {', '.join(tasks) or 'nothing'}; embed and classify are served")
+
+
+def _scores_pairs(model: Any) -> bool:
+    """One class, and the tokenizer alone knows how two texts are joined."""
+    if getattr(model.hf_config, "num_labels", 0) != 1 or not model.use_sep_token:
+        return False
+    from vllm.model_executor.model_loader import get_model_cls
+    from vllm.model_executor.models.interfaces import supports_score_template
+
+    return not supports_score_template(get_model_cls(model))
+
+
+def class_labels(model: Any) -> tuple[str, ...]:
+    """The names of the classes, by number; empty where the model has none."""
+    names: Mapping[int, str] = getattr(model.hf_config, "id2label", None) or {}
+    return tuple(str(names[i]) for i in range(len(names))) if set(names) == set(range(len(names))) else ()
+
+
+class VllmPooling:
+    """The inputs inside one vLLM."""
+
+    def __init__(self, llm: Any, kinds: tuple[str, ...], meter: LoadMeter, translate: Callable[[BaseException], BaseException]):
+        self._llm = llm
+        self._kinds = kinds
+        self._tasks = {_TASKS[kind] for kind in kinds}
+        self._meter = meter
+        self._translate = translate
+        # no other model takes token types, and one that is given them dies with its whole engine
+        self._segments = "score" in kinds and getattr(llm.vllm_config.model_config.hf_config, "type_vocab_size", 0) > 1
+        self._priority = llm.vllm_config.scheduler_config.policy == "priority"
+        self.running = 0
+
+    async def pool(self, item: PoolItem) -> Pooled:
+        """As `Engine.pool`."""
+        if item.task not in self._tasks:
+            raise UnsupportedByEngine(f"this vLLM serves {', '.join(self._kinds)}, not {item.task}")
+        if item.adapter is not None:
+            raise UnsupportedByEngine("this vLLM worker does not serve adapters for vectors")
+        self.running += 1
+        self._meter.queued(item.id, len(item.token_ids))
+        try:
+            return await self._encode(item)
+        except Exception as error:
+            translated = self._translate(error)
+            if translated is error:
+                raise
+            raise translated from error
+        finally:
+            self.running -= 1
+            self._meter.gone(item.id)
+
+    async def _encode(self, item: PoolItem) -> Pooled:
+        from vllm.inputs import tokens_input
+
+        params = to_pooling_params(item, segments=self._segments)
+        priority = item.priority if self._priority else 0
+        async with aclosing(self._llm.encode(tokens_input(item.token_ids), params, item.id, priority=priority)) as results:
+            async for result in results:
+                if result.error is not None:
+                    failed = EngineError(f"vLLM gave up on the input: {result.error}")
+                    failed.retriable = True
+                    raise failed
+                if result.finished:
+                    cached = min(result.num_cached_tokens or 0, len(item.token_ids))
+                    self._meter.prefilled(item.id, len(item.token_ids) - cached)
+                    return Pooled(to_bytes(result.outputs.data), cached)
+        raise EngineError("vLLM ended an input without a result")
+
+
+def to_pooling_params(item: PoolItem, *, segments: bool) -> Any:
+    """vLLM's `PoolingParams`. `segments`: the model tells the texts of a pair by token types, and no other takes these.
+
+    Raises RequestInvalid for settings that vLLM has no place for."""
+    from vllm import PoolingParams
+
+    if item.extra:
+        name = min(item.extra)
+        raise RequestInvalid(f"vLLM knows no setting {name!r} for vectors", param=name)
+    extra = {"compressed_token_type_ids": item.second} if segments and item.second is not None else {}
+    return PoolingParams(task=item.task, dimensions=item.dimensions, use_activation=item.normalize, extra_kwargs=extra or None)
+
+
+def to_bytes(tensor: Any) -> bytes:
+    """A tensor of any float type as f32, little endian."""
+    data: bytes = tensor.detach().float().cpu().contiguous().numpy().astype("<f4").tobytes()
+    return data
