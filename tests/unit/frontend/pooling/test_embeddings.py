@@ -35,7 +35,13 @@ async def test_the_answer_has_openais_shape_and_counts_special_tokens() -> None:
         "object": "list",
         "model": EMBEDDER,
         "data": [{"index": 0, "object": "embedding", "embedding": [5.0, 1.0]}],
-        "usage": {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0, "prompt_tokens_details": None},
+        "usage": {
+            "prompt_tokens": 5,
+            "total_tokens": 5,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+            "completion_tokens_details": None,
+        },
     }
 
 
