@@ -95,7 +95,7 @@ class ChatApi:
             prompts=[prompt],
             wanted=wanted,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            prompt_logprobs=request.prompt_logprobs,
+            prompt_logprobs=_prompt_logprobs(request),
             prompt_text=text if request.return_prompt_text else None,
             parse=parse,
             role="assistant" if request.add_generation_prompt is not False else messages[-1]["role"],
@@ -110,6 +110,13 @@ def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
         kwargs.setdefault("enable_thinking", effort != "none")
         kwargs["reasoning_effort"] = effort
     return kwargs
+
+
+def _prompt_logprobs(request: ChatRequest) -> int | None:
+    """With `echo` those of the prompt come along, as vLLM's server has it."""
+    if request.prompt_logprobs is None and request.echo and not request.stream:
+        return request.top_logprobs or 0
+    return request.prompt_logprobs
 
 
 def _echo(request: ChatRequest, role: str) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
 import structlog
@@ -22,8 +21,6 @@ log = structlog.get_logger()
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 """Type of a part that is text → the key its text is under."""
-
-_PROBE = "\ue0ab"  # a private-use character: no template has it
 
 
 def plain_messages(messages: Sequence[Message], *, parts: bool = False) -> list[dict[str, Any]]:
@@ -101,24 +98,9 @@ def _arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Mapping
 
 # -- roles ---------------------------------------------------------------------------------------------------
 
-_takes_developer: WeakKeyDictionary[ChatTemplate, bool] = WeakKeyDictionary()
-
 
 def named_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
-    """OpenAI's newer name for `system` under the older one, for templates that would leave a developer's message out."""
-    if all(message["role"] != "developer" for message in messages):
-        return messages
-    known = _takes_developer.get(template)
-    if known is None:
-        known = _takes_developer[template] = _shows(template, "developer")
-    if known:
+    """OpenAI's newer name for `system` under the older one, for templates that do not know it."""
+    if all(message["role"] != "developer" for message in messages) or template.knows_role("developer"):
         return messages
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-
-
-def _shows(template: ChatTemplate, role: str) -> bool:
-    """Does a message of this role appear in the prompt at all?"""
-    try:
-        return _PROBE in template.render([{"role": role, "content": _PROBE}, {"role": "user", "content": "-"}])
-    except BadRequest:
-        return False

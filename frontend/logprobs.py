@@ -37,11 +37,16 @@ class LogprobWriter:
                     self._name(item.id, item.token),
                     max(item.logprob, FLOOR),
                     list(item.token),
-                    [TopLogprob(self._name(i, raw), max(value, FLOOR), list(raw)) for i, raw, value in item.top[: self._top]],
+                    [self._alternative(i, raw, value) for i, raw, value in item.top[: self._top]],
                 )
                 for item in items
             ]
         )
+
+    def _alternative(self, token_id: int, raw: bytes, value: float) -> TopLogprob:
+        """Where tokens are written as ids, the bytes are those of what is written, as vLLM's server has it."""
+        name = self._name(token_id, raw)
+        return TopLogprob(name, max(value, FLOOR), list(name.encode() if self._as_ids else raw))
 
     def completion(
         self, items: Sequence[TokenLogprob | None], choice: int, *, first: tuple[int, str] = (0, "")

@@ -39,9 +39,14 @@ class ChatTemplate:
         """
         sources = {DEFAULT: source} if isinstance(source, str) else source
         self._deadline_s = deadline_s
+        self._sources = tuple(sources.values())
         self._compiled = {name: _compile(name, text, names) for name, text in sources.items()}
         if DEFAULT not in self._compiled:
             raise ModelUnusable(f"none of the model's chat templates is called {DEFAULT!r}, only: {', '.join(sorted(sources))}")
+
+    def knows_role(self, role: str) -> bool:
+        """Whether the name of the role stands in the source, which is how vLLM's server tells, too."""
+        return any(f"'{role}'" in source or f'"{role}"' in source for source in self._sources)
 
     def takes_parts(self, *, tools: bool) -> bool:
         """Was the template for a request with or without tools written for contents that are lists of parts?"""

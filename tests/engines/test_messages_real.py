@@ -57,8 +57,8 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "blocks": {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Name"}, {"type": "text", "text": "a colour."}]}]
     },
-    "any": {"messages": QUESTION, "tools": [TOOL], "tool_choice": {"type": "any"}},
-    "tool": {"messages": QUESTION, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}},
+    "any": {"messages": QUESTION, "tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 120},
+    "tool": {"messages": QUESTION, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": 120},
     "auto": {"messages": QUESTION, "tools": [TOOL]},
     "result": {"messages": USED, "tools": [TOOL]},
 }
@@ -71,8 +71,13 @@ RESPONSES: dict[str, dict[str, Any]] = {
         "input": "A city?",
         "text": {"format": {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}},
     },
-    "required": {"input": "The weather in Oslo?", "tools": [FUNCTION], "tool_choice": "required"},
-    "named": {"input": "The weather?", "tools": [FUNCTION], "tool_choice": {"type": "function", "name": "weather"}},
+    "required": {"input": "The weather in Oslo?", "tools": [FUNCTION], "tool_choice": "required", "max_output_tokens": 120},
+    "named": {
+        "input": "The weather?",
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "weather"},
+        "max_output_tokens": 120,
+    },
     "auto": {"input": "The weather in Oslo?", "tools": [FUNCTION]},
     "result": {"input": CALLED, "tools": [FUNCTION]},
 }

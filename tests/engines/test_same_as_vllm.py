@@ -252,7 +252,13 @@ def ask(url: str, path: str, body: dict[str, Any]) -> Any:
         del given["max_tokens"]
     answer = httpx.post(url + path, json=given, timeout=120)
     assert answer.status_code == 200, answer.text
-    return _added_up(answer.text) if body.get("stream") else answer.json()
+    if not body.get("stream"):
+        return answer.json()
+    read = _added_up(answer.text)
+    if not body.get("return_token_ids"):
+        for choice in read["choices"]:
+            choice.pop("prompt_token_ids", None)  # vLLM tells them with a streamed echo though nobody asked
+    return read
 
 
 def _added_up(stream: str) -> dict[str, Any]:

@@ -46,6 +46,11 @@ def ask(up: RunningUp, *urls: str, text: str = "What is this? " * 1000, **header
     return httpx.post(f"{url}/v1/chat/completions", json={**body, "model": model}, headers=headers, timeout=20)
 
 
+def decision(answer: httpx.Response) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(answer.headers["x-headrace-decision"])
+    return made
+
+
 def cached(answer: httpx.Response) -> int:
     assert answer.status_code == 200, answer.text
     tokens: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -54,13 +59,14 @@ def cached(answer: httpx.Response) -> int:
 
 def test_the_same_image_goes_to_the_same_worker_and_is_found_in_its_cache(up: RunningUp) -> None:
     picked = {"x-headrace-explain": "1"}
+    up.until("a router decides", lambda: decision(ask(up, picture(9, 10), text="Hello.", **picked))["known"])
     first, other = picture(1, 5_000_000), picture(2, 5_000_000)
     answers = [ask(up, first, **picked)]
-    time.sleep(1)  # the router hears of the blocks a little later than the client of the answer
+    time.sleep(2)  # the router hears of the blocks a little later than the client of the answer
     answers += [ask(up, first, **picked) for _ in range(3)]
     assert cached(answers[0]) == 0
     assert all(cached(answer) > 3000 for answer in answers[1:])  # the text comes after the image
-    workers = {json.loads(answer.headers["x-headrace-decision"])["worker"] for answer in answers}
+    workers = {decision(answer)["worker"] for answer in answers}
     assert len(workers) == 1
     said = {answer.json()["choices"][0]["message"]["content"] for answer in answers}
     assert len(said) == 1

@@ -207,10 +207,11 @@ async def test_what_a_message_has_no_use_for_is_not_shown_to_the_template() -> N
 
 
 GENERIC = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+KNOWING = GENERIC + "{% if false %}{{ 'developer' }}{% endif %}"
 STRICT = "{% for m in messages %}{% if m.role in ('system', 'user') %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
 
 
-@pytest.mark.parametrize(("template", "role"), [(GENERIC, "developer"), (STRICT, "system")])
+@pytest.mark.parametrize(("template", "role"), [(KNOWING, "developer"), (GENERIC, "system"), (STRICT, "system")])
 async def test_a_developers_words_reach_templates_that_do_not_know_the_role(template: str, role: str) -> None:
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
     assert await messages_seen(messages, template) == f"<{role}>be brief<user>hi"
