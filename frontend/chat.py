@@ -63,6 +63,11 @@ class ChatApi:
         messages = plain_messages(given, parts=takes_parts)
         continue_final = bool(request.continue_final_message)
         template_kwargs = _template_kwargs(request)
+        wanted = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        fit = fit_of(request, model, wanted=wanted, param="messages")
+        for each in messages:  # a template copies what it is given several times over
+            if isinstance(content := each.get("content"), str):
+                await model.encoder.refuse_endless(content, fit)
         text = await model.render(
             with_parts(named_roles(messages, model.template), contents),
             add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
@@ -71,11 +76,10 @@ class ChatApi:
             documents=request.documents,
             extra=template_kwargs,
         )
-        wanted = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         prompt = await model.encoder.encode(
             text,
             add_special_tokens=bool(request.add_special_tokens),
-            fit=fit_of(request, model, wanted=wanted, param="messages"),
+            fit=fit,
             salt=request.cache_salt,
             media=items,
         )

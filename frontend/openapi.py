@@ -142,9 +142,7 @@ def _states(good: str, bad: str) -> dict[str, Any]:
     return {"200": {"description": good, "content": body}, "503": {"description": bad, "content": body}}
 
 
-def _generation(
-    summary: str, request: str, answer: str, *, error: str = "ErrorAnswer", streams: bool = True
-) -> dict[str, Any]:
+def _generation(summary: str, request: str, answer: str, *, error: str = "ErrorAnswer", streams: bool = True) -> dict[str, Any]:
     whole = _json("the answer; with `stream` server-sent events" if streams else "the answer", answer)
     if streams:
         whole["content"]["text/event-stream"] = {"schema": {"type": "string"}}

@@ -175,6 +175,11 @@ class PromptEncoder:
             return self._pack_media(place(unpack_u32(packed), media, self._card.media), fit, salt)
         return self._prompt(packed, fit, salt)
 
+    async def refuse_endless(self, text: str, fit: Fit) -> None:
+        """Before a part of a prompt is copied into it: whether it alone is too long. Raises ContextTooLong."""
+        if is_suspicious(text, fit.context_length):
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._refuse_endless, text, fit)
+
     def _refuse_endless(self, text: str, fit: Fit) -> None:
         tokens = least_tokens(self._tokenizer, text, enough=fit.context_length)
         if tokens > fit.context_length:

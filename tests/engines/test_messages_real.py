@@ -81,6 +81,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "auto": {"input": "The weather in Oslo?", "tools": [FUNCTION]},
     "result": {"input": CALLED, "tools": [FUNCTION]},
 }
+UNREADABLE = "vLLM's own server fails on arguments that are no object, which this small model may well write"
 PARSER = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 
 
@@ -88,6 +89,8 @@ def message(url: str, request: dict[str, Any]) -> Any:
     """What is not an id or a time."""
     body = {"model": MODEL, "max_tokens": 24, "temperature": 0, **request}
     answer = httpx.post(f"{url}/v1/messages", json=body, timeout=120)
+    if answer.status_code == 400 and "AnthropicContentBlock" in answer.text:
+        return UNREADABLE
     assert answer.status_code == 200, answer.text
     whole = answer.json()
     content = [{k: v for k, v in block.items() if k not in ("id", "signature")} for block in whole["content"]]
@@ -145,7 +148,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, expected: 
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_is_the_one_of_vllms_server(served: str, expected: dict[str, Any], name: str) -> None:
-    assert message(served, MESSAGES[name]) == expected["messages"][name]
+    ours, theirs = message(served, MESSAGES[name]), expected["messages"][name]
+    if theirs is UNREADABLE:
+        assert [block["type"] for block in ours["content"]] == ["tool_use"]
+    else:
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("name", RESPONSES)

@@ -339,7 +339,8 @@ def api(ours: str) -> Iterator[openai.OpenAI]:
 
 
 def test_the_client_gets_forced_calls(api: openai.OpenAI) -> None:
-    options: Any = {"model": MODEL, "messages": HI, "tools": [WEATHER, CLOCK], "max_tokens": 80, "temperature": 0}
+    strict: Any = [{**tool, "function": {**tool["function"], "strict": True}} for tool in (WEATHER, CLOCK)]
+    options: Any = {"model": MODEL, "messages": HI, "tools": strict, "max_tokens": 80, "temperature": 0}
     forced = api.chat.completions.create(tool_choice="required", **options).choices[0]
     assert forced.finish_reason == "tool_calls"
     assert forced.message.tool_calls

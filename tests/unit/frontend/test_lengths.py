@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.lengths import PIECE, is_suspicious, least_tokens
+from frontend.templates import ChatTemplate
 from frontend.tokenize import PromptEncoder
 from tests.unit.frontend.fakes import MODEL, FakeIngress, frontend, post
 
@@ -52,3 +53,13 @@ async def test_an_endless_text_never_reaches_the_tokenizer_as_a_whole(
         frontend(FakeIngress()).app, {"model": MODEL, "prompt": "water " * 200_000, **more}, path="/v1/completions"
     )
     assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "prompt")
+
+
+async def test_an_endless_message_never_reaches_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(self: ChatTemplate, *_: object, **options: Any) -> str:
+        raise AssertionError("it was rendered")
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    messages = [{"role": "user", "content": "water " * 200_000}]
+    call = await post(frontend(FakeIngress()).app, {"model": MODEL, "messages": messages})
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "messages")
