@@ -1,0 +1,122 @@
+"""Every message Headrace puts on the wire, as typed, immutable records.
+
+All are msgpack.  Records are maps with the field names below, except `Row` and the small tuples inside it, which are arrays to
+keep the token path cheap.  Readers ignore fields (and trailing array items) that they do not know; `v` is the major version
+and a reader refuses one that is higher than its own.  `docs/wire.md` is this module in prose.
+
+`gc=False` keeps the collector away from what comes by the hundred thousand and holds no cycles.
+
+Times are Unix seconds (float), durations are seconds, token ids are u32, block chain values are u64.
+"""
+
+from __future__ import annotations
+
+from broker.messages.base import WIRE_VERSION, Record
+from broker.messages.broadcasts import Cancel, EventKind, JobEvent, JobEvents, LoadReport
+from broker.messages.control import (
+    Abort,
+    Answer,
+    Answers,
+    Check,
+    CheckReply,
+    Claim,
+    ClaimReply,
+    Done,
+    Drain,
+    HistoryEntry,
+    IngressControl,
+    Inspect,
+    Inspection,
+    KvDump,
+    Ping,
+    Refuse,
+    RefuseReply,
+    RunRef,
+    Since,
+    SinceItem,
+    Verdict,
+    WorkerControl,
+)
+from broker.messages.frames import Finish, FinishReason, Frame, JobFault, Part, Row, Text, TokenLogprob
+from broker.messages.kv import KvMessage, KvReset, KvStep
+from broker.messages.letters import DeadLetter
+from broker.messages.members import IngressMember, RouterMember, WorkerMember
+from broker.messages.requests import (
+    HEADER_ATTEMPT,
+    HEADER_HISTORY,
+    HEADER_PREFILL,
+    Envelope,
+    Generation,
+    Parsing,
+    Pooling,
+    PoolingInput,
+    PoolingTask,
+    PrefillDecision,
+    Sampling,
+    Spill,
+)
+from broker.messages.routing import Candidate, Explain, Explanation, Routed, RouterControl
+
+__all__ = [
+    "HEADER_ATTEMPT",
+    "HEADER_HISTORY",
+    "HEADER_PREFILL",
+    "WIRE_VERSION",
+    "Abort",
+    "Answer",
+    "Answers",
+    "Cancel",
+    "Candidate",
+    "Check",
+    "CheckReply",
+    "Claim",
+    "ClaimReply",
+    "DeadLetter",
+    "Done",
+    "Drain",
+    "Envelope",
+    "EventKind",
+    "Explain",
+    "Explanation",
+    "Finish",
+    "FinishReason",
+    "Frame",
+    "Generation",
+    "HistoryEntry",
+    "IngressControl",
+    "IngressMember",
+    "Inspect",
+    "Inspection",
+    "JobEvent",
+    "JobEvents",
+    "JobFault",
+    "KvDump",
+    "KvMessage",
+    "KvReset",
+    "KvStep",
+    "LoadReport",
+    "Parsing",
+    "Part",
+    "Ping",
+    "Pooling",
+    "PoolingInput",
+    "PoolingTask",
+    "PrefillDecision",
+    "Record",
+    "Refuse",
+    "RefuseReply",
+    "Routed",
+    "RouterControl",
+    "RouterMember",
+    "Row",
+    "RunRef",
+    "Sampling",
+    "Since",
+    "SinceItem",
+    "Spill",
+    "Text",
+    "TokenLogprob",
+    "Verdict",
+    "WorkerControl",
+    "WorkerMember",
+]

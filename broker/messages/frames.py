@@ -1,0 +1,87 @@
+"""What comes back: rows of tokens, one frame per engine step and ingress."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from broker.messages.base import Record
+
+FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """[id, token bytes, logprob, top, rank], `top` being [[id, bytes, logprob], …], best first."""
+
+    id: int
+    token: bytes
+    logprob: float
+    top: list[tuple[int, bytes, float]] = []
+    rank: int = 0  # of this token among all, 1 = the likeliest; only for prompts, otherwise 0
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A piece of an answer that was taken apart: [kind, text, index, id, name].
+
+    `text` of kind `tool` is a piece of the arguments of call `index`; its first piece brings `id` and `name`.
+    """
+
+    kind: Literal["content", "reasoning", "tool"]
+    text: str = ""
+    index: int = 0
+    id: str | None = None
+    name: str | None = None
+
+
+Text = str | list[Part]
+"""What a token released: plain text, or, where the request asked for parsing, parts. Never both in one answer."""
+
+
+class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a job ended without a full answer. `code` is `broker.errors.JobError.code`."""
+
+    code: str
+    message: str
+    retriable: bool = False
+    retry_after_s: float | None = None
+    param: str | None = None
+
+
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """The end of one choice. `tail` is text held back until it was clear what it is part of."""
+
+    reason: FinishReason
+    stop: str | int | None = None  # the stop string or stop token that matched
+    tail: Text = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0  # of the completion tokens, as far as the parser can tell
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token, None for the first
+    vector: bytes = b""  # what pooling gave, f32 little endian
+    fault: JobFault | None = None
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one engine step gave one choice: [id, attempt, run, choice, offset, ids, texts, logprobs, fin].
+
+    `offset` counts the tokens of this choice before `ids`; `texts` has one entry per id, empty while text is held back.
+    """
+
+    id: str
+    attempt: int
+    run: int
+    choice: int
+    offset: int
+    ids: list[int]
+    texts: list[Text]
+    logprobs: list[TokenLogprob] | None = None
+    fin: Finish | None = None
+
+
+class Frame(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """One engine step of one worker for one ingress, on hr.out.<ingress>."""
+
+    worker: str
+    rows: list[Row]

@@ -1,0 +1,36 @@
+"""KV cache events, on hr.kv.<pool>.<worker>, kept in the KV stream."""
+
+from __future__ import annotations
+
+from broker.messages.base import Record
+
+
+class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="step"):
+    """What changed in a worker's cache: first `cleared`, then `removed`, then `stored` apply.
+
+    `epoch` changes when the engine starts, `n` counts this worker's KV messages of the epoch from 0, without a hole. Values map
+    a tier (device, host, disk) to chain values, u64 little endian. `device` comes first wherever tiers are ordered.
+    """
+
+    worker: str
+    epoch: int
+    n: int
+    cleared: bool = False
+    removed: dict[str, bytes] = {}
+    stored: dict[str, bytes] = {}
+
+
+class KvReset(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="reset"):
+    """One part (at most 256 KiB) of a worker's whole inventory; the parts of a dump follow each other in `n` without a step
+    between them. Readers gather them and apply all at `last`: from then on the worker holds exactly these blocks."""
+
+    worker: str
+    epoch: int
+    n: int
+    dump: int  # tells dumps of one epoch apart
+    part: int  # from 0
+    last: bool = False
+    blocks: dict[str, bytes] = {}
+
+
+KvMessage = KvStep | KvReset

@@ -1,0 +1,17 @@
+"""Dead letters."""
+
+from __future__ import annotations
+
+from broker.messages.base import Record
+from broker.messages.control import HistoryEntry
+from broker.messages.requests import Envelope
+
+
+class DeadLetter(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """On hr.dlq.<pool>: a job taken out of service, with everything needed to look at it or try again."""
+
+    envelope: Envelope
+    reason: str
+    attempt: int
+    history: list[HistoryEntry]
+    at: float

@@ -1,0 +1,144 @@
+"""Requests: the envelope that routers read, and the payloads that only workers do."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from broker.messages.base import Record
+
+HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
+HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker]; absent = []
+HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = nobody has decided
+
+
+class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a payload lies that was too large for a message: object store `<prefix>_spill`."""
+
+    object: str
+    size: int
+    digest: str  # SHA-256, hex
+
+
+class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The body of a request in REQ and WORK. It never changes after submission; what changes travels in headers."""
+
+    id: str
+    pool: str
+    model: str
+    judge: str  # the ingress that accepted it: frames go to hr.out.<judge>, claims to hr.ctl.<judge>
+    deadline: float
+    created: float
+    kind: Literal["generate", "pool"] = "generate"
+    tokens: int  # prompt length, of kind `pool` that of all inputs together
+    max_tokens: int = 0  # most tokens one choice may produce, 0 = up to the context length
+    choices: int = 1  # of kind `pool`: the inputs
+    request_class: str = "std"
+    tenant: str = "_"
+    priority: int = 0  # lower is sooner, inside a class
+    block_size: int = 0  # 0 when there are no hashes
+    hashes: bytes = b""  # block chain values, u64 little endian; empty = no affinity
+    payload: bytes = b""  # a msgpack `Generation` or, of kind `pool`, `Pooling`; empty when spilled
+    spill: Spill | None = None
+    trace: dict[str, str] = {}
+    # what a router may be told about where to place it
+    adapter: str = ""
+    session: str = ""  # requests of one session go to one worker
+    affinity: Literal["soft", "hard"] = "soft"  # soft: unless that costs more than the session's blocks are worth
+    worker: str = ""  # exactly this one (policy `direct`)
+    require: list[str] = []  # labels a worker must have
+    prefer: dict[str, float] = {}  # labels a worker should have, with weights above 0 (or below: rather not)
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How to choose tokens. Absent = the engine's own default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None  # None = up to the context length
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = []
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+
+
+class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The payload of a generation request: decoded by the worker only."""
+
+    token_ids: bytes  # the prompt, u32 little endian
+    sampling: Sampling = Sampling()
+    stop: list[str] = []
+    include_stop: bool = False  # keep the stop string in the text
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # alternatives per token; None = no logprobs at all
+    prompt_logprobs: int | None = None
+    guided: dict[str, Any] | None = None  # one of json, regex, choice, grammar, json_object, structural_tag
+    adapter: str | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    media: list[dict[str, Any]] = []
+    extra: dict[str, Any] = {}  # handed to the engine as it is
+    parse: Parsing | None = None  # None = the answer is plain text
+    prompt_embeds: bytes | None = None  # instead of `token_ids`: a file of torch.save, a row per token, read by the worker
+
+
+class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How the worker is to take an answer apart into reasoning, content and tool calls.
+
+    `tools` and `choice` are as OpenAI's chat API has them; `whole`: nobody reads along, so everything may come at the end.
+    """
+
+    tools: list[dict[str, Any]] = []
+    choice: str | dict[str, Any] = "auto"  # auto, none, required, or {"type": "function", "function": {"name": …}}
+    parallel: bool = True  # more than one call
+    reasoning: bool = True  # hand it out; if not it is left out, not taken for content
+    whole: bool = False
+    template_kwargs: dict[str, Any] = {}  # what the chat template was given: some of it turns reasoning on and off
+    calls_before: int = 0  # tool calls in the conversation so far: some families number them
+
+
+PoolingTask = Literal["embed", "classify"]
+
+
+class PoolingInput(msgspec.Struct, frozen=True, array_like=True):
+    """[ids, second]: one text or pair of texts. `second` is where the second text of a pair begins, for models that mark it."""
+
+    token_ids: bytes  # u32 little endian
+    second: int | None = None
+
+
+class Pooling(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The payload of a job of kind `pool`: each input becomes one vector, input i that of choice i.
+
+    `embed` gives an embedding, `classify` the scores of all classes; a model that scores pairs has one class.
+    """
+
+    task: PoolingTask
+    inputs: list[PoolingInput]
+    dimensions: int | None = None  # None = all that the model has
+    normalize: bool | None = None  # to length 1, or scores to probabilities; None = as the model does
+    adapter: str | None = None
+    extra: dict[str, Any] = {}  # handed to the engine as it is
+
+
+class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Where the prompt of a placed request is computed, in the header `Hr-Prefill` of its message.
+
+    `worker`: the prefill worker that should do it; empty = any. `wait_s`: how long the decode worker waits for somebody to take
+    the job before it computes the prompt itself; its own setting is the least. `refuse`: the request ends if it cannot be.
+    """
+
+    remote: bool = False
+    refuse: bool = False
+    worker: str = ""
+    reason: str = ""
+    wait_s: float = 0.0
