@@ -186,12 +186,13 @@ async def test_a_prompt_over_the_context_is_refused(bench: Bench) -> None:
 
 async def test_what_this_adapter_cannot_do_is_refused_by_name(bench: Bench, prompts: list[list[int]]) -> None:
     for options in (
-        {"adapter": "x"},
         {"media": [{"kind": "image"}]},
         {"prompt_embeds": StoredTensor("float32", (1, 1), memoryview(b""))},
     ):
         with pytest.raises(UnsupportedByEngine, match=next(iter(options))):
             await bench.submit(prompts[0], **options)
+    with pytest.raises(RequestInvalid, match="no adapter 'x'; it has: none"):
+        await bench.submit(prompts[0], adapter="x")
     for kind in ("prefill", "decode"):  # it was started without a connector
         with pytest.raises(UnsupportedByEngine, match=kind):
             await bench.submit(prompts[0], handover=Handover(kind=kind, params={}))

@@ -128,13 +128,8 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
 
 
 def _check_supported(sequence: Sequence) -> None:
-    asked = {
-        "media": bool(sequence.media),
-        "adapter": sequence.adapter is not None,
-    }
-    for what, wanted in asked.items():
-        if wanted:
-            raise UnsupportedByEngine(f"this vLLM worker does not serve {what}", param=what)
+    if sequence.media:
+        raise UnsupportedByEngine("this vLLM worker does not serve media", param="media")
     for name in _TRANSFER_EXTRA:
         if name in sequence.extra:
             # they name hosts to read memory from, so they never come from a request

@@ -35,6 +35,7 @@ from workers.errors import EngineDead, EngineOverloaded, TransferFailed, Unsuppo
 from workers.guard import ProcessTree
 from workers.text.pipeline import TokenTable
 from workers.vllm import convert
+from workers.vllm.adapters import request_of
 from workers.vllm.exchange import Exchange
 from workers.vllm.listener import KvListener
 from workers.vllm.load import LoadMeter
@@ -76,6 +77,7 @@ class VllmEngine:
             prompt_logprobs=True,
             prompt_embeds=self._started is not None and self._started.info.prompt_embeds,
             guided=convert.GUIDED,
+            lora="static" if self._started is not None and self._started.adapters else "none",
             cache_salt=True,
             priority=self._priority,
         )
@@ -132,6 +134,7 @@ class VllmEngine:
             batcher.take(run, error)  # it fails as a transfer in vLLM would
             return
         params = convert.to_sampling_params(sequence, transfer)
+        adapter = request_of(started.adapters, sequence.adapter)
         self._runs[sequence.id] = run
         exchange.began(run.request_id, sequence)
         self._meter.queued(sequence.id, convert.to_compute(sequence))
@@ -143,6 +146,7 @@ class VllmEngine:
                 run.request_id,
                 prompt,
                 params,
+                lora_request=adapter,
                 priority=sequence.priority if self._priority else 0,
                 session_id=sequence.session_id,
                 reasoning_ended=sequence.reasoning_ended,

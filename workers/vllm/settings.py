@@ -15,6 +15,7 @@ from typing import Any
 
 from workers.engine import EngineConfig
 from workers.errors import EngineStartFailed
+from workers.vllm.adapters import ADAPTERS_ARG, adapters_of, lora_args
 from workers.vllm.pooling import pools
 from workers.vllm.transfer import EXTENSION, MODE_ARG, connector_config
 
@@ -63,8 +64,8 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    check_names(config.args, [*(field.name for field in fields(AsyncEngineArgs)), MODE_ARG])
-    given = {name: value for name, value in config.args.items() if name != MODE_ARG}
+    check_names(config.args, [*(field.name for field in fields(AsyncEngineArgs)), MODE_ARG, ADAPTERS_ARG])
+    given = {name: value for name, value in config.args.items() if name not in (MODE_ARG, ADAPTERS_ARG)}
     transfer = connector_config(config, cpu=current_platform.is_cpu())
     args: dict[str, Any] = {
         "model": config.model,
@@ -74,6 +75,7 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
         "enable_prefix_caching": None if pools(config) else True,  # whether a model that pools can use it, vLLM knows
         "enable_logging_iteration_details": True,  # not to log them: load reports tell what a step did
     }
+    args |= lora_args(adapters_of(config))
     if kv_events is not None:
         from vllm.config.kv_events import KVEventsConfig
 

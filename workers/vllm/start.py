@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workers.beside import beside
 from workers.engine import EngineConfig, EngineInfo
 from workers.errors import EngineStartFailed, WorkerError
+from workers.vllm.adapters import Adapter, adapters_of, load_adapters
 from workers.vllm.load import LoadMeter
 from workers.vllm.pooling import class_labels, pooling_kinds
 from workers.vllm.settings import engine_args, prepare_children, prepare_environment, size_kv_cache
@@ -28,6 +29,7 @@ class Started:
     llm: Any
     info: EngineInfo
     transfer: Transfer | None = None
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
 
 async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None) -> Started:
@@ -35,12 +37,14 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
 
     `kv_events`: where vLLM is to publish its KV events.
     """
+    adapters = adapters_of(config)
     prepare_environment(config, os.environ)
     started = await beside(lambda: _build(config, meter, kv_events), name="vllm-start")
     # the first call binds vLLM's sockets to this event loop and caches the answer that every later request needs
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:
-        return started
+        await load_adapters(started.llm, adapters)
+        return replace(started, info=replace(started.info, adapters=tuple(adapters)), adapters=adapters)
     model = started.llm.vllm_config.model_config
     if not POOLING_TASKS & set(tasks):
         raise EngineStartFailed(f"{config.model} does not generate text; vLLM offers: {', '.join(tasks) or 'nothing'}")
