@@ -674,8 +674,7 @@ cdef class CompiledPrefixIndex:
             for i in range(1, n):
                 if ages[i] > ages[oldest]:
                     oldest = i
-            self._evict(keys[oldest])
-            if gone is not None:
+            if self._evict(keys[oldest]) and gone is not None:
                 gone.append(keys[oldest])
             n -= 1
             keys[oldest] = keys[n]
@@ -683,6 +682,7 @@ cdef class CompiledPrefixIndex:
         return 0
 
     cdef int _evict(self, uint64_t key) except -1:
+        """Whether it was there."""
         cdef Slot *found = find(self.shards, key)
         cdef Holders holders = self.holders
         cdef uint32_t slot, which = found.holders
@@ -698,4 +698,4 @@ cdef class CompiledPrefixIndex:
                 self.workers_at[slot].gone += 1
         self._replace(found, 0)
         self.evicted += 1
-        return 0
+        return 1

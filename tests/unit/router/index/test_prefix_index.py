@@ -9,7 +9,7 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.errors import SettingsInvalid, UnknownWorker
@@ -410,6 +410,9 @@ def test_unknown_tier_is_named(implementation: Any) -> None:
     history=st.lists(st.tuples(WORKER, TIER, st.lists(st.integers(0, 400), max_size=30)), max_size=40),
     limit=st.integers(1, 120),
     chain=st.lists(st.integers(0, 400), max_size=20),
+)
+@example(  # so few entries that one sample of the table meets a block twice
+    history=[("w0", "device", [3, 4, 233]), ("w0", "device", [0, 1, 2])], limit=3, chain=[]
 )
 def test_with_a_limit_answers_are_never_wrong(history: list[Any], limit: int, chain: list[int]) -> None:
     for name in IMPLEMENTATIONS:
