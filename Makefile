@@ -52,7 +52,7 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 	for code in $$first $$second; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done; \
 	[ $$first -eq 0 ] || [ $$second -eq 0 ] || { echo 'no test was run' >&2; exit 5; }
 
-test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests that need no engine, kill no processes and search not long (about a minute)
+test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests that need no engine, kill no processes and search not long (about three minutes)
 	$(BIN)/pytest -m 'not engine and not fault and not deep' -n 2 --dist loadfile $(ARGS)
 
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
