@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickletools
+import struct
 import zipfile
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,16 @@ def read_tensor(file: bytes) -> StoredTensor:
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
             return _read(archive)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        OverflowError,
+        struct.error,
+    ) as error:
         raise TensorUnreadable(f"it is no file of torch.save ({error})") from None
 
 
@@ -117,7 +127,7 @@ def _layout(pickled: bytes) -> _Layout:
             break
         try:
             _step(name, argument, stack, memo)
-        except (IndexError, KeyError, TypeError, ValueError):
+        except (IndexError, KeyError, TypeError, ValueError, AttributeError):
             raise TensorUnreadable("it is not one plain tensor") from None
     if len(stack) != 1 or not isinstance(stack[0], _Layout):
         raise TensorUnreadable("it is not one plain tensor")

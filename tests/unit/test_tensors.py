@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import struct
@@ -9,6 +10,8 @@ import zipfile
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from workers.errors import RequestInvalid
 from workers.tensors import StoredTensor, read_matrix, read_tensor
@@ -101,3 +104,30 @@ def test_anything_else_is_refused_and_never_called(given, why, capsys):
         read_tensor(given, param="prompt_embeds")
     assert caught.value.param == "prompt_embeds"
     assert capsys.readouterr().out == ""
+
+
+def test_a_name_where_a_type_belongs_is_refused():
+    place = b"((X\x07\x00\x00\x00storageX\x01\x00\x00\x00aX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x0ctQ"
+    crafted = b"\x80\x02" + GLOBAL + place + b"K\x00" + tuple_of(2, 3) + tuple_of(3, 1) + b"\x89" + HOOKS + b"tR."
+    with pytest.raises(RequestInvalid, match="not one plain tensor"):
+        read_tensor(file(crafted), param="p")
+
+
+def test_numbers_beyond_any_memory_are_refused():
+    huge = b"\x8a\x09" + (1 << 65).to_bytes(9, "little")
+    crafted = pickled((2, 3), (3, 1)).replace(b"K\x00" + tuple_of(2, 3), b"K\x00" + b"(" + huge + b"J\x00\x00\x00\x00t")
+    with pytest.raises(RequestInvalid):
+        read_tensor(file(crafted), param="p")
+    offset = pickled((2, 3), (3, 1)).replace(b"tQK\x00", b"tQ" + huge)
+    with pytest.raises(RequestInvalid):
+        read_tensor(file(offset), param="p")
+
+
+@settings(max_examples=400, deadline=None)
+@given(changes=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_file_is_read_or_refused(changes):
+    damaged = bytearray(file(pickled((2, 3), (3, 1))))
+    for place, value in changes:
+        damaged[place % len(damaged)] = value
+    with contextlib.suppress(RequestInvalid):
+        read_tensor(bytes(damaged), param="p")
