@@ -25,12 +25,14 @@ class MediaSlot(msgspec.Struct, frozen=True, omit_defaults=True):
     """How items of one kind (image, video, audio) stand in a prompt.
 
     `text` is the placeholder as templates write it; the tokenizer makes the one id `token` of it.  In the prompt an item takes
-    `tokens` of them; 0 = only the engine knows, and block hashes end where the first such item begins.
+    `tokens` of them, or as many `ids` where the engine puts others between or around them; `tokens` 0 = only the engine knows,
+    and block hashes end where the first such item begins.
     """
 
     text: str
     token: int
     tokens: int = 0
+    ids: list[int] = []
 
 
 class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -56,5 +58,6 @@ class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
     prompt_embeds: bool = False  # it takes prompts as embeddings
     media: dict[str, MediaSlot] = {}  # kinds that the model takes in messages besides text
     aliases: list[str] = []
+    adapters: list[str] = []  # that its workers have or had: known until they are unloaded everywhere
     owner: str = "headrace"
     created: float = 0.0

@@ -22,6 +22,7 @@ class Tally:
     def end(self, choice: int, fin: Finish) -> None:
         """The end of a choice. Siblings find each other's blocks in the cache, so the least says what was there before."""
         prompt = choice // self._share
+        self._prompts[prompt] = max(self._prompts[prompt], fin.prompt_tokens)  # only the engine may know what media take
         known = self._cached[prompt]
         self._cached[prompt] = fin.cached_tokens if known is None else min(known, fin.cached_tokens)
         if self.reasoning is not None:

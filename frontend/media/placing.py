@@ -46,7 +46,7 @@ def place(ids: Sequence[int], items: Sequence[MediaItem], slots: Mapping[str, Me
             known = len(expanded)
         spans.append(MediaSpan(len(expanded), length, item.digest))
         media.append(_record(item, len(expanded), length))
-        expanded += [token] * length
+        expanded += slots[kind].ids or [token] * length
     if taken != len(items):
         raise _mismatch(items, slots)
     expanded += ids[start:]
@@ -61,6 +61,7 @@ def _record(item: MediaItem, start: int, length: int) -> dict[str, Any]:
         "length": length,
         "type": item.media_type,
         "data": item.data,
+        "param": item.param,
     }
 
 

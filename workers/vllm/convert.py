@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from broker.messages import TokenLogprob
 from workers.engine import Fault, Output, Sequence
-from workers.errors import RequestInvalid, UnsupportedByEngine
+from workers.errors import RequestInvalid
 from workers.tensors import StoredTensor
 from workers.vllm import handover
 
@@ -72,7 +72,7 @@ def to_compute(sequence: Sequence) -> int:
 
 
 def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = None) -> Any:
-    """vLLM's `SamplingParams`, with `transfer` as its `kv_transfer_params`. Raises RequestInvalid, UnsupportedByEngine."""
+    """vLLM's `SamplingParams`, with `transfer` as its `kv_transfer_params`. Raises RequestInvalid."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     _check_supported(sequence)
@@ -128,8 +128,6 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
 
 
 def _check_supported(sequence: Sequence) -> None:
-    if sequence.media:
-        raise UnsupportedByEngine("this vLLM worker does not serve media", param="media")
     for name in _TRANSFER_EXTRA:
         if name in sequence.extra:
             # they name hosts to read memory from, so they never come from a request
@@ -165,8 +163,11 @@ def to_output(
     eos: frozenset[int],
     token_bytes: TokenBytes,
     local_hits: int | None = None,
+    token_ids: list[int] | None = None,
 ) -> Output:
     """One delta of one sequence. `eos` are the model's own end tokens: ending on them is a plain stop.
+
+    `token_ids`: the prompt as vLLM has it, where that is not the sequence's.
 
     `local_hits`: tokens of a fetched prompt that were in the local cache; vLLM's own number is about something else then.
     """
@@ -176,7 +177,10 @@ def to_output(
         output.cached_tokens = (result.num_cached_tokens or 0) if local_hits is None else local_hits
         if result.prompt_logprobs is not None:
             output.prompt_logprobs = to_prompt_logprobs(
-                sequence.token_ids, result.prompt_logprobs, sequence.prompt_logprobs or 0, token_bytes
+                sequence.token_ids if token_ids is None else token_ids,
+                result.prompt_logprobs,
+                sequence.prompt_logprobs or 0,
+                token_bytes,
             )
         if sequence.handover is not None:
             output.extra = _times(result.metrics)

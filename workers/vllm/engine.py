@@ -35,10 +35,12 @@ from workers.errors import EngineDead, EngineOverloaded, TransferFailed, Unsuppo
 from workers.guard import ProcessTree
 from workers.text.pipeline import TokenTable
 from workers.vllm import convert
-from workers.vllm.adapters import request_of
+from workers.vllm.adapters import Adapters
 from workers.vllm.exchange import Exchange
 from workers.vllm.listener import KvListener
 from workers.vllm.load import LoadMeter
+from workers.vllm.media import MediaReader
+from workers.vllm.offered import Offer
 from workers.vllm.pooling import VllmPooling
 from workers.vllm.settings import kv_events_wanted
 from workers.vllm.start import Started, start_vllm
@@ -65,6 +67,7 @@ class VllmEngine:
         self._priority = False
         self._kv: KvListener | None = None
         self._pooling: VllmPooling | None = None
+        self._media: MediaReader | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -76,11 +79,21 @@ class VllmEngine:
             logprobs=True,
             prompt_logprobs=True,
             prompt_embeds=self._started is not None and self._started.info.prompt_embeds,
+            media=frozenset(self._started.info.media) if self._started is not None else frozenset(),
             guided=convert.GUIDED,
-            lora="static" if self._started is not None and self._started.adapters else "none",
+            lora="dynamic" if self._adapters is not None and self._adapters.changeable else "none",
             cache_salt=True,
             priority=self._priority,
         )
+
+    @property
+    def _adapters(self) -> Adapters | None:
+        return self._started.adapters if self._started is not None else None
+
+    @property
+    def offer(self) -> Offer:
+        """Which media it takes. Raises EngineDead."""
+        return self._alive()[0].offer
 
     @property
     def llm(self) -> Any:
@@ -101,6 +114,8 @@ class VllmEngine:
         if POOLING_KINDS & set(started.info.kinds):
             self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._translate)
             self._deafen()  # where it was not known before that there is nothing to route by
+        if started.offer.slots:
+            self._media = MediaReader(started.llm, started.offer)
         if self._kv is not None:
             self._kv.meet()
         self._priority = started.llm.vllm_config.scheduler_config.policy == "priority"
@@ -112,9 +127,12 @@ class VllmEngine:
         def to_output(run: Run, result: Any) -> Output:
             sequence, first = run.sequence, not run.started
             hits = exchange.arrived(run.request_id) if first else None
-            output = convert.to_output(sequence, result, first=first, eos=eos, token_bytes=token_bytes, local_hits=hits)
+            output = convert.to_output(
+                sequence, result, first=first, eos=eos, token_bytes=token_bytes, local_hits=hits, token_ids=run.token_ids
+            )
             if first:
-                computed = 1 if hits is not None else len(sequence.token_ids) - (output.cached_tokens or 0)
+                output.prompt_tokens = run.prompt_tokens
+                computed = 1 if hits is not None else len(run.token_ids) - (output.cached_tokens or 0)
                 self._meter.prefilled(sequence.id, computed)
             return output
 
@@ -134,13 +152,14 @@ class VllmEngine:
             batcher.take(run, error)  # it fails as a transfer in vLLM would
             return
         params = convert.to_sampling_params(sequence, transfer)
-        adapter = request_of(started.adapters, sequence.adapter)
+        adapter = started.adapters.request_of(sequence.adapter) if started.adapters is not None else None
         self._runs[sequence.id] = run
         exchange.began(run.request_id, sequence)
         self._meter.queued(sequence.id, convert.to_compute(sequence))
         try:
-            prompt = await self._prompt(started, sequence)
+            prompt = await self._prompt(started, run)
             if sequence.id not in self._runs:  # aborted meanwhile
+                self._forget_media(run)
                 return
             collector = await started.llm.add_request(
                 run.request_id,
@@ -155,18 +174,34 @@ class VllmEngine:
         except BaseException as error:
             run.closed = True
             self._ended(sequence.id)
+            self._forget_media(run)
             raise self._translate(error) from error
         if run.closed:  # aborted while it was being handed over
             await started.llm.abort(run.request_id)
             return
         batcher.attach(collector, run)
 
-    async def _prompt(self, started: Started, sequence: Sequence) -> Any:
+    async def _prompt(self, started: Started, run: Run) -> Any:
+        sequence = run.sequence
+        if sequence.media:
+            return await self._media_prompt(run)
         if sequence.prompt_embeds is None:
             return convert.to_prompt(sequence)
         if not started.info.prompt_embeds:
             raise UnsupportedByEngine("this vLLM was started without enable_prompt_embeds", param="prompt_embeds")
         return await asyncio.to_thread(convert.to_prompt, sequence, started.llm.model_config)
+
+    async def _media_prompt(self, run: Run) -> Any:
+        if self._media is None:
+            raise UnsupportedByEngine("this model takes no media, only text", param="messages")
+        made = await self._media.prompt(run.sequence)
+        run.token_ids, run.prompt_tokens = made.token_ids, made.tokens
+        return made.given
+
+    def _forget_media(self, run: Run) -> None:
+        """vLLM has processed its items, and its core may not have got them."""
+        if self._media is not None and run.prompt_tokens is not None:
+            self._media.forget(run.sequence)
 
     async def abort(self, ids: Seq[str]) -> None:
         known = frozenset(ids) & self._runs.keys()
@@ -249,6 +284,13 @@ class VllmEngine:
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         llm = self._alive()[0].llm
+        adapters = self._adapters
+        if adapters is not None and op == "load_adapter":
+            await adapters.load(args["name"], args["source"])
+            return {}
+        if adapters is not None and op == "unload_adapter":
+            await adapters.unload(args["name"])
+            return {}
         operations: dict[str, Callable[..., Awaitable[Any]]] = {
             "reset_prefix_cache": llm.reset_prefix_cache,
             "pause": llm.pause_generation,
@@ -267,6 +309,8 @@ class VllmEngine:
         started, self._started = self._started, None
         if self._exchange is not None:
             await self._exchange.close()
+        if self._media is not None:
+            self._media.close()
         if started is not None:
             for run in self._runs.values():
                 run.closed = True

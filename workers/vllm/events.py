@@ -19,6 +19,7 @@ import xxhash
 
 from workers import metrics
 from workers.engine import KvBatch, KvEvent, Tier
+from workers.vllm.adapters import public_name
 
 log = structlog.get_logger()
 
@@ -87,7 +88,7 @@ def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
         hashes=hashes,
         parent=None if event.parent_block_hash is None else _number(event.parent_block_hash),
         token_ids=event.token_ids if readable else (),
-        adapter=event.lora_name,
+        adapter=public_name(event.lora_name),
         salt=salt,
         media=media,
         group=event.group_idx,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from workers.beside import beside
 from workers.engine import EngineConfig, EngineInfo
 from workers.errors import EngineStartFailed, WorkerError
-from workers.vllm.adapters import Adapter, adapters_of, load_adapters
+from workers.vllm.adapters import Adapters, adapters_of, load_adapters
 from workers.vllm.load import LoadMeter
+from workers.vllm.missing import missing_code
+from workers.vllm.offered import NO_MEDIA, Offer, offered_media
 from workers.vllm.pooling import class_labels, pooling_kinds
 from workers.vllm.settings import engine_args, prepare_children, prepare_environment, size_kv_cache
 from workers.vllm.side_channel import side_channel
@@ -29,7 +31,8 @@ class Started:
     llm: Any
     info: EngineInfo
     transfer: Transfer | None = None
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    adapters: Adapters | None = None  # None: it generates nothing
+    offer: Offer = NO_MEDIA
 
 
 async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None) -> Started:
@@ -43,8 +46,12 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
     # the first call binds vLLM's sockets to this event loop and caches the answer that every later request needs
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:
+        offer = await offered_media(started.llm)
+        started = replace(started, info=replace(started.info, media=offer.slots), offer=offer)
         await load_adapters(started.llm, adapters)
-        return replace(started, info=replace(started.info, adapters=tuple(adapters)), adapters=adapters)
+        lora = started.llm.vllm_config.lora_config
+        running = Adapters(started.llm, adapters, most_rank=lora.max_lora_rank if lora is not None else None)
+        return replace(started, info=replace(started.info, adapters=running.names), adapters=running)
     model = started.llm.vllm_config.model_config
     if not POOLING_TASKS & set(tasks):
         raise EngineStartFailed(f"{config.model} does not generate text; vLLM offers: {', '.join(tasks) or 'nothing'}")
@@ -69,7 +76,8 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     except WorkerError:
         raise
     except Exception as error:
-        raise EngineStartFailed(f"vLLM could not start {config.model}: {error}") from error
+        told = missing_code(str(error)) or str(error)
+        raise EngineStartFailed(f"vLLM could not start {config.model}: {told}") from error
     return Started(llm, _describe(llm, vllm.__version__, transfer), transfer)
 
 

@@ -18,13 +18,18 @@ _log = structlog.get_logger()
 
 
 class Run:
-    """One sequence inside the engine; `request_id` is what vLLM knows it by, `started` whether it has had an output."""
+    """One sequence inside the engine; `request_id` is what vLLM knows it by, `started` whether it has had an output.
 
-    __slots__ = ("closed", "request_id", "sequence", "started")
+    `token_ids` is its prompt as vLLM has it, with what an earlier run had emitted; `prompt_tokens` is known of media only.
+    """
+
+    __slots__ = ("closed", "prompt_tokens", "request_id", "sequence", "started", "token_ids")
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.request_id = sequence.id
+        self.token_ids = sequence.token_ids
+        self.prompt_tokens: int | None = None
         self.started = False
         self.closed = False
 

@@ -13,9 +13,11 @@ from tokenizers import Tokenizer
 from broker.blocks import MediaSpan, block_chain
 from broker.cards import MediaSlot
 from broker.codec import pack_u64, unpack_u32
+from broker.messages import Finish
 from frontend.media.inline import Malformed, TooMuch, decode_base64, decode_data_url
 from frontend.media.loader import content_digest
 from frontend.media.sniff import may_be, sniff
+from frontend.usage import Tally
 from tests.unit.frontend.fakes import CARD, FILES, MODEL, TEMPLATE, Call, FakeIngress, FakeServed, frontend, post
 from tests.unit.frontend.media_world import GIF, MP4, PNG, WAV, answer, data_url, web_server
 
@@ -262,6 +264,29 @@ async def test_hashes_end_where_only_the_engine_knows_the_prompt() -> None:
     job = ingress.jobs[0]
     assert len(job.hashes) == 8 * (46 // 16)
     assert job.generation.media[0]["length"] == 1
+
+
+async def test_an_item_becomes_what_the_engine_makes_of_it() -> None:
+    made = [40, IMAGE, IMAGE, 41]
+    ingress, app = world(PARTS, slots={"image": MediaSlot("<|img|>", IMAGE, 4, made)})
+    assert (await post(app, body(text("x" * 20), image(), text("y" * 20)))).status == 200
+    job = ingress.jobs[0]
+    ids = unpack_u32(job.generation.token_ids)
+    assert ids[26:30] == made
+    assert job.hashes == pack_u64(block_chain(ids, 16, media=[MediaSpan(26, 4, content_digest(PNG))]))
+
+
+async def test_the_worker_is_told_where_an_item_stood_in_the_request() -> None:
+    ingress, app = world(PARTS)
+    assert (await post(app, body(text("see"), image()))).status == 200
+    assert ingress.jobs[0].generation.media[0]["param"] == URL
+
+
+async def test_usage_has_the_engines_count_where_only_it_knows() -> None:
+    tally = Tally([7, 3], 2)
+    for choice, tokens in ((0, 40), (1, 40), (2, 3), (3, 0)):
+        tally.end(choice, Finish(reason="stop", prompt_tokens=tokens, cached_tokens=2))
+    assert (tally.usage().prompt_tokens, tally.usage().total_tokens) == (43, 43)
 
 
 async def test_videos_and_images_keep_their_order() -> None:

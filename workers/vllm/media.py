@@ -1,0 +1,245 @@
+"""Images, videos and sounds for vLLM: from the items of a job to a prompt as vLLM's renderer gives it.
+
+In our prompt an item is already as long as it will be, where the card could say so.  vLLM wants one placeholder per item and
+makes it longer itself, so each span is taken back to its placeholder; what vLLM makes of it is then compared with what we had.
+Items are named by their digest, 16 hex digits: under it vLLM finds them in its caches and tells of them in its KV events.
+
+vLLM and PIL are imported inside the functions that use them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import structlog
+
+from broker.cards import MediaSlot
+from workers import metrics
+from workers.engine import Sequence
+from workers.errors import RequestInvalid, UnsupportedByEngine, WorkerError
+from workers.vllm.offered import Offer, missing_decoder
+
+_log = structlog.get_logger()
+
+DECODERS = 2  # threads
+_TOLD = 300  # characters of an engine's complaint that are passed on
+
+Kind = Literal["image", "video", "audio"]
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of a job, as `Generation.media` has it. `param` is where it stood in the client's request."""
+
+    kind: Kind
+    digest: Annotated[int, msgspec.Meta(ge=0)]
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=1)]
+    data: bytes
+    type: str = ""
+    param: str = "messages"
+
+    @property
+    def name(self) -> str:
+        """As vLLM is told (`multi_modal_uuids`) and as it comes back in KV events."""
+        return f"{self.digest:016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPrompt:
+    """`given` is for `AsyncLLM.add_request`; the prompt has `tokens` tokens, those emitted by an earlier run not counted."""
+
+    given: Any
+    token_ids: list[int]
+    tokens: int
+
+
+def items_of(sequence: Sequence) -> list[Item]:
+    """In the order of the prompt. Raises RequestInvalid when one is not as it should be."""
+    items = []
+    end = 0
+    for number, given in enumerate(sequence.media):
+        try:
+            item = msgspec.convert(given, Item)
+        except msgspec.ValidationError as error:
+            raise RequestInvalid(f"media item {number}: {error}", param="messages") from None
+        if item.start < end or item.start + item.length > sequence.prompt_tokens:
+            raise RequestInvalid(
+                f"media item {number}: tokens {item.start} to {item.start + item.length} do not lie between token {end} "
+                f"and the end of a prompt of {sequence.prompt_tokens}",
+                param=item.param,
+            )
+        if item.digest >= 1 << 64:
+            raise RequestInvalid(f"media item {number}: digest {item.digest} has more than 64 bits", param=item.param)
+        end = item.start + item.length
+        items.append(item)
+    return items
+
+
+def with_placeholders(token_ids: Seq[int], items: Seq[Item], slots: Mapping[str, MediaSlot]) -> list[int]:
+    """One placeholder in place of each item's span."""
+    ids: list[int] = []
+    at = 0
+    for item in items:
+        ids += token_ids[at : item.start]
+        ids.append(slots[item.kind].token)
+        at = item.start + item.length
+    ids += token_ids[at:]
+    return ids
+
+
+def check_kinds(items: Seq[Item], offer: Offer) -> None:
+    """Raises UnsupportedByEngine for the first item that this engine does not take, with the reason where there is one."""
+    for item in items:
+        if item.kind in offer.slots:
+            continue
+        why = offer.left_out.get(item.kind) or f"the model takes: {', '.join(offer.slots) or 'text only'}"
+        raise UnsupportedByEngine(f"this worker takes no {item.kind} parts: {why}", param=item.param)
+
+
+class MediaReader:
+    """Decodes items in threads of its own, and has vLLM process them beside its event loop."""
+
+    def __init__(self, llm: Any, offer: Offer) -> None:
+        self._llm = llm
+        self._offer = offer
+        self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="media-decode")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def prompt(self, sequence: Sequence) -> MediaPrompt:
+        """Raises RequestInvalid naming the part, and UnsupportedByEngine naming what is missing."""
+        if sequence.handover is not None:
+            raise UnsupportedByEngine("blocks of prompts with media are not handed over", param="messages")
+        began_s = time.perf_counter()
+        items = items_of(sequence)
+        check_kinds(items, self._offer)
+        decoded = await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, items)
+        prompt: dict[str, Any] = {
+            "prompt_token_ids": with_placeholders(sequence.token_ids[: sequence.prompt_tokens], items, self._offer.slots),
+            "multi_modal_data": decoded,
+            "multi_modal_uuids": {kind: [item.name for item in items if item.kind == kind] for kind in decoded},
+        }
+        if sequence.cache_salt is not None:
+            prompt["cache_salt"] = sequence.cache_salt
+        given = await self._render(prompt, items)
+        made = given["prompt_token_ids"]
+        self._compare(sequence, items, made)
+        emitted = sequence.token_ids[sequence.prompt_tokens :]
+        given["prompt_token_ids"] = whole = [*made, *emitted]
+        metrics.MEDIA_S.observe(time.perf_counter() - began_s)
+        return MediaPrompt(given, whole, len(made))
+
+    def forget(self, sequence: Sequence) -> None:
+        """It did not reach the engine, which may lack its items: whoever has them next must bring their bytes, too."""
+        cache = self._llm.renderer.mm_processor_cache
+        if cache is not None:
+            for item in items_of(sequence):
+                cache.invalidate(item.name)
+
+    def _decode(self, items: Seq[Item]) -> dict[str, list[Any]]:
+        readers = _readers(self._llm.model_config)
+        check_pixels(items, most=_most_pixels())
+        decoded: dict[str, list[Any]] = {}
+        for item in items:
+            decoded.setdefault(item.kind, []).append(_decoded(item, readers[item.kind]()))
+        return decoded
+
+    async def _render(self, prompt: dict[str, Any], items: Seq[Item]) -> Any:
+        from workers.vllm.convert import translate_invalid
+
+        param = items[0].param if len(items) == 1 else "messages"
+        try:
+            (given,) = await self._llm.renderer.render_cmpl_async([prompt])
+        except WorkerError:
+            raise
+        except Exception as error:  # processors of models raise what they like on what they cannot work with
+            cause = error.__cause__ or error
+            invalid = translate_invalid(error) or RequestInvalid(f"{type(cause).__name__}: {cause}")
+            _log.info("media.refused", why=str(invalid)[:_TOLD], items=len(items))
+            raise RequestInvalid(f"{param}: vLLM cannot process it: {str(invalid)[:_TOLD]}", param=param) from error
+        return given
+
+    def _compare(self, sequence: Sequence, items: Seq[Item], made: list[int]) -> None:
+        """Other tokens than the card promised do no harm to answers, but routers look for blocks that nobody has."""
+        if not all(self._offer.slots[item.kind].tokens for item in items):
+            return
+        if made != sequence.token_ids[: sequence.prompt_tokens]:
+            metrics.MEDIA_UNEXPECTED.inc()
+            _log.warning("media.expansion_differs", sequence=sequence.id, expected=sequence.prompt_tokens, tokens=len(made))
+
+
+def _readers(model: Any) -> dict[str, Callable[[], Any]]:
+    """vLLM's own readers, as its server would set them up."""
+    from vllm.multimodal.media.audio import AudioMediaIO
+    from vllm.multimodal.media.image import ImageMediaIO
+    from vllm.multimodal.media.video import VideoMediaIO
+    from vllm.multimodal.video import get_video_loader_backend_for_processor
+    from vllm.transformers_utils.processor import get_video_processor_cls_name
+
+    given = dict(model.multimodal_config.media_io_kwargs or {})
+
+    def image() -> Any:
+        return ImageMediaIO(**given.get("image", {}))
+
+    def video() -> Any:
+        settings = dict(given.get("video", {}))
+        backend = get_video_loader_backend_for_processor(get_video_processor_cls_name(model))
+        if "video_backend" not in settings and backend:
+            settings["video_backend"] = backend
+        return VideoMediaIO(image(), **settings)
+
+    def audio() -> Any:
+        return AudioMediaIO(**given.get("audio", {}))
+
+    return {"image": image, "video": video, "audio": audio}
+
+
+def _decoded(item: Item, reader: Any) -> Any:
+    """Raises RequestInvalid for bytes that are not what they seemed to be, UnsupportedByEngine where a decoder is missing."""
+    try:
+        return reader.load_bytes(item.data)
+    except ImportError as error:
+        told = missing_decoder(item.kind) or f"it needs {error.name or error}, which is not installed"
+        raise UnsupportedByEngine(f"this worker cannot read {item.kind} parts: {told}", param=item.param) from error
+    except Exception as error:  # decoders raise what they like on what they cannot read
+        what = f"{item.type or item.kind} of {len(item.data)} bytes"
+        raise RequestInvalid(f"{item.param}: the {what} cannot be read: {str(error)[:_TOLD]}", param=item.param) from error
+
+
+def _most_pixels() -> int:
+    from vllm import envs
+
+    return int(envs.VLLM_MAX_IMAGE_PIXELS)
+
+
+def check_pixels(items: Seq[Item], *, most: int) -> None:
+    """The images of a request may have as many pixels in all as vLLM allows for one of them (0: any number).
+
+    Read from their heads, before anything is unpacked.  Raises RequestInvalid.
+    """
+    if most <= 0:
+        return
+    from PIL import Image
+
+    left = most
+    for item in items:
+        if item.kind != "image":
+            continue
+        try:
+            with Image.open(io.BytesIO(item.data)) as image:
+                width, height = image.size
+        except Exception:  # whoever decodes it says what is wrong  # noqa: S112
+            continue
+        left -= width * height
+        if left < 0:
+            told = f"with this image of {width} × {height} the request has more than {most} pixels in images"
+            raise RequestInvalid(f"{item.param}: {told}", param=item.param)
