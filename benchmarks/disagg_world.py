@@ -95,6 +95,7 @@ class Node:
             FabricMember(wire, self.engine, world.fabric, name, wake=lambda: world.stir(self))
         self.manager = manager
         self.busy = False
+        self.step_ends_s = 0.0
         self.wake_s = float("inf")
         self.runs = 0
         self.waits = 0  # for prompts computed elsewhere
@@ -312,6 +313,7 @@ class World:
             return
         self.steps += 1
         node.busy = True
+        node.step_ends_s = self.now_s + result.duration_s
         node.busy_s += result.duration_s
         self._tell_cache(node, result.events, result.duration_s)
         self._at(self.now_s + result.duration_s, self._stepped, node, result.outputs, result.prefill_tokens)
@@ -387,7 +389,7 @@ class World:
         node.report_due = False
         node.reports += 1
         node.reported_s = self.now_s
-        load = node.engine.load()
+        load = node.engine.load(node.step_ends_s - self.now_s if node.busy else 0.0)
         report = LoadReport(
             worker=node.name,
             epoch=1,

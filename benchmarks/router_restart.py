@@ -4,30 +4,38 @@
     .venv/bin/python -m benchmarks.router_restart --blocks 1000000 --index pure --json out.json
 
 A nats-server of its own on this machine. The index is filled, a snapshot is made while events go on, and events are left
-behind it in the stream. Then a fresh process starts: connects, restores, replays, and is ready when it has everything that
-was in the stream when it began. A stopwatch on the loop of the process that makes the snapshot notes its longest wait.
+behind it in the stream. Then `headrace router` is started, as anybody would start it: it imports what it needs, connects,
+restores, replays, takes its lease, and says `router.ready`, which is when the time is taken. Its metrics tell that all blocks
+are there. The workers are leases that this process keeps. A stopwatch on the loop of the process that makes the snapshot
+notes its longest wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import random
-import resource
-import subprocess
+import re
+import signal
+import socket
 import sys
 import tempfile
 import time
+import urllib.request
 from array import array
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import structlog
 import uvloop
 
+from broker.cards import ModelCard
 from broker.codec import encode, pack_u64
-from broker.messages import KvStep
+from broker.messages import KvStep, WorkerMember
 from jetstream.client import Connection, ConnectOptions
 from jetstream.manage import ensure_topology
 from jetstream.server import EmbeddedServer
@@ -35,13 +43,17 @@ from jetstream.subjects import Subjects
 from jetstream.topology import Topology
 from router.feed.follow import KvFollower
 from router.feed.gathering import WorkerSlice
-from router.index.create import create_index
+from router.index.create import IMPLEMENTATION_VARIABLE, create_index
 from router.index.view import Caches
 from router.snapshots.settings import SnapshotSettings
 
 POOL = "bench"
 SUBJECTS = Subjects("hr")
+BLOCK_SIZE = 16
 BLOCKS_PER_EVENT = 16
+RENEW_S = 0.5  # leases last a few seconds
+MOST_START_S = 120.0
+EVENTS = ("settings.loaded", "pool.known", "index.restored", "index.ready", "router.ready")
 BY_HAND = SnapshotSettings(every_events=10**9, every_s=1e9, refresh_s=1e9)
 
 
@@ -53,7 +65,7 @@ async def connect(url: str) -> Connection:
 def follower(connection: Connection, index: Any) -> KvFollower:
     """What keeps a router's index current, with the real index."""
     caches = Caches(create_index(index))
-    return KvFollower(connection, SUBJECTS, POOL, caches, caches.index, router="bench", block_size=16, settings=BY_HAND)
+    return KvFollower(connection, SUBJECTS, POOL, caches, caches.index, router="bench", block_size=BLOCK_SIZE, settings=BY_HAND)
 
 
 class Stopwatch:
@@ -151,43 +163,102 @@ def _begun() -> Any:
     return Restored("empty", 1, 1, "")
 
 
-async def restart(url: str, index: str) -> None:
-    """In a process of its own."""
+@contextlib.asynccontextmanager
+async def pool_of_workers(url: str, workers: int) -> AsyncIterator[None]:
+    """A model card, and live leases of workers that send cache events."""
     async with await connect(url) as connection:
-        made = follower(connection, index)
-        running = asyncio.create_task(made.run())
-        while not made.ready:
-            await asyncio.sleep(0.001)
-        feed = made.feed
-        assert made.restored is not None
-        said = {
-            "ready_s": round(made.ready_after_s, 3),
-            "source": made.restored.source,
-            "entries": len(feed._index),
-            "cpu_s": round(time.process_time(), 3),
-            "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        }
-        sys.stdout.write(json.dumps(said) + "\n")
-        sys.stdout.flush()
-        running.cancel()
-        await asyncio.wait([running])
+        card = ModelCard(model="bench", pool=POOL, context_length=32_768, block_size=BLOCK_SIZE)
+        await connection.bucket(SUBJECTS.bucket("models")).put(POOL, encode(card))
+        leases = connection.bucket(SUBJECTS.bucket("members"))
+
+        async def keep() -> None:
+            while True:
+                for number in range(workers):
+                    name = f"w{number}"
+                    member = WorkerMember(
+                        worker=name, pool=POOL, model="bench", slots=64, block_size=BLOCK_SIZE, epoch=1, kv_events=True
+                    )
+                    await leases.put(SUBJECTS.worker_key(POOL, name), encode(member))
+                await asyncio.sleep(RENEW_S)
+
+        keeping = asyncio.create_task(keep())
+        await asyncio.sleep(RENEW_S)
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+
+async def start_router(url: str, index: str) -> dict[str, Any]:
+    """`headrace router` from the start of its process until it says that it is ready; then it is stopped."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["-m", "headrace", "router", "--nats", url, "--log-format", "json", "--router-metrics-port", str(port)]
+    environment = {**os.environ, IMPLEMENTATION_VARIABLE: index}
+    started = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, env=environment
+    )
+    assert process.stderr is not None
+    said: dict[str, float] = {}
+    try:
+        async with asyncio.timeout(MOST_START_S):
+            while "router.ready" not in said:
+                line = await process.stderr.readline()
+                if not line:
+                    raise RuntimeError(f"headrace router has ended with {await process.wait()}")
+                if not line.startswith(b"{"):
+                    raise RuntimeError(f"headrace router says {line.decode(errors='replace')!r}")
+                said[json.loads(line)["event"]] = time.perf_counter() - started
+        figures = await asyncio.to_thread(_metrics, port)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(MOST_START_S):
+            await process.communicate()
+    return {
+        "process_to_ready_s": round(said["router.ready"], 3),
+        "until": {name: round(said[name], 3) for name in EVENTS if name in said},
+        **figures,
+    }
+
+
+def _metrics(port: int) -> dict[str, Any]:
+    """What the router tells of itself, once its gauges are set."""
+    until = time.monotonic() + 5.0
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as answer:
+            text = answer.read().decode()
+        entries = _figure(text, rf'headrace_router_index_entries{{pool="{POOL}"}}')
+        if entries or time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    return {
+        "entries": int(entries),
+        "cpu_s": round(_figure(text, "process_cpu_seconds_total"), 3),
+        "rss_mb": round(_figure(text, "process_resident_memory_bytes") / 2**20),
+    }
+
+
+def _figure(text: str, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found.group(1)) if found else 0.0
+
+
+async def starts_of(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One after the other."""
+    async with pool_of_workers(url, options.workers):
+        return [await start_router(url, options.index) for _ in range(options.runs)]
 
 
 def measure(options: argparse.Namespace, blocks: int) -> dict[str, Any]:
-    """One row of the report."""
+    """One row of the report: the median start."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder)) as server:
         row = uvloop.run(prepare(server.url, options, blocks))
-        starts = []
-        for _ in range(options.runs):
-            started = time.perf_counter()
-            command = [sys.executable, "-m", "benchmarks.router_restart", "--child", server.url, "--index", options.index]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            starts.append({"process_to_ready_s": round(time.perf_counter() - started, 3), **said})
-            process.wait()
-    best = sorted(starts, key=lambda start: start["process_to_ready_s"])[len(starts) // 2]
-    return {**row, **best}
+        starts = sorted(uvloop.run(starts_of(server.url, options)), key=lambda start: start["process_to_ready_s"])
+    return {**row, "all_starts_s": [start["process_to_ready_s"] for start in starts], **starts[len(starts) // 2]}
 
 
 def main() -> None:
@@ -199,12 +270,8 @@ def main() -> None:
     parser.add_argument("--index", choices=("auto", "compiled", "pure"), default="auto")
     parser.add_argument("--runs", type=int, default=3, help="restarts; the median is reported")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--child", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    if options.child:
-        uvloop.run(restart(options.child, options.index))
-        return
     rows = []
     for blocks in options.blocks:
         row = measure(options, blocks)

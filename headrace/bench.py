@@ -17,7 +17,7 @@ from router.bench.engine import EngineModel
 from router.bench.generate import GENERATORS, generate
 from router.bench.measure import as_builtins
 from router.bench.policies import ALL, EARLY, Policy
-from router.bench.replay import Pool
+from router.bench.replay import KNEE_PRECISION, Pool
 from router.bench.report import Report, Scenario, facts
 from router.bench.tables import render
 from router.bench.trace import SAMPLE, Trace, assign, read_trace
@@ -92,6 +92,7 @@ def _add_replay(actions: Any) -> None:
     add("--rate", type=_list(_positive), default=[1.0], metavar="X,…", help="factors on the trace's own speed (default: 1)")
     add("--sequential", action="store_true", help="one request after the other, without timing: hit rate and balance")
     add("--find-knee", action="store_true", help="the highest rate with TTFT p90 ≤ 3 s of each policy, and all around it")
+    add("--precision", type=_positive, default=KNEE_PRECISION, metavar="X", help="of knees, relative (default: 0.01)")
     add("--classes", type=_shares, default={}, metavar="NAME:SHARE,…", help="draw request classes")
     add("--tenants", type=_count, default=0, metavar="N", help="draw tenants t0, t1, … of skewed load")
     add("--skew", type=_positive, default=1.0, metavar="X", help="load of the n-th tenant goes as 1/n^X (default: 1)")
@@ -146,6 +147,7 @@ def _measure(parsed: argparse.Namespace) -> Report:
                 policies=policies,
                 sweep=WIDE_SWEEP if parsed.wide_sweep else SWEEP,
                 tenant_weights=parsed.tenant_weights,
+                precision=parsed.precision,
                 progress=_progress(parsed),
             )
             if parsed.sequential:

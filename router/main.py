@@ -15,18 +15,16 @@ import structlog
 from broker.cards import ModelCard
 from broker.members import Members
 from jetstream.client import Connection, ConnectOptions
-from jetstream.errors import ServerUnreachable
 from jetstream.manage import ensure_topology
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects, check_token
 from jetstream.topology import Topology
+from jetstream.waiting import connect_patiently
 from router.options import RouterOptions
 from router.pools import Pools
 from router.session.session import RouterSession
 
 log = structlog.get_logger()
-
-CONNECT_RETRY_S = 0.5
 
 # Makes the session of one pool; the id is unique to that session.
 Build = Callable[[Messaging, Subjects, Members, ModelCard, str], RouterSession]
@@ -127,7 +125,7 @@ def _signals(process: RouterProcess, serving: asyncio.Future[None], grace_s: flo
 
 @contextlib.asynccontextmanager
 async def _connected(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> AsyncIterator[Connection]:
-    async with await _connect(options, subjects, timeout_s) as connection:
+    async with await connect_patiently(options, subjects=subjects, timeout_s=timeout_s) as connection:
         topology = Topology(subjects)
         await ensure_topology(connection, topology)
 
@@ -136,20 +134,6 @@ async def _connected(options: ConnectOptions, subjects: Subjects, timeout_s: flo
 
         connection.on_reconnect(restore)
         yield connection
-
-
-async def _connect(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> Connection:
-    """Waits for a server that is not there yet; every other trouble is raised at once."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while True:
-        try:
-            return await Connection.connect(options, subjects=subjects)
-        except ServerUnreachable as error:
-            if loop.time() >= deadline:
-                raise
-            log.info("router.waiting_for_server", reason=str(error))
-            await asyncio.sleep(CONNECT_RETRY_S)
 
 
 def _quiet_gc() -> None:

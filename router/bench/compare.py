@@ -10,7 +10,7 @@ import msgspec
 from router.bench.ceiling import Ceiling
 from router.bench.classic import SWEEP, ClassicWeights
 from router.bench.policies import CLASSIC, Policy
-from router.bench.replay import Knee, Pool, Replay, find_classic_knee, find_knee, replay, replay_classic
+from router.bench.replay import KNEE_PRECISION, Knee, Pool, Replay, find_classic_knee, find_knee, replay, replay_classic
 from router.bench.report import Ceilings, KneeFound, Scenario, TimedRun
 from router.bench.sequential import replay_sequential
 from router.bench.shares import tenant_shares
@@ -32,6 +32,7 @@ class Comparison:
     policies: Sequence[Policy]
     sweep: Sequence[ClassicWeights] = SWEEP
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    precision: float = KNEE_PRECISION  # of knees, relative
     progress: Callable[[str], None] = _silent
 
     def sequential(self) -> Scenario:
@@ -67,9 +68,9 @@ class Comparison:
 
     def _knee(self, policy: Policy, limit: Ceiling) -> Knee | None:
         if policy.name == CLASSIC:
-            knee = find_classic_knee(self.pool, policy, limit=limit, sweep=self.sweep)
+            knee = find_classic_knee(self.pool, policy, limit=limit, sweep=self.sweep, precision=self.precision)
         else:
-            knee = find_knee(self.pool, policy, limit=limit)
+            knee = find_knee(self.pool, policy, limit=limit, precision=self.precision)
         self.progress(f"{policy.name}: no knee" if knee is None else f"{knee.policy.label}: knee at rate {knee.rate:.3f}")
         return knee
 

@@ -127,7 +127,7 @@ class Engine:
         self.step_prefill_tokens = 0
         self.step_decodes = 0
         self.blocks_used = 0
-        self.queued_prefill_tokens = 0
+        self.queued_prefill_tokens = 0  # of prompts, and parts of them, that no step has begun with
         self._waiting: deque[Job] = deque()
         self._partial: Job | None = None  # whose prompt is partly computed: at most one
         self._done: list[Job] = []  # whose prompt this step completes
@@ -147,6 +147,13 @@ class Engine:
     @property
     def idle(self) -> bool:
         return self.step_ends_s is None
+
+    def prompt_tokens_left(self, now_s: float) -> int:
+        """Prompt tokens still to be computed: those that no step has begun with, and what is left of the step that runs."""
+        left = self.queued_prefill_tokens
+        if self.step_ends_s is not None and self.step_prefill_tokens:
+            left += round(self.step_prefill_tokens * min(max((self.step_ends_s - now_s) / self.step_s, 0.0), 1.0))
+        return left
 
     def submit(self, job: Job, now_s: float) -> None:
         """Queue a request. An idle engine begins a step at once, that is when `end_step` is called for this same instant, so

@@ -83,7 +83,7 @@ def load_report(engine: Engine, worker: str, *, n: int, now_s: float) -> LoadRep
         running=engine.running + engine.waiting,  # all it has, as a worker counts
         waiting=engine.waiting,
         # The engine model has no limit of KV memory, so it tells nothing of blocks.
-        queued_prefill_tokens=engine.queued_prefill_tokens,
+        queued_prefill_tokens=engine.prompt_tokens_left(now_s),
         step_s=engine.step_s,
         step_prefill_tokens=engine.step_prefill_tokens,
         step_decodes=engine.step_decodes,

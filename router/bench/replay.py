@@ -99,9 +99,10 @@ def find_knee(
     *,
     limit: Ceiling,
     start: float = 4.0,
+    precision: float = KNEE_PRECISION,
     progress: Callable[[Summary], None] | None = None,
 ) -> Knee | None:
-    """Bisect the highest rate with TTFT p90 ≤ GOAL_TTFT_S. None if even LOWEST_RATE is too much.
+    """Bisect the highest rate with TTFT p90 ≤ GOAL_TTFT_S, to this relative precision. None if even LOWEST_RATE is too much.
 
     Assumes that a higher rate never helps; where that does not hold, a knee between two rates that were tried is found."""
     count = 0
@@ -133,7 +134,7 @@ def find_knee(
             high = low
         else:
             return None
-    while high / low > 1 + KNEE_PRECISION:
+    while high / low > 1 + precision:
         middle = (low * high) ** 0.5
         if bears(middle):
             low = middle
@@ -148,6 +149,7 @@ def find_classic_knee(
     *,
     limit: Ceiling,
     sweep: Sequence[ClassicWeights] = SWEEP,
+    precision: float = KNEE_PRECISION,
     progress: Callable[[Summary], None] | None = None,
 ) -> Knee | None:
     """The best knee of `classic` over all weights: weights that do not bear what others did already are passed over."""
@@ -155,15 +157,15 @@ def find_classic_knee(
     for weights in sweep:
         tried = replace(policy, weights=weights)
         if best is not None:
-            beyond = best.rate * (1 + KNEE_PRECISION)
+            beyond = best.rate * (1 + precision)
             summary = replay(pool, tried, rate=beyond, limit=limit).summary
             if progress is not None:
                 progress(summary)
             if _or_infinite(summary.ttft_s.p90) > GOAL_TTFT_S:
                 continue
-            knee = find_knee(pool, tried, limit=limit, start=beyond, progress=progress)
+            knee = find_knee(pool, tried, limit=limit, start=beyond, precision=precision, progress=progress)
         else:
-            knee = find_knee(pool, tried, limit=limit, progress=progress)
+            knee = find_knee(pool, tried, limit=limit, precision=precision, progress=progress)
         if knee is not None and (best is None or knee.rate > best.rate):
             best = knee
     return best

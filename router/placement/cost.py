@@ -23,33 +23,15 @@ balance by themselves, so this decides only between workers that have room and i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
+from math import inf
 
 from router.placement.load import LoadTable, WorkerLoad
 from router.placement.prefill import PrefillSide
 from router.placement.settings import SchedulerSettings
-from router.placement.window import Bools, Floats
+from router.placement.workers import Workers
 
 _FEW = 3.0
 _STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
-
-
-@dataclass(slots=True)
-class Workers:
-    """All workers at one moment, a value per column."""
-
-    wait_s: Floats
-    pending: Floats
-    token_s: Floats  # seconds per uncached token, with the decodes of the steps it fills
-    step_s: Floats  # what a step costs beside its prefill
-    room: Bools
-    blocks_free: Floats
-    running: list[int]
-    unevenness: Floats
-    disturbed: Floats  # what the running requests lose, in parts of the service
-    prefill: PrefillSide | None = None  # None: every prompt is computed where it is answered
 
 
 class RecentWork:
@@ -83,10 +65,10 @@ class RecentWork:
             self._tokens[worker] = sum(self._tokens.get(name, 0.0) for name in others) / len(others)
             self._requests[worker] = sum(self._requests.get(name, 0.0) for name in others) / len(others)
 
-    def unevenness(self, workers: list[str], strength: float) -> Floats:
+    def unevenness(self, workers: list[str], strength: float) -> list[float]:
         """Per worker, at least 1."""
         if strength <= 0 or len(workers) < 2:
-            return np.ones(len(workers))
+            return [1.0] * len(workers)
         # A few requests more than the others are no unevenness yet.
         tokens_each = max(sum(self._tokens.values()) / (sum(self._requests.values()) or 1.0), 1.0)
         # Requests count twice: their tokens even out by themselves as caches fill, their number does not.
@@ -98,7 +80,7 @@ class RecentWork:
             for column, own in enumerate(share):
                 if own > mean:
                     factor[column] *= 1.0 + weight * (own - mean) / (mean + unit)
-        return np.array(factor)
+        return factor
 
 
 def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
@@ -106,13 +88,13 @@ def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
     return max(settings.lookahead * load.info.step_tokens, settings.lookahead_s * load.speed.prefill_tokens_per_s)
 
 
-def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float) -> bool:
-    """Whether it may get anything now. KV blocks are looked at per request."""
+def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float, pending: float | None = None) -> bool:
+    """Whether it may get anything now. KV blocks are looked at per request. `pending`: its tokens, if they are known."""
     if settings.binding == "early":
         return not load.info.draining
     if not load.takes_one_more(settings.spare_slots, settings.lookahead_s):
         return False
-    return load.pending_tokens(now_s) < lookahead_tokens(load, settings)
+    return (load.pending_tokens(now_s) if pending is None else pending) < lookahead_tokens(load, settings)
 
 
 def look(
@@ -125,33 +107,29 @@ def look(
     awaited: Callable[[str], int] | None = None,
 ) -> Workers:
     """The workers as they are now. `awaited`: KV blocks that a worker will need for prompts computed elsewhere, by its name."""
-    pending, speeds, bases, decodes, waits, blocks, running, room, budgets = [], [], [], [], [], [], [], [], []
+    pending, waits, token_s, step_s, blocks, running, room, disturbed = [], [], [], [], [], [], [], []
     for load in loads:
         speed, info = load.speed, load.info
-        pending.append(load.pending_tokens(now_s))
-        speeds.append(speed.prefill_tokens_per_s)
-        bases.append(speed.base_s)
-        decodes.append(speed.per_decode_s)
-        busy = load.running
+        tokens, rate, busy = load.pending_tokens(now_s), speed.prefill_tokens_per_s, load.running
+        pending.append(tokens)
         running.append(busy)
-        free = load.blocks_free() if busy else np.inf  # an empty worker takes anything
+        waits.append(tokens / rate + (load.slot_wait_s() if busy >= info.slots else 0.0))
+        decode_s = speed.per_decode_s * busy
+        token_s.append(1.0 / rate + decode_s / (info.step_tokens or _STEP_TOKENS))
+        step_s.append(speed.base_s + decode_s)
+        free = load.blocks_free() if busy else inf  # an empty worker takes anything
         blocks.append(free if awaited is None else free - awaited(info.worker))
-        room.append(has_room(load, settings, now_s))
-        waits.append(load.slot_wait_s() if busy >= info.slots else 0.0)
-        budgets.append(info.step_tokens or _STEP_TOKENS)
-    rate = np.array(speeds)
-    busy_with = np.array(running)
-    decode_s = np.array(decodes) * busy_with
-    tokens = np.array(pending)
+        room.append(has_room(load, settings, now_s, tokens))
+        disturbed.append(settings.disturbance * busy)
     return Workers(
-        wait_s=tokens / rate + np.array(waits),
-        pending=tokens,
-        token_s=1.0 / rate + decode_s / np.array(budgets),
-        step_s=np.array(bases) + decode_s,
-        room=np.array(room, dtype=np.bool_),
-        blocks_free=np.array(blocks),
-        running=running,
-        disturbed=settings.disturbance * busy_with,
-        unevenness=recent.unevenness([load.info.worker for load in loads], settings.balance),
+        all_wait_s=waits,
+        all_pending=pending,
+        all_token_s=token_s,
+        all_step_s=step_s,
+        all_room=room,
+        all_blocks_free=blocks,
+        all_running=running,
+        all_disturbed=disturbed,
+        all_unevenness=recent.unevenness([load.info.worker for load in loads], settings.balance),
         prefill=prefill,
     )

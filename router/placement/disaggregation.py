@@ -12,7 +12,6 @@ from broker.codec import unpack_u64
 from broker.messages import JobEvent, LoadReport, PrefillDecision
 from router.index.types import NO_OVERLAP, CacheView, Overlap
 from router.placement.calibration import SpeedEstimate
-from router.placement.cost import Workers
 from router.placement.load import LoadTable, WorkerLoad
 from router.placement.prefill import (
     Computing,
@@ -29,6 +28,7 @@ from router.placement.transfer import TransferTimes
 from router.placement.types import Placement, Shed, Waiting, WorkerInfo
 from router.placement.ways import needs_one
 from router.placement.window import Row, Window
+from router.placement.workers import Workers
 
 _RETRY_S = 5.0
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from broker.messages import Candidate, Explanation, PrefillDecision
 from router.index.types import NO_OVERLAP, Overlap
-from router.placement.cost import Workers
 from router.placement.eligibility import why_not
 from router.placement.load import LoadTable
 from router.placement.settings import SchedulerSettings
 from router.placement.types import Placement, Shed, Waiting
 from router.placement.ways import Costs, costs
 from router.placement.window import Floats, Row, Window
+from router.placement.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Seen:
                     host=overlap.host,
                     disk=overlap.disk,
                     uncached=int(self.uncached[column]),
-                    pending=int(workers.pending[column]),
-                    running=workers.running[column],
-                    wait_s=round(float(workers.wait_s[column]), 6),
+                    pending=int(workers.all_pending[column]),
+                    running=workers.all_running[column],
+                    wait_s=round(workers.all_wait_s[column], 6),
                     cost_s=round(float(cost[column]), 6),
                     room=bool(room[column]),
                     why_not=reason,

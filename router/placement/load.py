@@ -23,6 +23,7 @@ class Entry:
     blocks: int
     placed_s: float
     started_s: float | None = None
+    alone: bool = False  # nothing may start beside it
 
 
 @dataclass(slots=True)
@@ -43,9 +44,9 @@ class WorkerLoad:
 
     # -- what is on its way ------------------------------------------------------------------------------------------
 
-    def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float) -> None:
+    def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, alone: bool = False) -> None:
         self.forget(request_id)
-        self.entries[request_id] = Entry(tokens, blocks, now_s)
+        self.entries[request_id] = Entry(tokens, blocks, now_s, alone=alone)
         self._entry_tokens += tokens
         self._entry_blocks += blocks
 
@@ -106,9 +107,15 @@ class WorkerLoad:
     def slots_left(self, spare: int) -> int:
         return self.info.slots + spare - self.running if self.info.slots else 1_000_000
 
+    @property
+    def has_one_alone(self) -> bool:
+        """A request in its last life is there, or about to be: whatever is placed beside it would have to wait for it."""
+        told = self.report is not None and self.info.slots > 0 and not self.report.slots
+        return told or any(entry.alone for entry in self.entries.values())
+
     def takes_one_more(self, spare: int, ahead_s: float) -> bool:
         """It may get a request, as far as slots go."""
-        if self.info.draining or self.full_s is not None:
+        if self.info.draining or self.full_s is not None or self.has_one_alone:
             return False
         return self.slots_left(spare + self.ending_within(ahead_s)) > 0
 

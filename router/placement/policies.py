@@ -13,15 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.placement.cost import Workers
+from router.placement import few
 from router.placement.settings import PolicyName, SchedulerSettings
 from router.placement.types import Waiting
 from router.placement.ways import Costs, costs
 from router.placement.window import Window
-
-_OUT_OF_TURN_S = 1e6  # seconds of score that set those who have waited too long apart from all others
-_PRIORITY_S = 1e3  # … and one priority from the next
-_DEADLINE_MARGIN_S = 2.0
+from router.placement.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,16 @@ class KvPolicy:
 
     def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
         settings = self._settings
+        if few.few(len(group), workers, settings):
+            chosen = few.choose(group, window, workers, congestion, now_s, settings)
+            self.passed_up = chosen.passed_up
+            return Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
+        return self._pick_of_many(group, window, workers, congestion, now_s)
+
+    def _pick_of_many(
+        self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float
+    ) -> Pick | None:
+        settings = self._settings
         rows = window.numbers(group)
         table = costs(window, rows, workers, congestion, settings)
         choice = np.where(table.free, table.choice, np.inf)
@@ -58,7 +65,7 @@ class KvPolicy:
         possible = np.isfinite(choice[every, column])
         best = table.cost.argmin(axis=1)
         age = now_s - window.arrived[rows]
-        urgent = window.deadline[rows] - now_s < here + _DEADLINE_MARGIN_S
+        urgent = window.deadline[rows] - now_s < here + few.DEADLINE_MARGIN_S
         aged = (age > settings.max_wait_s) | urgent
         waits = ~table.open[every, best] & (table.cost[every, best] < here - 1e-9) & ~aged
         self.passed_up = bool((possible & waits).any())
@@ -69,8 +76,8 @@ class KvPolicy:
             score = window.work[rows, column] * workers.token_s[column] - settings.ageing * age
         else:
             score = table.work_s[every, column] - settings.ageing * age
-        score += window.priority[rows] * _PRIORITY_S
-        score[aged] -= _OUT_OF_TURN_S + age[aged]
+        score += window.priority[rows] * few.PRIORITY_S
+        score[aged] -= few.OUT_OF_TURN_S + age[aged]
         score[~possible] = np.inf
         at = int(score.argmin())
         target = self._soften(table, at, int(column[at]))
@@ -105,7 +112,7 @@ class SimplePolicy:
         self.passed_up = False
 
     def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
-        if workers.prefill is None and not workers.room.any():
+        if workers.prefill is None and not any(workers.all_room):
             return None
         rows = window.numbers(group)
         table = costs(window, rows, workers, 0.0, self._settings)
@@ -128,7 +135,8 @@ class _RoundRobin:
 
 def _least_loaded(columns: list[int], workers: Workers) -> int:
     """By time, not by count: a long prompt is more load than a short one."""
-    return min(columns, key=lambda column: (workers.wait_s[column], workers.running[column], workers.unevenness[column]))
+    wait_s, running, unevenness = workers.all_wait_s, workers.all_running, workers.all_unevenness
+    return min(columns, key=lambda column: (wait_s[column], running[column], unevenness[column]))
 
 
 def make_policy(settings: SchedulerSettings, rng: random.Random) -> KvPolicy | SimplePolicy:

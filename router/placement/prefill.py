@@ -65,6 +65,7 @@ class PrefillSide:
     slot_wait_s: Floats  # per decode worker
     beside: Floats  # per decode worker: sequences that wait while it computes a prompt
     free_s: Floats  # … and how much of a step may be computing prompts until it is longer than thought good
+    peace_s: Floats  # … and what it is worth that somebody else computes it, however short it is
     disturbance: float
     late: float
     itl_s: float
@@ -117,6 +118,9 @@ def look_prefill(
         takes=np.array([load.takes_one_more(settings.spare_slots, settings.lookahead_s) or early for load in loads]),
         slot_wait_s=np.array([load.slot_wait_s() for load in loads]),
         beside=running + 1.0,  # somebody may come meanwhile
+        peace_s=np.array(
+            [settings.prefill_patience_s if load.report is not None and load.report.running else 0.0 for load in loads]
+        ),
         disturbance=settings.prefill_disturbance,
         late=settings.prefill_late,
         itl_s=settings.prefill_itl_s,
@@ -137,7 +141,7 @@ def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(No
     together = tokens + side.queued[columns]
     over_s = np.minimum(together, budget) * token_s - side.free_s[columns]
     late_s = np.where(over_s > 0, np.maximum(together / budget, 1.0) * (side.itl_s + over_s), 0.0)
-    cost: Floats = side.beside[columns] * (side.disturbance * tokens * token_s + side.late * late_s)
+    cost: Floats = side.peace_s[columns] + side.beside[columns] * (side.disturbance * tokens * token_s + side.late * late_s)
     return cost
 
 

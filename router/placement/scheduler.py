@@ -18,7 +18,7 @@ from broker.codec import unpack_u64
 from broker.messages import Explanation, JobEvent, LoadReport
 from router.index.types import NO_OVERLAP, CacheView, Overlap
 from router.placement.calibration import Calibration
-from router.placement.cost import RecentWork, Workers, has_room, look, lookahead_tokens
+from router.placement.cost import RecentWork, has_room, look, lookahead_tokens
 from router.placement.disaggregation import Disaggregation, Plan, no_prefill_worker
 from router.placement.explain import Memory, explanation, see, waiting
 from router.placement.fairness import FairQueue
@@ -31,6 +31,7 @@ from router.placement.turns import Turns
 from router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 from router.placement.ways import costs
 from router.placement.window import Row, Window
+from router.placement.workers import Workers
 
 _LOOK_AGAIN_S = 0.05  # while requests wait, at least so often
 _SOONEST_S = 0.001
@@ -92,6 +93,8 @@ class Scheduler:
     def set_routers(self, names: Iterable[str]) -> None:
         """The live routers of this pool; this one is always counted."""
         self.routers = tuple(sorted({*names, self.name}))
+        if len(self.routers) == 1:
+            self._turns.nobody(self._loads)
 
     def workers(self) -> Sequence[WorkerLoad]:
         """Those that get requests."""
@@ -117,7 +120,11 @@ class Scheduler:
         load.heard(report, now_s)
         load.full_s = None
         load.speed = speed
-        self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
+        self._note_room(load, now_s)
+
+    def _note_room(self, load: WorkerLoad, now_s: float) -> None:
+        if len(self.routers) > 1:  # or there are no turns to take
+            self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
         """Anything unknown in it is ignored."""
@@ -130,7 +137,7 @@ class Scheduler:
                 else:
                     load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
                 self._recent.add(event.worker, event.uncached or event.tokens)
-                self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
+                self._note_room(load, now_s)
                 if event.hashes and not (event.prefill and load.info.kv_events):
                     self._view.predict(event.worker, unpack_u64(event.hashes), now_s=now_s)
         elif event.kind == "started":
@@ -248,7 +255,8 @@ class Scheduler:
             if not self._any_room(side, now_s):
                 break
             workers = self._look(side, now_s)
-            self._turns.look(workers.room, self._loads, now_s)
+            if len(self.routers) > 1:
+                self._turns.look(workers.all_room, self._loads, now_s)
             placement = self._place_one(workers, now_s)
             if placement is None:
                 break
@@ -285,10 +293,10 @@ class Scheduler:
                 load = self._loads.ordered[pick.column]
                 if pick.remote:  # it takes room in the prefill queue, not on this worker
                     return self._place(requests[pick.at], pick, workers, congestion, now_s)
-                service_s = max(pick.cost_s - float(workers.wait_s[pick.column]), 0.0) / (1.0 + congestion)
+                service_s = max(pick.cost_s - workers.all_wait_s[pick.column], 0.0) / (1.0 + congestion)
                 if not self._turns.must_wait(load, self.routers, service_s, now_s):
                     return self._place(requests[pick.at], pick, workers, congestion, now_s)
-                workers.room[pick.column] = False
+                workers.close(pick.column)
             passed_up = self._policy.passed_up
         return None
 
@@ -299,8 +307,8 @@ class Scheduler:
         worker = load.info.worker
         overlap = self._verified(worker, request)
         uncached = max(request.tokens - overlap.blocks * request.block_size, 1)
-        service_s = uncached * float(workers.token_s[column]) + float(workers.step_s[column])
-        local = Plan(None, float(workers.wait_s[column]), service_s)
+        service_s = uncached * workers.all_token_s[column] + workers.all_step_s[column]
+        local = Plan(None, workers.all_wait_s[column], service_s)
         plan = self.apart.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         waited_s = max(now_s - request.arrived_s, 0.0)
         new_blocks = request.chain[overlap.device :]
@@ -318,10 +326,11 @@ class Scheduler:
         self._queue.place(request.id, uncached=uncached)
         self._forget(request.id)
         if plan.remote:
-            load.place(request.id, tokens=0, blocks=0, now_s=now_s)
+            load.place(request.id, tokens=0, blocks=0, now_s=now_s, alone=request.alone)
             self.apart.place(request, load, plan, row.overlaps, now_s)
         else:
-            load.place(request.id, tokens=uncached, blocks=len(request.chain) - overlap.blocks, now_s=now_s)
+            blocks = len(request.chain) - overlap.blocks
+            load.place(request.id, tokens=uncached, blocks=blocks, now_s=now_s, alone=request.alone)
         self._recent.add(worker, uncached)
         # A worker without events is known by what was placed on it, so its cached blocks are refreshed as well. Blocks that are
         # computed elsewhere are not there before they are fetched, and then an event says so.
@@ -336,7 +345,7 @@ class Scheduler:
     def _session_choice(self, row: Row, pick: Pick, workers: Workers) -> tuple[int, bool]:
         """The session's own worker, if it has room and costs little more; and whether the prompt is computed elsewhere."""
         column = row.session
-        if column < 0 or column == pick.column or not (workers.room[column] or workers.prefill is not None):
+        if column < 0 or column == pick.column or not (workers.all_room[column] or workers.prefill is not None):
             return pick.column, pick.remote
         table = costs(self._window, np.array([row.number]), workers, 0.0, self.settings)
         if not table.free[0, column]:
@@ -351,7 +360,7 @@ class Scheduler:
             return "direct"
         if row.session == load.column:
             return "session"
-        if int(self._window.eligible[row.number].sum()) == 1:
+        if np.count_nonzero(self._window.eligible[row.number]) == 1:
             return "only"
         if self.settings.policy != "kv":
             return self.settings.policy
@@ -399,8 +408,8 @@ class Scheduler:
         return max(wake_s, now_s + _SOONEST_S)
 
     def _least_uncached(self, row: Row) -> float:
-        uncached = self._window.uncached[row.number]
-        return float(uncached.min()) if uncached.size else float(row.request.tokens)
+        uncached: list[float] = self._window.uncached[row.number].tolist()  # quicker than an array's own for the usual few
+        return min(uncached, default=float(row.request.tokens))
 
     def _pool_speed(self, now_s: float) -> PoolSpeed:
         pending = sum(load.pending_tokens(now_s) for load in self._loads) + self.apart.pool.queued_tokens(now_s)

@@ -39,7 +39,7 @@ class SchedulerSettings:
     disturbance: float = 0.02  # what prefill costs each request that runs beside it, in parts of itself
     balance: float = 1.5  # how strongly uneven shares of recent work repel, while nothing waits
     balance_horizon: float = 2000.0  # requests
-    ageing: float = 0.02  # seconds of prefill that a second of waiting outweighs
+    ageing: float = 0.01  # seconds of prefill that a second of waiting outweighs
     max_wait_s: float = 60.0  # after which a request comes before all that have waited less, and waits for no cache
     tiers: Mapping[Tier, float] = field(default_factory=_tier_weights)  # part of the prefill that a block of a tier saves
     temperature: float = 0.0  # 0: always the cheapest; above: softly, cheaper ones more often
@@ -53,6 +53,7 @@ class SchedulerSettings:
     prefill_min_tokens: int = 128  # `auto` leaves prompts with less than this uncached to the worker that answers them
     prefill_disturbance: float = 0.1  # what prefill costs each sequence decoded beside it, in parts of itself
     prefill_itl_s: float = 0.05  # the longest time between two tokens that is thought good …
+    prefill_patience_s: float = 0.05  # how much later a first token may come, so that those who decode are left in peace
     prefill_late: float = 2.0  # … and what each longer step costs each sequence, in parts of the step
     prefill_lookahead_s: float = 0.1  # a prefill worker with less than this before it has room
     prefill_dispatch_s: float = 0.01  # from a placement until a prefill worker with nothing to do has its job
@@ -97,6 +98,7 @@ class SchedulerSettings:
             "prefill_itl_s",
             "prefill_disturbance",
             "prefill_late",
+            "prefill_patience_s",
             "prefill_dispatch_s",
         ):
             _need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")

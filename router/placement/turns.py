@@ -16,7 +16,6 @@ from math import log2
 import xxhash
 
 from router.placement.load import LoadTable, WorkerLoad
-from router.placement.window import Bools
 
 _SHORT_S = 0.02  # work that waits one turn; twice as much waits about one more
 
@@ -29,11 +28,11 @@ class Turns:
         self._turn_s = turn_s
         self.next_s = float("inf")  # when its next turn comes
 
-    def look(self, room: Bools, loads: LoadTable, now_s: float) -> None:
+    def look(self, room: Sequence[bool], loads: LoadTable, now_s: float) -> None:
         """Note which workers have had room since when."""
         self.next_s = float("inf")
         for load in loads:
-            self.heard(load, room=bool(room[load.column]), now_s=now_s)
+            self.heard(load, room=room[load.column], now_s=now_s)
 
     @staticmethod
     def heard(load: WorkerLoad, *, room: bool, now_s: float) -> None:

@@ -60,6 +60,7 @@ class Waiting:
     worker: str = ""  # directed to exactly this one
     require: frozenset[str] = frozenset()
     prefer: Mapping[str, float] = field(default_factory=dict)
+    alone: bool = False  # in its last life: its worker will start nothing beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

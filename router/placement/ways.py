@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.placement.cost import Workers
 from router.placement.prefill import PrefillSide, ahead_s, burden_s, computing
 from router.placement.settings import SchedulerSettings
 from router.placement.window import Bools, Floats, Ints, Window
+from router.placement.workers import Workers
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ class Row:
     overlaps: Mapping[str, Overlap]
     session: int = -1  # the column its session belongs to
     nobody_since_s: float | None = None  # no worker may take it, since then
+    blocks: float = 0.0  # KV blocks it will need beside those that are cached, about
 
 
 def uncached_tokens(request: Waiting, overlap: Overlap, tiers: Mapping[Tier, float]) -> float:
@@ -60,7 +61,7 @@ class Window:
         self.arrived: Floats = np.zeros(0)
         self.deadline: Floats = np.zeros(0)
         self.priority: Floats = np.zeros(0)
-        self.blocks: Floats = np.zeros(0)  # KV blocks it will need beside those that are cached, about
+        self.blocks: Floats = np.zeros(0)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -77,7 +78,9 @@ class Window:
         self.arrived[n] = request.arrived_s
         self.deadline[n] = request.deadline_s
         self.priority[n] = request.priority
-        self.blocks[n] = (request.tokens + min(request.max_tokens, 256)) / request.block_size if request.block_size else 0.0
+        if request.block_size:
+            row.blocks = (request.tokens + min(request.max_tokens, 256)) / request.block_size
+        self.blocks[n] = row.blocks
         self._fill(row, now_s)
         return row
 
@@ -135,9 +138,11 @@ class Window:
             row.session = session_column(row.request.session, columns, self._loads)
             if row.request.affinity == "hard":
                 columns = [row.session]
-        self.eligible[row.number] = False
+        everybody = len(columns) == len(self._loads)
+        self.eligible[row.number] = everybody
         if columns:
-            self.eligible[row.number, columns] = True
+            if not everybody:
+                self.eligible[row.number, columns] = True
             row.nobody_since_s = None
         elif row.nobody_since_s is None:
             row.nobody_since_s = now_s

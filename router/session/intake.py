@@ -13,9 +13,11 @@ from collections.abc import Callable
 import structlog
 
 from broker import metrics as broker_metrics
+from broker.burying import bury
 from broker.codec import parse_job_headers, unpack_u64
 from broker.errors import WireError
 from broker.messages import JobFault
+from broker.protocol.crashes import ALONE_FROM, suspected
 from broker.protocol.runs import Tombstones
 from jetstream.ports import Delivery, Messaging, PullLoop
 from jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
@@ -108,7 +110,7 @@ class Intake:
         except WireError as error:
             broker_metrics.MALFORMED.labels("request").inc()
             log.error("request.malformed", subject=delivery.subject, seq=delivery.stream_seq, error=str(error))
-            delivery.term(f"malformed: {error}")
+            bury(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
             self.balance()
             return
         held = Held(delivery, head, attempt, history, request_class)
@@ -160,6 +162,7 @@ class Intake:
                 worker=head.worker,
                 require=frozenset(head.require),
                 prefer=head.prefer,
+                alone=suspected(held.history) >= ALONE_FROM,
             ),
             now,
         )

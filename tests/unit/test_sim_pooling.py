@@ -145,7 +145,7 @@ async def test_an_input_takes_the_time_of_its_prefill_and_waits_for_a_slot() -> 
             while bench.engine.load().step_prefill_tokens == 0:
                 await asyncio.sleep(0)
         load = bench.engine.load()
-        assert (load.waiting, load.queued_prefill_tokens) == (2, 20)
+        assert (load.waiting, load.queued_prefill_tokens) == (2, 40)  # 20 of them in the step that has just begun
         assert (load.step_prefill_tokens, load.step_s) == (20, 2000.0)
         assert not any(task.done() for task in tasks)
         for task in tasks:

@@ -354,3 +354,14 @@ def test_a_slow_engine_takes_longer():
         assert result is not None
         durations.append(result.duration_s)
     assert durations[1] == pytest.approx(3 * durations[0])
+
+
+def test_what_is_left_of_the_running_step_is_still_to_be_computed():
+    engine = scheduler(timing="h100-8b", step_tokens=256)
+    engine.submit(sequence("a", list(range(1000))), NONE)
+    result = engine.step()
+    assert result is not None
+    assert result.prefill_tokens == 256
+    left = [engine.load(part * result.duration_s).queued_prefill_tokens for part in (1.0, 0.5, 0.0)]
+    assert left == [1000, 872, 744]
+    assert engine.load(-1.0).queued_prefill_tokens == 744

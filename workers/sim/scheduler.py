@@ -135,22 +135,28 @@ class Scheduler:
         """When, without anything new from outside, `step` will have something to do after it returned None."""
         return self.exchange.next_at()
 
-    def load(self) -> Load:
+    def load(self, left_s: float = 0.0) -> Load:
+        """`left_s`: how much of the last step is still to come; what it computes then is still to be computed."""
+        last = self._last
+        left = min(max(left_s / last.duration_s, 0.0), 1.0) if last.duration_s else 0.0
         return Load(
             running=self._batch.running,
             waiting=self._batch.waiting.count,
             blocks_used=self.manager.used,
             blocks_total=0 if self.memory_freed else self.settings.blocks,
-            queued_prefill_tokens=self._batch.queued_tokens,
-            step_s=self._last.duration_s,
-            step_prefill_tokens=self._last.prefill_tokens,
-            step_decodes=self._last.decoded,
+            queued_prefill_tokens=self._batch.queued_tokens + round(left * last.prefill_tokens),
+            step_s=last.duration_s,
+            step_prefill_tokens=last.prefill_tokens,
+            step_decodes=last.decoded,
         )
 
     # -- one step --------------------------------------------------------------------------------------------
 
     def step(self) -> StepResult | None:
         """Run one step; None when there is nothing that could be done."""
+        silent_from = self.settings.faults.silent_from_step
+        if silent_from is not None and self._steps >= silent_from:
+            return None
         early = [] if self.exchange.none else self.exchange.settle(self._drop)
         self._grow_decoding()
         decoding = self._batch.decoding

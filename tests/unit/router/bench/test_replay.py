@@ -57,6 +57,16 @@ def test_the_knee_is_found_within_a_percent(pool, bent, knee):
     assert found.replays == len(tried) < 25
 
 
+def test_the_knee_is_as_exact_as_was_asked_for(pool, bent):
+    small = replace(pool, trace=read_trace(SAMPLE, limit=3))
+    bent({1.0: 4.9})
+    rough = find_knee(small, PLAIN, limit=small.ceiling(), precision=0.1)
+    fine = find_knee(small, PLAIN, limit=small.ceiling(), precision=0.001)
+    assert 4.9 / 1.1 < rough.rate <= 4.9
+    assert 4.9 / 1.001 < fine.rate <= 4.9
+    assert rough.replays < fine.replays
+
+
 def test_no_knee_where_nothing_is_borne(pool, bent):
     bent({1.0: 0.0})
     small = replace(pool, trace=read_trace(SAMPLE, limit=3))

@@ -91,7 +91,9 @@ def test_reports_follow_changes_with_a_pause_and_the_heartbeat_else():
     assert all(0.5 <= gap <= 4.0 for gap in gaps)
     assert times[:2] == [0.0, 0.5]  # the first heartbeat, and the arrivals at 0.125 not sooner than half a second later
     assert made[0].told[2][1:] == ("report", "worker-0", 0, 0, 0)
-    assert next(entry for entry in made[0].told if entry[0] == 0.5625)[1:] == ("report", "worker-0", 2, 1, 1024)
+    # At 0.5 the step of the first prompt has run for 0.375 of its 1.75 s: what is left of it counts, and all of the second one.
+    left = round(1024 * (1.0 - 0.375 / 1.75)) + 1024
+    assert next(entry for entry in made[0].told if entry[0] == 0.5625)[1:] == ("report", "worker-0", 2, 1, left)
 
 
 def test_routers_hear_of_each_others_placements_and_not_of_their_own():

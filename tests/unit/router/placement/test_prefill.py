@@ -522,6 +522,7 @@ def test_a_session_keeps_its_worker_wherever_its_prompts_are_computed() -> None:
         ("prefill_min_tokens", -1),
         ("prefill_lookahead_s", 0.0),
         ("prefill_disturbance", -1.0),
+        ("prefill_patience_s", -0.1),
         ("prefill_late", float("inf")),
         ("prefill_itl_s", -0.1),
         ("prefill_wait_s", 0.0),
@@ -532,6 +533,19 @@ def test_a_session_keeps_its_worker_wherever_its_prompts_are_computed() -> None:
 def test_a_setting_that_cannot_be_is_named_with_its_value(name: str, value: object) -> None:
     with pytest.raises(SettingsInvalid, match=name):
         SchedulerSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_nobody_is_disturbed_for_the_sake_of_a_few_milliseconds() -> None:
+    def where(running: int, **settings: Any) -> bool:
+        pool = apart(**settings)
+        pool.report("a", running=running)
+        pool.offer("r", tokens=400)
+        placement = pool.placement()
+        return placement.remote
+
+    assert not where(0)  # there is nobody to disturb: it is sooner done where it is answered
+    assert where(1)
+    assert not where(1, prefill_patience_s=0.0)
 
 
 # -- properties --------------------------------------------------------------------------------------------------------
@@ -581,6 +595,8 @@ def test_every_decision_can_be_carried_out_and_has_a_reason(
             if isinstance(one, Shed):
                 assert (one.code, unready) == ("no_prefill_worker", "refuse")
                 continue
+            pool.event("prefilled", one.request.id, one.worker)
+            pool.event("settled", one.request.id, one.worker)
             decision = one.prefill
             assert decision is not None or (not senders and not any(handovers))
             if decision is None:
@@ -593,8 +609,6 @@ def test_every_decision_can_be_carried_out_and_has_a_reason(
                 assert decision.wait_s > 0
             elif prefill == "always":
                 assert word_of.get(one.worker, "") not in senders
-            pool.event("prefilled", one.request.id, one.worker)
-            pool.event("settled", one.request.id, one.worker)
         pool.pass_time(0.5)
     if unready != "wait":
         assert seen == len(requests)

@@ -284,6 +284,20 @@ def test_required_labels_and_adapters_are_a_must_and_preferred_labels_weigh() ->
     assert pool.placed() == {"avoids": "a"}
 
 
+def test_adapters_that_come_and_go_are_followed() -> None:
+    pool = Pool("ab")
+    pool.holds("a", LONG)
+    pool.offer("early", LONG, adapter="sql")
+    assert pool.placed() == {}
+    pool.join("b", adapters=frozenset({"sql"}))
+    assert pool.placed() == {"early": "b"}, "it waited for an adapter that is there now"
+    pool.report("b")
+    pool.join("a", adapters=frozenset({"sql"}))
+    pool.join("b")
+    pool.offer("late", LONG, adapter="sql")
+    assert pool.placed() == {"late": "a"}
+
+
 def test_what_nobody_may_take_is_refused_after_a_while_with_the_reason() -> None:
     pool = Pool("ab", no_worker_s=3.0)
     pool.offer("r", worker="gone", tokens=5)
