@@ -47,6 +47,8 @@ class StoredResponse(Record, frozen=True, omit_defaults=True, kw_only=True):
     output: bytes = b"[]"
     chain: list[str] = []
     chain_bytes: int = 0
+    judge: str = ""  # the ingress that is still making it; empty = it has ended
+    events: bytes = b""  # of one made in the background, all events as they were sent, compressed with zlib
 
     @property
     def item_bytes(self) -> int:

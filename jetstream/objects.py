@@ -100,9 +100,14 @@ class ObjectStore:
         try:
             async with asyncio.timeout(timeout_s):
                 info = await self._info(name)
-                if info is None or info.deleted:
-                    raise ObjectNotFound(f"there is no object {name!r} in {self.name}")
-                return await self._read(info, timeout_s)
+                while info is not None and not info.deleted:
+                    try:
+                        return await self._read(info, timeout_s)
+                    except ObjectCorrupt:
+                        before, info = info, await self._info(name)
+                        if info is not None and not info.deleted and info.nuid == before.nuid:
+                            raise  # or it was replaced while it was read, and its chunks are gone
+                raise ObjectNotFound(f"there is no object {name!r} in {self.name}")
         except TimeoutError:
             raise RequestTimeout(f"object {name!r} of {self.name} was not read in {timeout_s} s") from None
 

@@ -9,11 +9,11 @@ import msgspec
 
 from frontend.blocks import Block
 from frontend.responses.schema import ReasoningWishes, ResponsesRequest, TextFormat, TextWishes
-from frontend.schema.answers import ContentLogprob
+from frontend.schema.answers import UNSET, ContentLogprob, UnsetType
 from frontend.sse import Head
 from frontend.usage import Tally
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag="output_text"):
@@ -128,8 +128,8 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
-    usage: ResponseUsage | None = None
-    user: str | None
+    usage: ResponseUsage | UnsetType = UNSET  # once it is known
+    user: str | UnsetType = UNSET
     metadata: dict[str, str]
 
 
@@ -166,13 +166,14 @@ class Sampled:
     top_p: float
 
 
-def opened(request: ResponsesRequest, head: Head, sampled: Sampled, *, store: bool) -> ResponseAnswer:
+def opened(request: ResponsesRequest, head: Head, sampled: Sampled, *, store: bool, background: bool = False) -> ResponseAnswer:
     """The response as it begins."""
     text = request.text or TextWishes()
     return ResponseAnswer(
         id=head.id,
         created_at=head.created,
-        status="in_progress",
+        status="queued" if background else "in_progress",
+        background=background,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
@@ -192,7 +193,7 @@ def opened(request: ResponsesRequest, head: Head, sampled: Sampled, *, store: bo
         top_logprobs=request.top_logprobs or 0,
         top_p=sampled.top_p,
         truncation=request.truncation or "disabled",
-        user=request.user,
+        user=UNSET if request.user is None else request.user,
         metadata=request.metadata or {},
     )
 

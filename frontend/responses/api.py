@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
 
 from broker.errors import ResponseNotStored
 from broker.stored import StoredResponse
-from frontend.decode import decode_body
+from frontend.decode import decode_request
 from frontend.drafting import Drafts, bounded, piecewise
 from frontend.errors import BadRequest, ContextTooLong, FrontendError
-from frontend.exchange import Exchange
+from frontend.exchange import DisconnectWatch, Exchange
 from frontend.logprobs import LogprobWriter
 from frontend.metrics import Metrics
 from frontend.planning import TENANT_HEADER, Draft, Plan, Wishes
 from frontend.ports import ResponseStore
 from frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
+from frontend.responses.background import Background
+from frontend.responses.eventlog import END, EventLog
 from frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
 from frontend.responses.schema import InputTokensRequest, Items, ResponsesRequest
 from frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
-from frontend.responses.writers import Keep, Progress, ResponseEvents, ResponseWriter
+from frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseWriter
+from frontend.sampling import unsupported
 from frontend.schema.chat import ChatRequest
 from frontend.settings import FrontendSettings
 from jetstream.subjects import tenant_token
@@ -35,44 +41,76 @@ _counted = msgspec.json.Decoder(InputTokensRequest)
 class ResponsesApi:
     """Plans responses. What is to outlive a request is in the store; `store` None = nothing is kept."""
 
-    def __init__(self, chat: Drafts, store: ResponseStore | None, settings: FrontendSettings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        chat: Drafts,
+        store: ResponseStore | None,
+        settings: FrontendSettings,
+        metrics: Metrics,
+        background: Background | None = None,
+    ) -> None:
         self._chat = chat
         self._store = store
         self._metrics = metrics
+        self._background = background
         self._history = History(store, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError, an AdmissionError, or a JetStreamError when earlier turns cannot be read."""
-        request = decode_body(_decoder, body)
+        request = await decode_request(_decoder, body)
         refuse_unknown(request)
         tenant = tenant_of(exchange)
         past = await self._history.before(request.previous_response_id, tenant)
+        exchange.asked_bytes += past.size
         items = await self._history.items(request.input, past, tenant)
-        chat = chat_request(request, messages_of(request.instructions, past.items, items), go_on=continues(items))
+        chat = await exchange.aside(partial(_chat, request, past.items, items))
         draft, wishes = await self._draft(chat, exchange)
         draft, _ = bounded(draft, request.max_output_tokens)
-        if wishes.top_logprobs is not None:
+        if wishes.top_logprobs is not None or request.background:
             draft = piecewise(draft)
         job = draft.jobs[0]
         sampling = job.generation.sampling
         sampled = Sampled(temperature=sampling.temperature, top_p=sampling.top_p)
         store = self._store is not None and request.store is not False
         logprobs = LogprobWriter(wishes.top_logprobs, choices=1) if wishes.top_logprobs is not None else None
-        response = opened(request, draft.head, sampled, store=store)
+        turn = _Turn(tenant=tenant, job_id=job.id, items=items, past=past)
+        response = opened(request, draft.head, sampled, store=store, background=bool(request.background))
         progress = Progress(response, job.id, draft.tally, logprobs)
-        keep = self._keeper(_Turn(tenant=tenant, job_id=job.id, items=items, past=past)) if store else None
+        if request.background:
+            return self._in_background(draft, progress, turn, stream=bool(request.stream))
+        keep = self._keeper(turn) if store else None
         writer = ResponseEvents(progress, keep) if request.stream else ResponseWriter(progress, keep)
         return Plan(draft.jobs, writer, draft.tally)
 
+    def _in_background(self, draft: Draft, progress: Progress, turn: _Turn, *, stream: bool) -> Plan:
+        """Raises BadRequest where nothing is stored."""
+        if self._background is None:
+            raise unsupported("background", "is not supported here: nothing is stored")
+        writer = BackgroundEvents(progress)
+        plan = Plan(draft.jobs, writer, draft.tally)
+        start = partial(self._background.start, plan, writer, progress.response, turn.record)
+
+        async def detached(exchange: Exchange, watch: DisconnectWatch) -> None:
+            log = await start()
+            if stream:
+                await exchange.start_stream()
+                await send_log(log, exchange)
+            else:
+                watch.stop()
+                await exchange.send_json(msgspec.json.encode(progress.response))
+
+        return msgspec.structs.replace(plan, detached=detached)
+
     async def count(self, body: bytes, exchange: Exchange) -> bytes:
         """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
-        request = decode_body(_counted, body)
+        request = await decode_request(_counted, body)
         refuse_unknown(request)
         tenant = tenant_of(exchange)
         past = await self._history.before(request.previous_response_id, tenant)
+        exchange.asked_bytes += past.size
         items = await self._history.items(request.input if request.input is not None else [], past, tenant)
-        chat = chat_request(request, messages_of(request.instructions, past.items, items), go_on=continues(items))
+        chat = await exchange.aside(partial(_chat, request, past.items, items))
         chat.truncate_prompt_tokens = None
         try:
             draft, _ = await self._draft(chat, exchange)
@@ -129,6 +167,19 @@ class _Turn:
             chain=self.past.chain,
             chain_bytes=self.past.size,
         )
+
+
+def _chat(request: ResponsesRequest | InputTokensRequest, before: Sequence[Mapping[str, Any]], items: Items) -> ChatRequest:
+    return chat_request(request, messages_of(request.instructions, before, items), go_on=continues(items))
+
+
+async def send_log(log: EventLog, exchange: Exchange) -> None:
+    """What there is and what comes, until the end."""
+    at = 0
+    while events := await log.since(at):
+        at += events.count(END)
+        await exchange.send_events(events)
+    await exchange.send_events(b"", more=False)
 
 
 def tenant_of(exchange: Exchange) -> str:

@@ -31,6 +31,12 @@ class PreviousUnknown(BadRequest):
     code = "previous_response_not_found"
 
 
+class StillMade(BadRequest):
+    """The response to be continued has not ended."""
+
+    code = "response_in_progress"
+
+
 class TooLong(BadRequest):
     """The conversation has too many turns, or they are too large."""
 
@@ -59,6 +65,10 @@ class History:
         if previous is None:
             return Past()
         last = await self._get(previous, tenant, previous)
+        if last.judge:
+            raise StillMade(
+                f"response {previous!r} is still being made and cannot be continued yet", param="previous_response_id"
+            )
         turns = len(last.chain) + 1
         if turns > self._max_turns:
             raise self._too_long(f"{turns} turns, the limit is {self._max_turns}")

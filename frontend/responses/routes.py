@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from broker.errors import ResponseUnknown
@@ -15,6 +16,8 @@ from frontend.errors import BadRequest
 from frontend.planning import TENANT_HEADER
 from frontend.ports import ResponseStore
 from frontend.responses.answer import DeletedResponse, ItemList
+from frontend.responses.background import Background
+from frontend.responses.eventlog import END, EventLog
 from frontend.sampling import unsupported
 from jetstream.subjects import tenant_token
 
@@ -26,8 +29,9 @@ MAX_ID = 128
 class ResponseRoutes:
     """Endpoints over the store. `store` None = nothing was ever stored."""
 
-    def __init__(self, store: ResponseStore | None) -> None:
+    def __init__(self, store: ResponseStore | None, background: Background | None = None) -> None:
         self._store = store
+        self._background = background
 
     def routes(self) -> list[Route]:
         """Of Starlette."""
@@ -42,16 +46,27 @@ class ResponseRoutes:
         return await (self.delete(request) if request.method == "DELETE" else self.get(request))
 
     async def get(self, request: Request) -> Response:
-        """As it was when it ended. Raises ResponseUnknown, BadRequest."""
-        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
-            raise unsupported("stream", "is not supported here: a stored response cannot be streamed again")
-        return Response((await self._read(request)).answer, media_type="application/json")
+        """As it stands, or with `stream` its events. Raises ResponseUnknown, BadRequest."""
+        query = request.query_params
+        if query.get("stream", "false").lower() in ("false", "0", ""):
+            if "starting_after" in query:
+                raise BadRequest("starting_after is only allowed when stream is true", param="starting_after")
+            return Response((await self._read(request)).answer, media_type="application/json")
+        after = _event_number(query.get("starting_after"))
+        record = await self._read(request)
+        if self._background is None or not msgspec.json.decode(record.answer, type=_MadeHow).background:
+            raise unsupported("stream", "is only possible for responses that were made with background")
+        log = await self._background.events(record.id, record.tenant)
+        first = await log.since(after)  # an error must come before the status
+        return StreamingResponse(_follow(log, after, first), media_type="text/event-stream; charset=utf-8")
 
     async def delete(self, request: Request) -> Response:
         """Raises ResponseUnknown."""
         response_id = request.path_params["id"]
         if self._store is None or len(response_id) > MAX_ID:
             raise _missing(response_id)
+        if self._background is not None:
+            await self._background.forget(response_id, _tenant(request))
         await self._store.delete(response_id, _tenant(request))
         return _json(DeletedResponse(id=response_id))
 
@@ -79,20 +94,45 @@ class ResponseRoutes:
         return _json(ItemList(data=page, first_id=ends[0], last_id=ends[1], has_more=len(items) > limit))
 
     async def cancel(self, request: Request) -> Response:
-        """Raises ResponseUnknown, and BadRequest: only a response in the background could be cancelled this way."""
-        await self._read(request)
-        raise BadRequest(
-            "only a response made with background can be cancelled, and background is not supported here; "
-            "to cancel a running response close its connection",
-            param="response_id",
-            code="unsupported_parameter",
-        )
+        """The response as it is then; one that has ended stays as it is. Raises ResponseUnknown, BrokerUnavailable, and
+        BadRequest for one that was not made in the background."""
+        record = await self._read(request)
+        if self._background is None or not msgspec.json.decode(record.answer, type=_MadeHow).background:
+            raise BadRequest(
+                "only a response made with background can be cancelled; to cancel another one close its connection",
+                param="response_id",
+            )
+        record = await self._background.cancel(record.id, record.tenant)
+        return Response(record.answer, media_type="application/json")
 
     async def _read(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]
         if self._store is None or len(response_id) > MAX_ID:
             raise _missing(response_id)
-        return await self._store.get(response_id, _tenant(request))
+        source = self._store if self._background is None else self._background
+        return await source.get(response_id, _tenant(request))
+
+
+class _MadeHow(msgspec.Struct):
+    """The one field of an answer that is looked at."""
+
+    background: bool = False
+
+
+async def _follow(log: EventLog, after: int, events: bytes) -> AsyncIterator[bytes]:
+    while events:
+        yield events
+        after += events.count(END)
+        events = await log.since(after)
+
+
+def _event_number(value: str | None) -> int:
+    """The first event that is wanted. Raises BadRequest."""
+    if value is None:
+        return 0
+    if not value.isascii() or not value.isdigit() or len(value) > 9:
+        raise BadRequest(f"starting_after must be the number of an event, got {value[:100]!r}", param="starting_after")
+    return int(value) + 1
 
 
 def _tenant(request: Request) -> str:

@@ -46,8 +46,8 @@ def refuse_unknown(request: ConversationInput) -> None:
     if request.prompt is not None:
         raise unsupported("prompt", "templates are not stored here; send instructions and input")
     if isinstance(request, ResponsesRequest):
-        if request.background:
-            raise unsupported("background")
+        if request.background and request.store is False:
+            raise BadRequest("background needs store: the answer is read from the store", param="background")
         if request.stream_options is not None and not request.stream:
             raise BadRequest("stream_options is only allowed when stream is true", param="stream_options")
         for i, name in enumerate(request.include or ()):

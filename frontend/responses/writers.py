@@ -160,14 +160,14 @@ class ResponseEvents(StreamWriter):
         self._progress = progress
         self._keep = keep
         self._number = 0
+        self._begun = False
         self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of the block that is open
         self._out: list[bytes] = []
 
     def events(self, rows: list[Row]) -> bytes:
-        if not self._number:
-            begun = b'"response":' + _encode(self._progress.response)
-            self._event("response.created", begun)
-            self._event("response.in_progress", begun)
+        if not self._begun:
+            self._begun = True
+            self._begin()
         for row in rows:
             for step, logprobs in self._progress.steps(row):
                 if step.what == "text":
@@ -198,6 +198,10 @@ class ResponseEvents(StreamWriter):
         else:
             self._event("error", b'"code":%b,"message":%b,"param":null' % (_encode(code), _encode(str(error))))
         return self._flush()
+
+    def _begin(self) -> None:
+        self._whole("response.created")
+        self._whole("response.in_progress")
 
     # -- blocks ------------------------------------------------------------------------------------------------
 
@@ -258,3 +262,27 @@ class ResponseEvents(StreamWriter):
         out = b"".join(self._out)
         self._out.clear()
         return out
+
+
+class BackgroundEvents(ResponseEvents):
+    """The events of a response that waited before anybody worked on it, and that may be cancelled."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress, None)
+
+    def queued(self) -> bytes:
+        """Come first, before any row."""
+        self._whole("response.created")
+        self._whole("response.queued")
+        return self._flush()
+
+    def _begin(self) -> None:
+        self._progress.response.status = "in_progress"
+        self._whole("response.in_progress")
+
+    def cancelled(self) -> bytes:
+        """Ends it. There is no event of this name; clients look at the status."""
+        response = self._progress.response
+        response.status, response.output = "cancelled", []
+        self._whole("response.failed")
+        return self._flush()

@@ -8,7 +8,7 @@ import pytest
 
 from jetstream.client import Connection
 from jetstream.errors import ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
-from jetstream.objects import CHUNK, ObjectStore
+from jetstream.objects import CHUNK, ObjectInfo, ObjectStore
 from jetstream.ports import ObjectBucket
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
@@ -117,3 +117,29 @@ async def test_other_clients_read_what_we_write_and_we_what_they_write(
     await theirs.put("theirs", data)
     assert await files.get("theirs") == data
     await plain.close()
+
+
+async def test_one_that_is_replaced_while_it_is_read_is_the_new_one(
+    files: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunks go as soon as the new description is there."""
+    read, replacements = ObjectStore._read, [b"two" * 1000, b"three" * 1000]
+
+    async def slow_read(self: ObjectStore, info: ObjectInfo, timeout_s: float) -> bytes:
+        if replacements:
+            await self.put("x", replacements.pop(0))
+        return await read(self, info, timeout_s)
+
+    await files.put("x", b"one" * 1000)
+    monkeypatch.setattr(ObjectStore, "_read", slow_read)
+    assert await files.get("x") == b"three" * 1000
+    assert not replacements
+    await files.put("y", b"one")
+
+    async def read_deleted(self: ObjectStore, info: ObjectInfo, timeout_s: float) -> bytes:
+        await self.delete("y")
+        return await read(self, info, timeout_s)
+
+    monkeypatch.setattr(ObjectStore, "_read", read_deleted)
+    with pytest.raises(ObjectNotFound):
+        await files.get("y")

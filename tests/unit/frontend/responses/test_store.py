@@ -146,11 +146,11 @@ async def test_input_items_come_in_pages_the_last_first() -> None:
         assert (await page(query))["error"]["param"] == param
 
 
-async def test_cancelling_and_streaming_again_are_refused_by_name() -> None:
+async def test_one_that_was_not_made_in_the_background_is_not_cancelled_and_not_streamed_again() -> None:
     client = Client()
     name = (await client.create()).json()["id"]
     cancelled = await client.call("POST", f"/v1/responses/{name}/cancel")
-    assert (cancelled.status, cancelled.error["code"]) == (400, "unsupported_parameter")
+    assert (cancelled.status, cancelled.error["param"]) == (400, "response_id")
     assert (await client.call("POST", "/v1/responses/resp_x/cancel")).status == 404
     again = await client.call("GET", f"/v1/responses/{name}?stream=true")
     assert (again.status, again.error["param"]) == (400, "stream")

@@ -1,0 +1,269 @@
+"""Responses in the background: `background: true` is answered at once, and the response is made whether its client stays or
+not.
+
+Its record is in the store from the beginning: `queued`, then `in_progress`, then how it ended, with all its events; so any
+ingress can say how it stands.  It is made by the ingress that took it, which is the judge of its job and keeps its events
+until they are stored.  When that ingress dies, its job is cancelled like all its work; whoever looks at the record next finds
+the lease gone and closes it as failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from broker.errors import JobWithdrawn, ResponseNotStored
+from broker.stored import StoredResponse
+from frontend.errors import Draining, FrontendError, translate
+from frontend.generate import Incomplete
+from frontend.metrics import Metrics
+from frontend.planning import Plan
+from frontend.ports import Answer, JobPort, ResponseStore
+from frontend.responses.answer import ResponseAnswer, ResponseFault
+from frontend.responses.eventlog import EventLog, unpacked
+from frontend.responses.writers import BackgroundEvents
+from jetstream.errors import HeadraceError
+
+log = structlog.get_logger()
+
+MOST_AT_ONCE = 1024
+STORE_AGAIN_S = 1.0
+STORE_TRIES = 30
+LAST_WORDS_S = 2.0  # when the process ends
+POLL_S = 0.25  # of a record that another ingress will change
+CANCEL_S = 5.0  # until another ingress has closed what it was told to cancel
+PACKING_RATIO = 8  # events say everything several times; so much larger than the record's limit they may be
+
+ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+MakeRecord = Callable[[ResponseAnswer], StoredResponse]
+
+
+class TooManyInBackground(FrontendError):
+    """This ingress makes as many as it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_in_background"
+    retriable = True
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    response: ResponseAnswer
+    record: MakeRecord
+    writer: BackgroundEvents
+    log: EventLog
+    plan: Plan
+    task: asyncio.Task[None] | None = None
+    cancelled: bool = False
+
+
+class Background:
+    """All that one ingress makes, and what is known of those of others. `run` must be running for anything to be made."""
+
+    def __init__(self, store: ResponseStore, port: JobPort, metrics: Metrics, *, max_bytes: int) -> None:
+        """`max_bytes`: of a stored record."""
+        self._store = store
+        self._port = port
+        self._metrics = metrics
+        self._max_events = PACKING_RATIO * max_bytes
+        self._running: dict[str, _Running] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until cancelled; what is not through then ends as failed."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await asyncio.get_running_loop().create_future()
+        finally:
+            self._tasks = None
+
+    async def start(self, plan: Plan, writer: BackgroundEvents, response: ResponseAnswer, record: MakeRecord) -> EventLog:
+        """Store it and have it made. Returns its events. Raises TooManyInBackground, ResponseNotStored, an AdmissionError."""
+        tasks = self._tasks
+        if tasks is None:
+            raise _stopped()
+        if len(self._running) >= MOST_AT_ONCE:
+            raise TooManyInBackground(f"{len(self._running)} responses are being made in the background", retry_after_s=1.0)
+        one = _Running(response, record, writer, EventLog(self._max_events), plan)
+        self._running[response.id] = one
+        try:
+            await self._store.put(self._record(one))
+            answer = await self._port.submit(plan.jobs[0])
+            one.log.add(writer.queued())
+            try:
+                one.task = tasks.create_task(self._make(one, answer))
+            except RuntimeError:  # the process has begun to end
+                answer.cancel()
+                raise _stopped() from None
+        except BaseException:
+            self._running.pop(response.id)
+            with contextlib.suppress(HeadraceError):
+                await self._store.delete(response.id, self._record(one).tenant)
+            raise
+        self._metrics.background.inc()
+        return one.log
+
+    def _record(self, one: _Running) -> StoredResponse:
+        return msgspec.structs.replace(one.record(one.response), judge=self._port.id)
+
+    # -- making one ------------------------------------------------------------------------------------------
+
+    async def _make(self, one: _Running, answer: Answer) -> None:
+        try:
+            await self._read(one, answer)
+        except asyncio.CancelledError:
+            answer.cancel()
+            if not one.cancelled:  # the process ends
+                await self._close(one, translate(_stopped()), within_s=LAST_WORDS_S)
+                raise
+            await self._close(one, None)
+        except Exception as error:
+            told = translate(error)
+            if type(told) is FrontendError:
+                log.error("background.crashed", response=one.response.id, exc_info=error)
+            one.cancelled = isinstance(error, JobWithdrawn)  # through another ingress, or by its request id
+            await self._close(one, None if one.cancelled else told)
+        else:
+            await self._close(one, None)
+        finally:
+            answer.cancel()
+            self._running.pop(one.response.id, None)
+            self._metrics.background.dec()
+            tally = one.plan.tally
+            self._metrics.count_tokens(one.response.model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
+
+    async def _read(self, one: _Running, answer: Answer) -> None:
+        begun: asyncio.Task[None] | None = None
+        try:
+            while one.writer.open:
+                rows = await answer.rows()
+                if not rows:
+                    raise Incomplete
+                one.log.add(one.writer.events(rows))
+                if begun is None and one.writer.open and self._tasks is not None:
+                    begun = self._tasks.create_task(self._say_begun(one))
+        finally:
+            if begun is not None:  # or it could overwrite the end
+                await asyncio.wait([begun])
+
+    async def _say_begun(self, one: _Running) -> None:
+        with contextlib.suppress(ResponseNotStored):  # the record says queued a little longer
+            await self._store.put(self._record(one))
+
+    async def _close(self, one: _Running, error: FrontendError | None, *, within_s: float | None = None) -> None:
+        """Its last event, and its record for good."""
+        if one.cancelled:
+            one.log.add(one.writer.cancelled())
+        elif error is not None:
+            one.log.add(one.writer.failure(error))
+        else:
+            one.log.add(one.writer.closing())
+        try:
+            async with asyncio.timeout(within_s):
+                await self._store_ended(one)
+        except TimeoutError:
+            log.warning("background.not_stored", response=one.response.id, reason="shutdown")
+        finally:
+            one.log.end()
+        log.info("background.ended", response=one.response.id, status=one.response.status)
+
+    async def _store_ended(self, one: _Running) -> None:
+        record = one.record(one.response)
+        record = msgspec.structs.replace(record, events=await asyncio.to_thread(one.log.packed))
+        for attempt in range(STORE_TRIES):
+            try:
+                await self._store.put(record)
+            except ResponseNotStored as error:
+                self._metrics.stored.labels(error.reason).inc()
+                log.warning(
+                    "response.not_stored", response=record.id, reason=error.reason, error=str(error), attempt=attempt + 1
+                )
+                if error.reason != "too_large":
+                    await asyncio.sleep(STORE_AGAIN_S)
+                elif record.events:
+                    record = msgspec.structs.replace(record, events=b"")
+                else:
+                    record = _too_large(one, record)
+            else:
+                self._metrics.stored.labels("stored").inc()
+                return
+
+    # -- what is asked of one --------------------------------------------------------------------------------
+
+    async def get(self, response_id: str, tenant: str, /) -> StoredResponse:
+        """As it stands. Raises ResponseUnknown, or a JetStreamError."""
+        record = await self._store.get(response_id, tenant)
+        one = self._running.get(response_id)
+        if one is not None:
+            return self._record(one)
+        if record.judge and (record.judge == self._port.id or await self._port.judge_gone(record.judge)):
+            record = await self._store.get(response_id, tenant)  # it may have ended between the two looks
+            if record.judge and response_id not in self._running:
+                record = await self._give_up(record)
+        return record
+
+    async def _give_up(self, record: StoredResponse) -> StoredResponse:
+        answer = msgspec.json.decode(record.answer)
+        fault = ResponseFault(code="server_error", message="the server that made this response has died")
+        answer |= {"status": "failed", "error": msgspec.to_builtins(fault)}
+        closed = msgspec.structs.replace(record, answer=msgspec.json.encode(answer), judge="")
+        log.warning("background.orphaned", response=record.id, judge=record.judge)
+        with contextlib.suppress(ResponseNotStored):  # the next one who looks tries again
+            await self._store.put(closed)
+        return closed
+
+    async def events(self, response_id: str, tenant: str) -> EventLog:
+        """Those of one in the background. While another ingress makes it this waits until it has ended.
+
+        Raises as `get`, and EventsGone.
+        """
+        while True:
+            record = await self.get(response_id, tenant)
+            one = self._running.get(response_id)
+            if one is not None:
+                return one.log
+            if not record.judge:
+                return await asyncio.to_thread(unpacked, record.events, self._max_events)
+            await asyncio.sleep(POLL_S)
+
+    async def cancel(self, response_id: str, tenant: str) -> StoredResponse:
+        """Stop it; one that has ended stays as it is. Raises as `get`, and BrokerUnavailable."""
+        record = await self.get(response_id, tenant)
+        one = self._running.get(response_id)
+        if one is not None and one.task is not None:
+            one.cancelled = True
+            one.task.cancel()
+            await asyncio.wait([one.task])
+            return await self.get(response_id, tenant)
+        if record.judge:
+            await self._port.cancel(response_id.partition("_")[2], tenant, timeout_s=CANCEL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_S):
+                    while (record := await self.get(response_id, tenant)).judge:
+                        await asyncio.sleep(POLL_S)
+        return record
+
+    async def forget(self, response_id: str, tenant: str) -> None:
+        """Stop it, so that its end does not bring it back into the store. Raises as `cancel`."""
+        record = await self.get(response_id, tenant)
+        if record.judge:
+            await self.cancel(response_id, tenant)
+
+
+def _stopped() -> Draining:
+    return Draining("the server that was to make this response was stopped")
+
+
+def _too_large(one: _Running, record: StoredResponse) -> StoredResponse:
+    response = one.response
+    response.status, response.output = "failed", []
+    response.error = ResponseFault(code="server_error", message="the response is too large to be stored")
+    return msgspec.structs.replace(record, answer=msgspec.json.encode(response), output=b"[]", input=b"[]")
