@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ ENGINE_START_S = 240.0
 RANK = 8
 
 
-def write_adapter(folder: Path, model_dir: Path) -> Path:
+def write_adapter(folder: Path, model_dir: Path, *, seed: int = 7) -> Path:
     """Random weights for two projections of every layer, large enough to be heard."""
     import torch
     from safetensors.torch import save_file
@@ -28,7 +29,7 @@ def write_adapter(folder: Path, model_dir: Path) -> Path:
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
     width = {"q_proj": head * config["num_attention_heads"], "v_proj": head * config["num_key_value_heads"]}
-    random = torch.Generator().manual_seed(7)
+    random = torch.Generator().manual_seed(seed)
     weights = {}
     for layer in range(layers):
         for name, out in width.items():
@@ -43,11 +44,15 @@ def write_adapter(folder: Path, model_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[openai.OpenAI]:
-    folder = tmp_path_factory.mktemp("adapters")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def api(folder: Path, model_dir: Path) -> Iterator[openai.OpenAI]:
     adapter = write_adapter(folder / "odd", model_dir)
     flags = [f for name, value in ARGS.items() for f in ("--engine-arg", f"{name}={value}")]
-    flags += ["--engine-arg", f"adapters={json.dumps({'odd': str(adapter)})}"]
+    flags += ["--engine-arg", f"adapters={json.dumps({'odd': str(adapter)})}", "--adapter-routes"]
     up = RunningUp(folder, "--model", str(model_dir), "--served-name", "small", *flags, engine="vllm")
     try:
         up.until("ready", lambda: up.state()["ready"], ENGINE_START_S)
@@ -83,3 +88,41 @@ def test_it_says_something_else_and_shares_no_cache_with_its_model(api: openai.O
     again = [ask(api, "small"), ask(api, "odd")]
     assert [a.choices[0].message.content for a in again] == [a.choices[0].message.content for a in (plain, odd)]
     assert all(cached(answer) > 0 for answer in again)
+
+
+def change(api: openai.OpenAI, what: str, name: str, folder: Path | None = None) -> None:
+    body = {"lora_name": name, **({"lora_path": str(folder)} if folder is not None else {})}
+    api.post(f"/{what}_lora_adapter", body=body, cast_to=str)
+
+
+def until_listed(api: openai.OpenAI, names: list[str]) -> None:
+    give_up = time.monotonic() + 20
+    while sorted(model.id for model in api.models.list()) != names:
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def said(answer: Any) -> str:
+    text: str = answer.choices[0].message.content
+    return text
+
+
+def test_one_is_loaded_while_it_serves_and_unloaded_again(api: openai.OpenAI, folder: Path, model_dir: Path) -> None:
+    """The engine has room for one at a time: they take turns."""
+    with pytest.raises(openai.BadRequestError, match="cannot read"):
+        change(api, "load", "new", folder / "nothing")
+    change(api, "load", "new", write_adapter(folder / "new", model_dir, seed=8))
+    until_listed(api, ["new", "odd", "small"])
+    plain, odd, new = (ask(api, name) for name in ("small", "odd", "new"))
+    assert len({said(answer) for answer in (plain, odd, new)}) == 3
+    assert cached(new) == 0
+    again = ask(api, "new")
+    assert (said(again), cached(again) > 0) == (said(new), True)
+    change(api, "unload", "new")
+    until_listed(api, ["odd", "small"])
+    with pytest.raises(openai.NotFoundError):
+        ask(api, "new")
+    change(api, "load", "new", folder / "odd")  # another one by the same name
+    until_listed(api, ["new", "odd", "small"])
+    other = ask(api, "new")
+    assert (said(other), cached(other)) == (said(odd), 0), "what the one before has cached is not its own"

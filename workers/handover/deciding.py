@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from broker.messages import PrefillDecision
 from workers.engine import Role
 from workers.settings import PrefillMode
@@ -23,6 +25,7 @@ class Situation:
     tokens: int  # to be in the cache before the first token comes
     uncached: int  # … of which this engine's cache does not have these
     block_size: int
+    directed: str = ""  # which of `peers` to ask, where others that would take the job cannot do it; empty = any
     needs_own_prefill: str = ""  # what of the request needs the whole prompt here, if anything
 
 
@@ -42,14 +45,16 @@ def decide(routed: PrefillDecision | None, here: Situation, *, mode: PrefillMode
         # There is no whole block to be fetched.
         return _local("cached" if here.tokens > here.block_size else "short")
     if routed is not None:
-        return (
-            routed if not routed.worker or routed.worker in here.peers else PrefillDecision(remote=True, reason=routed.reason)
-        )
+        if routed.worker in here.peers:
+            return routed
+        if routed.worker:
+            return PrefillDecision(remote=True, reason=routed.reason, worker=here.directed)
+        return msgspec.structs.replace(routed, worker=here.directed) if here.directed else routed
     if mode == "always":
-        return PrefillDecision(remote=True, reason="always")
+        return PrefillDecision(remote=True, reason="always", worker=here.directed)
     if here.uncached < min_tokens:
         return _local("short" if here.tokens < min_tokens else "cached")
-    return PrefillDecision(remote=True, reason="pays")
+    return PrefillDecision(remote=True, reason="pays", worker=here.directed)
 
 
 def _local(reason: str) -> PrefillDecision:

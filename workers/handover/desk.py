@@ -13,7 +13,7 @@ from broker.protocol.runs import Run
 from workers.choice import ChoiceRun
 from workers.engine import DisaggStyle, EngineInfo, Role
 from workers.handover.deciding import Situation, decide
-from workers.handover.remote import Engines, Handed, HandoverSettings, RemotePrefill
+from workers.handover.remote import Engines, Handed, HandoverSettings, RemotePrefill, pick
 from workers.settings import WorkerSettings
 
 
@@ -50,14 +50,16 @@ class HandoverDesk:
             return PrefillDecision(reason="aggregated")
         choice = choices[0]
         settings = self._settings
+        able = self._client.peers(self._info.handover, generation.adapter)
         here = Situation(
             role=role,
             hands_over=bool(self._info.handover),
-            peers=frozenset(peer.worker for peer in self._client.peers(self._info.handover)),
+            peers=frozenset(peer.worker for peer in able),
+            directed=pick(able, self._client.peers(self._info.handover)),
             tokens=choice.tokens,
             uncached=choice.uncached,
             block_size=self._info.block_size,
-            needs_own_prefill=_own_prefill(generation),
+            needs_own_prefill=_own_prefill(generation, self._info),
         )
         decision = decide(run.prefill, here, mode=settings.prefill, min_tokens=settings.prefill_min_tokens)
         if decision.reason == "no_prefill_worker" and settings.prefill_unready == "refuse":
@@ -87,8 +89,10 @@ class HandoverDesk:
         return msgspec.structs.replace(report, handover_s=self._last.took_s, handover_tokens=self._last.tokens)
 
 
-def _own_prefill(generation: Generation) -> str:
+def _own_prefill(generation: Generation, info: EngineInfo) -> str:
     """What of a request another worker cannot compute for this one."""
+    if generation.media and not info.hands_over_media:
+        return "media"
     if generation.prompt_logprobs is not None:
         return "prompt_logprobs"
     return "prompt_embeds" if generation.prompt_embeds is not None else ""

@@ -7,6 +7,7 @@ another try where another prefill worker may do better, then this engine's own p
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import structlog
 
 from broker.codec import pack_u32
-from broker.messages import PrefillDecision
+from broker.messages import PrefillDecision, WorkerMember
 from broker.prefill.client import PrefillClient
 from broker.prefill.errors import ANOTHER_TRY, PrefillFailed
 from broker.prefill.messages import PrefillDone, PrefillJob
@@ -38,6 +39,11 @@ class HandoverSettings:
 
     wait_s: float = 2.0  # for somebody to take the job, at least; the router may say longer
     transfer_s: float = 10.0  # from the hand-over to the first token
+
+
+def pick(able: list[WorkerMember], peers: list[WorkerMember]) -> str:
+    """The prefill worker to ask by name where not all can do it, since some lack the adapter; empty: any of them will do."""
+    return "" if len(able) in (0, len(peers)) else random.choice(able).worker  # noqa: S311
 
 
 class Engines(Protocol):
@@ -118,16 +124,16 @@ class RemotePrefill:
                 metrics.PREFILL_FAILURES.labels(error.reason).inc()
                 log.warning("prefill.failed", job=self._job, reason=error.reason, why=str(error), attempt=attempt + 1)
                 failed |= {error.worker, self._client.settle(self._job)}
-                if error.reason not in ANOTHER_TRY or not self._others(failed):
+                others = [peer for peer in self._able() if peer.worker not in failed]
+                if error.reason not in ANOTHER_TRY or not others:
                     return False
-                directed = ""
+                directed = pick(others, self._client.peers(self._info.handover)) if self._choice.run.envelope.adapter else ""
             else:
                 return True
         return False
 
-    def _others(self, failed: set[str]) -> bool:
-        """Whether there are prefill workers that have not failed with this very request."""
-        return any(peer.worker not in failed for peer in self._client.peers(self._info.handover))
+    def _able(self) -> list[WorkerMember]:
+        return self._client.peers(self._info.handover, self._choice.run.envelope.adapter)
 
     async def _try(self, directed: str) -> None:
         """Raises PrefillFailed."""

@@ -1,6 +1,7 @@
-"""Adapters (LoRA) that a worker is started with: `adapters={"name": "folder", …}`. Each is a model of its own to clients.
+"""Adapters (LoRA) of a worker: those it is started with (`adapters={"name": "folder", …}`), and those loaded while it serves.
 
-They are loaded at the start, so that one that does not fit the model is known then, and no request waits for a file.
+Each is a model of its own to clients.  They are loaded before anybody is told of them, so that one that does not fit the model
+is known then, and no request waits for a file.
 """
 
 from __future__ import annotations
@@ -12,27 +13,39 @@ from pathlib import Path
 from typing import Any
 
 from workers.engine import EngineConfig
-from workers.errors import EngineStartFailed, RequestInvalid
+from workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 
 ADAPTERS_ARG = "adapters"
 CONFIG = "adapter_config.json"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
+_AGAIN = "\x1f"  # between an adapter's name and how often that name was loaded; no name has it
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`number` is vLLM's name for it, unique in one engine, from 1."""
+    """`number` is vLLM's name for it, unique in one engine, from 1. `turn`: how often this name was loaded before."""
 
     name: str
     folder: str
     rank: int
     number: int
+    turn: int = 0
 
     def request(self) -> Any:
-        """vLLM's `LoRARequest`."""
+        """vLLM's `LoRARequest`.
+
+        vLLM knows cached blocks by the adapter's name and keeps them when it is unloaded: the next one of that name must not
+        find them.
+        """
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest(lora_name=self.name, lora_int_id=self.number, lora_path=self.folder)
+        name = f"{self.name}{_AGAIN}{self.turn}" if self.turn else self.name
+        return LoRARequest(lora_name=name, lora_int_id=self.number, lora_path=self.folder)
+
+
+def public_name(name: str | None) -> str | None:
+    """What clients call the adapter that vLLM knows by this name."""
+    return None if name is None else name.partition(_AGAIN)[0]
 
 
 def adapters_of(config: EngineConfig) -> dict[str, Adapter]:
@@ -48,20 +61,24 @@ def adapters_of(config: EngineConfig) -> dict[str, Adapter]:
             raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} must name a folder, got {folder!r}")
         if name == config.served_name:
             raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} is the name of the model itself")
-        found[name] = Adapter(name, folder, _rank(name, Path(folder)), number)
+        try:
+            found[name] = Adapter(name, folder, read_rank(name, Path(folder)), number)
+        except EngineError as error:
+            raise EngineStartFailed(f"{ADAPTERS_ARG}: {error}") from None
     return found
 
 
-def _rank(name: str, folder: Path) -> int:
+def read_rank(name: str, folder: Path) -> int:
+    """Raises EngineError when this is no adapter."""
     path = folder / CONFIG
     try:
         rank = json.loads(path.read_bytes())["r"]
     except OSError as error:
-        raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} is no adapter: cannot read {path}: {error.strerror}") from None
+        raise EngineError(f"{name!r} is no adapter: cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise EngineStartFailed(f"{ADAPTERS_ARG}: {path} is no adapter's configuration: {error!r}") from None
+        raise EngineError(f"{path} is no adapter's configuration: {error!r}") from None
     if not isinstance(rank, int) or not 1 <= rank <= _RANKS[-1]:
-        raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} has rank {rank!r}; 1 to {_RANKS[-1]} are possible")
+        raise EngineError(f"{name!r} has rank {rank!r}; 1 to {_RANKS[-1]} are possible")
     return rank
 
 
@@ -77,19 +94,74 @@ async def load_adapters(llm: Any, adapters: Mapping[str, Adapter]) -> None:
     """Raises EngineStartFailed for the first that the engine does not take."""
     for adapter in adapters.values():
         try:
-            loaded = await llm.add_lora(adapter.request())
+            await _add(llm, adapter)
+        except EngineError as error:
+            raise EngineStartFailed(str(error)) from error
+
+
+async def _add(llm: Any, adapter: Adapter) -> None:
+    try:
+        loaded = await llm.add_lora(adapter.request())
+    except Exception as error:
+        raise EngineError(f"vLLM cannot load the adapter {adapter.name!r} from {adapter.folder}: {error}") from error
+    if not loaded:
+        raise EngineError(f"vLLM did not load the adapter {adapter.name!r} from {adapter.folder}")
+
+
+class Adapters:
+    """Those of one running engine."""
+
+    def __init__(self, llm: Any, started_with: Mapping[str, Adapter], *, most_rank: int | None) -> None:
+        """`most_rank`: None for an engine that was started without room for adapters."""
+        self._llm = llm
+        self._there = dict(started_with)
+        self._most_rank = most_rank
+        self._last = len(self._there)
+        self._turns = dict.fromkeys(self._there, 1)  # how often each name was loaded
+
+    @property
+    def changeable(self) -> bool:
+        """The engine has room for adapters."""
+        return self._most_rank is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._there)
+
+    async def load(self, name: str, folder: str) -> None:
+        """Raises UnsupportedByEngine, EngineError."""
+        if self._most_rank is None:
+            raise UnsupportedByEngine("this vLLM was started without enable_lora")
+        there = self._there.get(name)
+        if there is not None and there.folder == folder:
+            return
+        if there is not None:
+            raise EngineError(f"the adapter {name!r} is loaded from {there.folder} already; unload it first")
+        rank = read_rank(name, Path(folder))
+        if rank > self._most_rank:
+            raise EngineError(f"{name!r} has rank {rank}; this vLLM was started with max_lora_rank={self._most_rank}")
+        self._last += 1
+        adapter = Adapter(name, folder, rank, self._last, self._turns.get(name, 0))
+        await _add(self._llm, adapter)
+        self._turns[name] = adapter.turn + 1
+        self._there[name] = adapter
+
+    async def unload(self, name: str) -> None:
+        """Fine when it is not there. Raises EngineError."""
+        adapter = self._there.pop(name, None)
+        if adapter is None:
+            return
+        try:
+            await self._llm.remove_lora(adapter.number)  # false: vLLM had dropped it already, to make room for another one
         except Exception as error:
-            raise EngineStartFailed(f"vLLM cannot load the adapter {adapter.name!r} from {adapter.folder}: {error}") from error
-        if not loaded:
-            raise EngineStartFailed(f"vLLM did not load the adapter {adapter.name!r} from {adapter.folder}")
+            raise EngineError(f"vLLM cannot unload the adapter {name!r}: {error}") from error
 
-
-def request_of(adapters: Mapping[str, Adapter], name: str | None) -> Any:
-    """What a sequence hands to vLLM: None for the model itself. Raises RequestInvalid for an adapter that is not here."""
-    if name is None:
-        return None
-    adapter = adapters.get(name)
-    if adapter is None:
-        served = ", ".join(adapters) or "none"
-        raise RequestInvalid(f"this worker has no adapter {name!r}; it has: {served}", param="model")
-    return adapter.request()
+    def request_of(self, name: str | None) -> Any:
+        """What a sequence hands to vLLM: None for the model itself. Raises RequestInvalid for an adapter that is not here."""
+        if name is None:
+            return None
+        adapter = self._there.get(name)
+        if adapter is None:
+            served = ", ".join(self._there) or "none"
+            raise RequestInvalid(f"this worker has no adapter {name!r}; it has: {served}", param="model")
+        return adapter.request()

@@ -54,3 +54,12 @@ def test_only_a_decode_worker_asks_others(role: Role) -> None:
 
 def test_what_needs_the_whole_prompt_here_stays_here() -> None:
     assert decided(REMOTE, needs_own_prefill="prompt_logprobs") == PrefillDecision(reason="prompt_logprobs")
+
+
+def test_a_job_that_not_all_can_do_is_sent_to_one_that_can() -> None:
+    anybody = PrefillDecision(remote=True, reason="pays", wait_s=3.0)
+    assert decided(anybody, directed="p1") == PrefillDecision(remote=True, reason="pays", wait_s=3.0, worker="p1")
+    assert decided(anybody) == anybody
+    assert decided(directed="p1") == PrefillDecision(remote=True, reason="pays", worker="p1")
+    assert decided(mode="always", directed="p1") == PrefillDecision(remote=True, reason="always", worker="p1")
+    assert decided(REMOTE, peers=frozenset({"p2"}), directed="p2").worker == "p2", "the router's choice is gone"

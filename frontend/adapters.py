@@ -1,0 +1,120 @@
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM's server has them: off unless a setting turns them on.
+
+A client that may call them names folders on the workers' machines, so they belong to deployments whose clients are trusted.
+`model` is an addition: an ingress may have several models.  The change is made on all workers that the model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import ASGIApp
+
+from broker.errors import AdapterRefused
+from frontend.decode import decode_body
+from frontend.direct import DirectEndpoint
+from frontend.errors import BadRequest
+from frontend.exchange import Exchange
+from frontend.ports import Models, Served
+from frontend.sampling import unsupported
+from frontend.settings import FrontendSettings
+
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+
+
+class AdapterDesk(Protocol):
+    """`broker.adapter_desk.AdapterDesk` as these routes see it."""
+
+    async def load(self, pool: str, name: str, source: str, /) -> Sequence[Any]:
+        """Raises NoWorker, AdapterRefused."""
+
+    async def unload(self, pool: str, name: str, /) -> Sequence[Any]:
+        """Empty when no worker had it. Raises AdapterRefused."""
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's fields, and the model."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+    model: str | None = None
+
+
+class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`lora_int_id` is vLLM's own number and says nothing here."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    model: str | None = None
+
+
+_load = msgspec.json.Decoder(LoadRequest)
+_unload = msgspec.json.Decoder(UnloadRequest)
+
+
+def adapter_routes(desk: AdapterDesk, models: Models, settings: FrontendSettings) -> dict[str, ASGIApp]:
+    """Path → application."""
+    api = AdapterApi(desk, models)
+    return {LOAD: DirectEndpoint(api.load, settings), UNLOAD: DirectEndpoint(api.unload, settings)}
+
+
+class AdapterApi:
+    """Answers with a JSON string, vLLM's words."""
+
+    def __init__(self, desk: AdapterDesk, models: Models) -> None:
+        self._desk = desk
+        self._models = models
+
+    async def load(self, body: bytes, exchange: Exchange) -> bytes:
+        """Raises BadRequest, UnknownModel, NoWorker."""
+        request = decode_body(_load, body)
+        for param, value in (("lora_name", request.lora_name), ("lora_path", request.lora_path)):
+            if not value:
+                raise BadRequest(f"{param} must not be empty", param=param)
+        if request.load_inplace:
+            raise unsupported("load_inplace", "is not possible while requests run on the adapter; unload it first")
+        if request.is_3d_lora_weight:
+            raise unsupported("is_3d_lora_weight", "is not supported")
+        served = self._model(request.model)
+        if request.lora_name in (served.card.model, *served.card.aliases, *self._models.names()):
+            raise BadRequest(f"{request.lora_name!r} is the name of a model", param="lora_name")
+        try:
+            await self._desk.load(served.card.pool, request.lora_name, request.lora_path)
+        except AdapterRefused as error:
+            raise BadRequest(str(error), param="lora_path", code="adapter_refused") from None
+        return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+    async def unload(self, body: bytes, exchange: Exchange) -> bytes:
+        """Raises BadRequest, UnknownModel. One that no worker has any more is forgotten."""
+        request = decode_body(_unload, body)
+        if not request.lora_name:
+            raise BadRequest("lora_name must not be empty", param="lora_name")
+        served = self._models.get(request.lora_name)
+        if served.adapter is None:
+            raise BadRequest(f"{request.lora_name!r} is a model and no adapter", param="lora_name")
+        if request.model is not None and self._model(request.model).card.pool != served.card.pool:
+            raise BadRequest(f"{request.lora_name!r} is an adapter of {served.card.model!r}", param="model")
+        try:
+            await self._desk.unload(served.card.pool, request.lora_name)
+        except AdapterRefused as error:
+            raise BadRequest(str(error), param="lora_name", code="adapter_refused") from None
+        return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+    def _model(self, name: str | None) -> Served:
+        if name is None:
+            names = self._models.names()
+            if len(names) != 1:
+                served = ", ".join(names) or "nothing"
+                raise BadRequest(
+                    f"missing required parameter: model, one of: {served}", param="model", code="missing_required_parameter"
+                )
+            name = names[0]
+        found = self._models.get(name)
+        if found.adapter is not None:
+            raise BadRequest(f"{name!r} is an adapter itself", param="model")
+        return found

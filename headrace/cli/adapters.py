@@ -1,0 +1,84 @@
+"""`headrace worker adapter load|unload` and `headrace model ls|rm`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from headrace.cli import texts
+from headrace.cli.flags import add_setting_flags, read_settings
+from headrace.cli.tools import show_help
+
+
+def add_adapter_commands(actions: Any) -> None:
+    """`adapter` below `headrace worker`."""
+    text = "load or unload an adapter (LoRA) on running workers"
+    adapter = actions.add_parser(
+        "adapter",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=texts.ADAPTER,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    adapter.set_defaults(run=lambda _parsed: show_help(adapter), prog="headrace worker adapter")
+    ways = adapter.add_subparsers(metavar="ACTION", title="actions")
+    load = _add(ways, "worker adapter load", _run_load, "load an adapter: requests that name it as their model reach it")
+    unload = _add(ways, "worker adapter unload", _run_unload, "finish what runs on an adapter, and unload it")
+    for parser in (load, unload):
+        parser.add_argument("name", metavar="NAME", help="what clients call it")
+        where = parser.add_mutually_exclusive_group(required=True)
+        where.add_argument("--worker", metavar="ID", help="id or name of the one worker")
+        where.add_argument("--model", metavar="MODEL", help="on all workers that this model has now")
+    load.add_argument("source", metavar="PATH", help="its folder, on the workers' machines")
+    unload.add_argument(
+        "--grace",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long what runs on it may take; the rest is handed over (default: 60)",
+    )
+
+
+def add_model_commands(actions: Any) -> None:
+    """`ls` and `rm` below `headrace model`."""
+    ls = _add(actions, "model ls", _run_ls, "list the models that are known, with or without workers")
+    ls.add_argument("--json", action="store_true", help="as JSON")
+    rm = _add(actions, "model rm", _run_rm, "forget a model that has no worker any more")
+    rm.add_argument("model", metavar="MODEL", help="its name, or the id of its pool")
+
+
+def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name.rpartition(" ")[2], help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+    )
+    add_setting_flags(parser, "control")
+    parser.set_defaults(run=run, prog=f"headrace {name}")
+    return parser
+
+
+def _run_load(parsed: argparse.Namespace) -> int:
+    from headrace.adapters import load_adapter
+
+    settings = read_settings(parsed, "control")
+    return load_adapter(settings, parsed.name, parsed.source, worker=parsed.worker, model=parsed.model)
+
+
+def _run_unload(parsed: argparse.Namespace) -> int:
+    from headrace.adapters import unload_adapter
+
+    settings = read_settings(parsed, "control")
+    return unload_adapter(settings, parsed.name, worker=parsed.worker, model=parsed.model, grace_s=parsed.grace)
+
+
+def _run_ls(parsed: argparse.Namespace) -> int:
+    from headrace.adapters import show_models
+
+    return show_models(read_settings(parsed, "control"), as_json=parsed.json)
+
+
+def _run_rm(parsed: argparse.Namespace) -> int:
+    from headrace.adapters import forget_model
+
+    return forget_model(read_settings(parsed, "control"), parsed.model)

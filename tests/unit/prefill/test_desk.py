@@ -1,0 +1,49 @@
+"""What a decode worker has computed elsewhere, by what is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.messages import Generation, PrefillDecision
+from tests.unit.test_runtime import INFO
+from workers.engine import DisaggStyle
+from workers.handover.desk import HandoverDesk
+from workers.settings import WorkerSettings
+
+ROUTED = PrefillDecision(remote=True, worker="p", reason="long")
+IMAGE = [{"kind": "image", "digest": 1, "start": 0, "length": 1}]
+
+
+def decided(generation: Generation, **info: Any) -> PrefillDecision:
+    peers = [SimpleNamespace(worker="p")]
+    client = SimpleNamespace(peers=lambda handover, adapter=None: peers)
+    desk = HandoverDesk(
+        client,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        dataclasses.replace(INFO, handover="h", **info),
+        WorkerSettings(prefill="always"),
+        style=DisaggStyle.PARAMS,
+        worker="d",
+        role=lambda: "decode",
+    )
+    return desk.decide(SimpleNamespace(prefill=ROUTED), [SimpleNamespace(tokens=999, uncached=999)], generation)  # type: ignore[arg-type, list-item]
+
+
+def test_prompts_with_media_are_computed_here_unless_the_engine_hands_them_over() -> None:
+    text = Generation(token_ids=b"")
+    shown = msgspec.structs.replace(text, media=IMAGE)
+    assert decided(text) == ROUTED
+    assert decided(shown) == PrefillDecision(reason="media")
+    assert decided(shown, hands_over_media=True) == ROUTED
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"), [({"prompt_logprobs": 1}, "prompt_logprobs"), ({"prompt_embeds": b""}, "prompt_embeds")]
+)
+def test_what_another_worker_cannot_compute_is_named(asked: dict[str, Any], reason: str) -> None:
+    assert decided(msgspec.structs.replace(Generation(token_ids=b""), **asked)) == PrefillDecision(reason=reason)
