@@ -3,8 +3,10 @@
 A server in a process of its own (uvicorn, uvloop, this package, a fake ingress that answers at once) is attacked from this one,
 in one way after the other, while a polite client asks for a short answer twenty times a second.  In the server a coroutine
 wakes every millisecond: the longest gap between two wakings is how long the loop was blocked, by its own work, by a thread that
-held the interpreter, or by other programs on the machine.  `own` counts of each gap no more than the CPU time that all threads
-of the server used in it: what a machine with nothing else to do would see, or a little more.
+held the interpreter, or by other programs on the machine.  Two more columns tell which, also on a machine that is busy with
+other things.  `process` counts of each gap no more than the CPU time that all threads of the server used in it: what a machine
+with nothing else to do would see, or more, where threads computed beside the loop without holding it up.  `loop` counts no more
+than the CPU time of the loop's own thread, which it cannot blame on anybody.
 
     python benchmarks/ingress_abuse.py [--only NAME …] [--rounds 3]
 """
@@ -43,7 +45,8 @@ async def run_server() -> None:
     from benchmarks.ingress_cost import TEMPLATE, FakeIngress, Models, Served, tokenizer
     from broker.cards import MediaSlot, ModelCard
     from frontend.app import build_frontend
-    from frontend.server import listen, serve, share_evenly
+    from frontend.memory import return_large
+    from frontend.server import listen, quiet_gc, serve, share_evenly
     from frontend.settings import FrontendSettings
 
     settings = FrontendSettings(port=0, access_log=False, media_private=True, header_timeout_s=5, drain_grace_s=0)
@@ -59,7 +62,9 @@ async def run_server() -> None:
     frontend = build_frontend(ingress, settings)
     listener = listen(settings)
     gauge = Gauge()
+    quiet_gc()
     share_evenly()
+    return_large()
 
     def announce(url: str) -> None:
         print(json.dumps({"port": int(url.rsplit(":", 1)[1])}), flush=True)
@@ -89,24 +94,25 @@ class Gauge:
     """The longest gap between two wakings, and the longest that this process can have made itself, by what it computed."""
 
     def __init__(self) -> None:
-        self.wall = self.cpu = 0.0
+        self.wall = self.cpu = self.loop = 0.0
 
     async def tick(self) -> None:
         while True:
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall, cpu, loop = time.perf_counter(), time.process_time(), time.thread_time()
             await asyncio.sleep(0.001)
             blocked = time.perf_counter() - wall - 0.001
             self.wall = max(self.wall, blocked)
             self.cpu = max(self.cpu, min(blocked, time.process_time() - cpu))
+            self.loop = max(self.loop, min(blocked, time.thread_time() - loop))
 
     def reset(self) -> None:
-        self.wall = self.cpu = 0.0
+        self.wall = self.cpu = self.loop = 0.0
         Path("/proc/self/clear_refs").write_text("5")  # the peak of the memory counts from here
 
     def report(self) -> dict[str, float]:
         memory = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         sizes = {key: int(memory[name].split()[0]) / 1024 for key, name in (("rss_mb", "VmRSS"), ("peak_mb", "VmHWM"))}
-        return {"wall_ms": self.wall * 1000, "cpu_ms": self.cpu * 1000, **sizes}
+        return {"wall_ms": self.wall * 1000, "cpu_ms": self.cpu * 1000, "loop_ms": self.loop * 1000, **sizes}
 
 
 # -- clients -------------------------------------------------------------------------------------------------
@@ -158,6 +164,11 @@ def chat(content: Any) -> bytes:
     ).encode()
 
 
+MESSAGE = {"role": "user", "content": "hi"}
+FUNCTION = {"name": "f", "arguments": '{"a": 1}'}
+CALL = {"role": "assistant", "content": "hi", "tool_calls": [{"id": "x", "type": "function", "function": FUNCTION}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
 Abuse = Callable[[Target], Awaitable[list[str]]]
 ABUSES: dict[str, Abuse] = {}
 
@@ -190,11 +201,50 @@ async def nothing(target: Target) -> list[str]:
 
 bodies("a text of 31 MB in one body", lambda: chat("x" * 31 * MB), times=1)
 bodies("31 MB of escapes", lambda: b'{"model":"bench","zz":"' + b"\\u00e9\\n" * (31 * MB // 8) + b'"}')
+bodies("2 M escapes", lambda: b'{"model":"bench","prompt":"' + b"\\u6c34" * 2_000_000 + b'"}', path="/v1/completions")
 bodies("a prompt of 1 M words", lambda: chat("water " * 1_000_000), times=1)
 bodies(
     "a prompt of 1 M token ids",
     lambda: b'{"model":"bench","max_tokens":4,"prompt":[' + b",".join([b"1234"] * 1_000_000) + b"]}",
     path="/v1/completions",
+)
+bodies(
+    "10 M characters of Chinese",
+    lambda: b'{"model":"bench","prompt":"' + "水".encode() * 10_000_000 + b'"}',
+    path="/v1/completions",
+)
+bodies(
+    "45000 lists of 25 ids",
+    lambda: json.dumps({"model": "bench", "prompt": [[12345] * 25] * 45_000}).encode(),
+    path="/v1/completions",
+)
+bodies("600000 texts", lambda: json.dumps({"model": "bench", "prompt": ["ab"] * 590_000}).encode(), path="/v1/completions")
+bodies(
+    "a prompt of 4 M tokens in 8 MB, 4 times",
+    lambda: chat("a " * (4 * MB)),
+    times=4,
+)
+bodies(
+    "a text of 8 MB to be tokenised",
+    lambda: json.dumps({"model": "bench", "prompt": "a " * (4 * MB)}).encode(),
+    path="/tokenize",
+)
+bodies("25000 messages", lambda: json.dumps({"model": "bench", "messages": [MESSAGE] * 25_000}).encode())
+bodies("8000 calls of tools", lambda: json.dumps({"model": "bench", "messages": [MESSAGE, *[CALL] * 8_000]}).encode())
+bodies(
+    "25000 messages, Responses",
+    lambda: json.dumps({"model": "bench", "input": [MESSAGE] * 25_000, "store": False}).encode(),
+    path="/v1/responses",
+)
+bodies(
+    "25000 messages, Anthropic",
+    lambda: json.dumps({"model": "bench", "max_tokens": 4, "messages": [MESSAGE] * 25_000}).encode(),
+    path="/v1/messages",
+)
+bodies("8000 tools", lambda: json.dumps({"model": "bench", "messages": [MESSAGE], "tools": [TOOL] * 8_000}).encode())
+bodies(
+    "90000 logit biases",
+    lambda: json.dumps({"model": "bench", "messages": [MESSAGE], "logit_bias": {str(i): 1 for i in range(90_000)}}).encode(),
 )
 bodies("32 MB of [", lambda: b"[" * (32 * MB - 1))
 bodies("1 M objects", lambda: b'{"zz":[' + b",".join([b"{}"] * 1_000_000) + b"]}")
@@ -266,12 +316,14 @@ async def pipelined(target: Target) -> list[str]:
 async def crowd(target: Target, size: int, first: bytes, drip: bytes, seconds: float) -> list[str]:
     """Connections that send `first`, and `drip` every second."""
     held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-    with contextlib.suppress(OSError):
+    try:
         for i in range(size):
             held.append(await target.connect())
             held[-1][1].write(first)
             if i % 100 == 0:
                 await asyncio.sleep(0.01)
+    except OSError as error:
+        print(f"{len(held)} of {size} connections: {error}", file=sys.stderr)
     until = time.monotonic() + seconds
     while drip and time.monotonic() < until:
         for _, writer in held:
@@ -353,7 +405,8 @@ async def measure(target: Target, name: str) -> None:
     after = await target.ask("report")
     counts = ", ".join(f"{outcome.count(state)} x {state}" for state in sorted(set(outcome)))
     print(
-        f"| {name} | {counts} | {during['wall_ms']:.0f} | {during['cpu_ms']:.0f} | {max(waits, default=0) * 1000:.0f} "
+        f"| {name} | {counts} | {during['wall_ms']:.0f} | {during['cpu_ms']:.0f} "
+        f"| {during['loop_ms']:.0f} | {max(waits, default=0) * 1000:.0f} "
         f"| {before['rss_mb']:.0f} | {during['peak_mb']:.0f} | {after['rss_mb']:.0f} |",
         flush=True,
     )
@@ -361,8 +414,10 @@ async def measure(target: Target, name: str) -> None:
 
 async def attack(names: list[str], rounds: int) -> None:
     """Print the table."""
-    print("| abuse | answers | loop blocked (ms) | own (ms) | others waited (ms) | RSS before | peak | after (MiB) |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| abuse | answers | blocked (ms) | process (ms) | loop (ms) | others waited (ms) | RSS before | peak | after (MiB) |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for name in names:
         for _ in range(rounds):
             async with server() as target:

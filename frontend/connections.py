@@ -2,7 +2,8 @@
 
 uvicorn's protocol leaves all of this to a proxy in front of it: a connection that never finishes its headers stays for ever,
 headers and request lines may have any size, and as many pipelined requests as fit into a read are all taken at once.  Where
-there is no proxy, each of these is a way to use up memory, descriptors or the event loop.
+there is no proxy, each of these is a way to use up memory, descriptors or the event loop.  A crowd of connections that all have
+something to say at the same time is heard over several turns of the loop (`frontend.turns`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import asyncio
 import contextlib
 import logging
 import resource
+import time
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import uvicorn
@@ -22,6 +25,7 @@ from uvicorn.server import ServerState
 from frontend.errors import FrontendError, HeadersTimeout, HeadersTooLarge, TooManyConnections, UrlTooLong
 from frontend.metrics import Metrics
 from frontend.settings import FrontendSettings
+from frontend.turns import BUDGET_S, Turns
 
 log = structlog.get_logger()
 _quiet = logging.getLogger(
@@ -34,8 +38,15 @@ MAX_URL = 16 * 1024
 SWEEP_S = 0.5
 LINGER_S = 10.0  # for a client to take the end of its last answer, or to send the rest of a body that nobody reads
 SPARE_FILES = 128  # descriptors for everything that is no connection of a client
-_BATCH = 200  # connections looked at without a pause
+_HEAD_BYTES = 16 * 1024  # of a request's head, parsed at a time: what is too long is noticed before the rest is looked at
 _SHED = 0.02  # of the connections are closed at once when there are too many
+
+
+class Watcher(Protocol):
+    """Somebody who works for the client of a connection."""
+
+    def left(self) -> None:
+        """The client has closed the connection."""
 
 
 class Connection(HttpToolsProtocol):
@@ -54,6 +65,9 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._in_message = False
         self._refusal: FrontendError | None = None
+        self._late: list[bytes] = []  # read, but not looked at yet
+        self.lost = False
+        self.watcher: Watcher | None = None  # told when the client leaves
 
     # -- asyncio.Protocol ------------------------------------------------------------------------------------
 
@@ -67,6 +81,52 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():
             return
+        turns = self.board.turns(self.loop)
+        if self._late or turns.is_late():
+            if not self._late:
+                turns.wait(self._catch_up)
+            self._late.append(data)
+            self.transport.pause_reading()
+        else:
+            self._hear(data)
+
+    def _catch_up(self) -> None:
+        late, self._late = self._late, []
+        for data in late:
+            self._hear(data)
+        if not self.transport.is_closing() and not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections.discard(self)
+        if self._answering:
+            self.cycle.disconnected = True  # nothing more is written, even if the task is told a little later
+        turns = self.board.turns(self.loop)
+        if turns.is_late():
+            turns.wait(partial(self._lose, exc))
+        else:
+            self._lose(exc)
+
+    def _lose(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.lost = True
+        if self.watcher is not None:
+            self.watcher.left()
+
+    def _hear(self, data: bytes) -> None:
+        """Through the parser: a body as it came, heads in pieces."""
+        if len(data) <= _HEAD_BYTES:
+            self._parse(data)
+            return
+        at = 0
+        while at < len(data):
+            end = len(data) if self._in_message and not self._in_head else at + _HEAD_BYTES
+            self._parse(data[at:end])
+            at = end
+
+    def _parse(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():
+            return
         begun, outside = self._begun, not self._in_message
         self._read = len(data)
         super().data_received(data)
@@ -75,7 +135,9 @@ class Connection(HttpToolsProtocol):
             self._head += len(data) if self._begun == begun + outside else 0
             if self.waits_since is None:
                 self.waits_since, self.owes = self.loop.time(), "headers"
-            if self._head > self.board.settings.max_header_bytes:
+            if len(self.url) > MAX_URL:
+                self.refuse(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
+            elif self._head > self.board.settings.max_header_bytes:
                 self.refuse(HeadersTooLarge(f"the headers have more than {self.board.settings.max_header_bytes} bytes"))
         elif self.waits_since is None and not self._in_message and not self._answering:  # line ends, and no request yet
             self.waits_since, self.owes = self.loop.time(), "headers"
@@ -112,12 +174,41 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
         self.waits_since, self.owes = self.loop.time(), "end"
 
+    @property
+    def whole(self) -> bool:
+        """Every request that has begun here is here with all of its body."""
+        return not self._in_message
+
+    @property
+    def full(self) -> bool:
+        """The client takes nothing now, and as much as may be waits for it."""
+        return self.flow.write_paused
+
+    def push(self, data: bytes) -> bool:
+        """Write a part of a streamed answer now, past the layers of the server. False: nothing was written, it has to go its
+        usual way (the client takes nothing, it has left, or another request waits behind this one)."""
+        cycle: RequestResponseCycle = self.cycle
+        if not data or not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or self.flow.write_paused:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def cut(self, last_words: bytes) -> None:
+        """End an answer that its client does not take. It gets the last words if it reads what waits for it soon."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if not self.transport.is_closing():
+            if last_words and cycle is not None and cycle.chunked_encoding and not cycle.response_complete:
+                self.transport.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(last_words), last_words))
+            self.transport.close()
+        self.waits_since, self.owes = self.loop.time(), "end"
+
     # -- the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= max(1, self.board.settings.max_pipelined):
             self._stop(TooManyConnections(f"more than {self.board.settings.max_pipelined} requests wait on this connection"))
         super().on_message_begin()
+        self.scope["headrace.connection"] = self  # type: ignore[typeddict-unknown-key]
         self.idle_since = None
         self._in_head = self._in_message = True
         self._begun += 1
@@ -175,6 +266,7 @@ class Connections:
         self.settings = settings
         self._metrics = metrics
         self._state: ServerState | None = None
+        self._turns: Turns | None = None
         self.most = min(settings.max_connections, max(16, _raise_file_limit() - SPARE_FILES))
         if self.most < settings.max_connections:
             log.warning("connections.limited", wanted=settings.max_connections, most=self.most, why="open files (ulimit -n)")
@@ -186,6 +278,12 @@ class Connections:
             board = self
 
         return Bound
+
+    def turns(self, loop: asyncio.AbstractEventLoop) -> Turns:
+        """Those of the loop the connections are on, which is always the same one."""
+        if self._turns is None:
+            self._turns = Turns(loop)
+        return self._turns
 
     def refused(self, code: str) -> None:
         self._metrics.connections_refused.labels(code).inc()
@@ -219,11 +317,13 @@ class Connections:
                 continue
             self._metrics.connections.set(len(self._state.connections))
             now = loop.time()
-            for number, connection in enumerate(list(self._state.connections), 1):
+            pause = time.perf_counter() + BUDGET_S
+            for connection in list(self._state.connections):
                 if isinstance(connection, Connection):
                     self._look_at(connection, now)
-                if number % _BATCH == 0:
+                if time.perf_counter() > pause:
                     await asyncio.sleep(0)
+                    pause = time.perf_counter() + BUDGET_S
 
     def _look_at(self, connection: Connection, now: float) -> None:
         since = connection.waits_since

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from frontend.errors import FrontendError, translate
 from frontend.exchange import ClientGone, Exchange
+from frontend.memory import forget_frames
 from frontend.settings import FrontendSettings
 from frontend.writing import ErrorForm
 
@@ -31,8 +32,9 @@ class DirectEndpoint:
         try:
             body = await exchange.read_body(self._settings)
             await exchange.send_json(await self._handler(body, exchange))
-        except ClientGone:
+        except ClientGone as gone:
             scope["headrace.outcome"] = "client_gone"
+            forget_frames(gone)
         except Exception as error:
             told = translate(error)
             scope["headrace.outcome"] = told.code
@@ -41,3 +43,4 @@ class DirectEndpoint:
             if exchange.started:
                 raise
             await exchange.send_error(told, form=self._form)
+            forget_frames(error)

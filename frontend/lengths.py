@@ -1,13 +1,19 @@
 """Texts that are far too long, told so before they are tokenised as a whole.
 
 A tokenizer keeps some 150 bytes per token while it works, so a text of 30 MB can take gigabytes on its way to the words "too
-long".  Long ones are therefore counted piece by piece, until it is clear.
+long".  Long ones are therefore counted piece by piece, until it is clear; and many are tokenised a few at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
 from tokenizers import Tokenizer
 
+T = TypeVar("T", bound="str | tuple[str, str]")
+
+LONG = 1 << 20  # characters; up to here the tokens of any text fit into some hundred megabytes
 SUSPICIOUS = 8  # characters per token of the context: ordinary text has three to five
 PIECE = 256 * 1024  # characters
 _CUT = 16  # tokens that cutting a text in two may add
@@ -27,3 +33,18 @@ def least_tokens(tokenizer: Tokenizer, text: str, *, enough: int) -> int:
         if tokens > enough:
             break
     return tokens
+
+
+def in_groups(texts: Sequence[T]) -> Iterator[list[T]]:
+    """The texts, or pairs of them, in order: as many at a time as are no longer than `LONG` together, and at least one."""
+    group: list[T] = []
+    size = 0
+    for text in texts:
+        more = len(text) if isinstance(text, str) else sum(map(len, text))
+        if group and size + more > LONG:
+            yield group
+            group, size = [], 0
+        group.append(text)
+        size += more
+    if group:
+        yield group

@@ -13,27 +13,37 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Protocol
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
+from broker.adapter_desk import AdapterDesk
 from broker.ingress import Ingress
+from broker.settings import IngressSettings
 from broker.stored import StoredResponses, StoreLimits
-from frontend.app import Frontend, build_frontend
+from frontend.app import build_frontend
 from frontend.connections import Connections
+from frontend.doorway import Doorway
 from frontend.errors import AddressUnavailable
 from frontend.lag import watch_lag
+from frontend.memory import return_large
+from frontend.metrics import Metrics
 from frontend.settings import FrontendSettings
+from frontend.status import Lifecycle
 from jetstream.client import Connection, ConnectOptions
-from jetstream.errors import HeadraceError, JetStreamError, ServerUnreachable
+from jetstream.errors import HeadraceError, JetStreamError
 from jetstream.manage import ensure_topology
+from jetstream.standing import Standing
 from jetstream.subjects import Subjects
-from jetstream.topology import Topology
+from jetstream.topology import WORK_QUEUES, Topology
+from jetstream.waiting import connect_patiently
 
 log = structlog.get_logger()
 
-CONNECT_RETRY_S = 0.5
 SWITCH_S = 0.001
+STARTING_S = 0.002
 LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -51,28 +61,100 @@ async def run_frontend(
     """
     listener = listen(settings)
     with contextlib.closing(listener):
-        async with _connection(options, subjects, settings) as work, asyncio.TaskGroup() as group:
-            ingress = Ingress(work, subjects, namespace=settings.namespace)
+        try:
+            async with asyncio.TaskGroup() as group:
+                front = Doorway(Metrics(), Lifecycle())
+                work = _Work(settings, options, subjects, front)
+                listening = asyncio.get_running_loop().create_future()
+                working = group.create_task(work.run(listening, on_listening), name="work")
+                await serve(front, settings, listener, drain=work.drain, on_listening=listening.set_result)
+                working.cancel()
+        except BaseExceptionGroup as group_error:
+            if len(group_error.exceptions) == 1 and isinstance(group_error.exceptions[0], HeadraceError):
+                raise group_error.exceptions[0] from None
+            raise
+
+
+class _Work:
+    """Everything behind the port: it comes when the broker can be used."""
+
+    def __init__(self, settings: FrontendSettings, options: ConnectOptions, subjects: Subjects, front: Doorway) -> None:
+        self._settings = settings
+        self._options = options
+        self._subjects = subjects
+        self._front = front
+        self._ingress: Ingress | None = None
+
+    async def run(self, listening: asyncio.Future[str], on_listening: Callable[[str], None] | None) -> None:
+        """Until cancelled. `on_listening` is called when requests are taken."""
+        settings, subjects, front = self._settings, self._subjects, self._front
+        topology = Topology(subjects)
+        async with _connection(self._options, topology, settings, front) as work, asyncio.TaskGroup() as group:
+            standing = Standing(work, topology, probe=True, on_mended=self._on_mended)
+            ingress = self._ingress = Ingress(
+                work,
+                subjects,
+                settings=IngressSettings(slow_client_s=settings.slow_client_s),
+                namespace=settings.namespace,
+                standing=standing,
+            )
             running = group.create_task(ingress.run(), name="ingress")
+            looking = group.create_task(standing.run(), name="standing")
             limits = StoreLimits(
                 ttl_s=settings.response_ttl_s,
                 max_bytes=settings.response_max_bytes,
                 write_timeout_s=settings.response_store_s,
             )
-            frontend = build_frontend(ingress, settings, stored=StoredResponses(work, subjects, limits))
-            loading = group.create_task(frontend.shelf.run(), name="shelf")
-            _quiet_gc()
+            stored = StoredResponses(work, subjects, limits)
+            frontend = build_frontend(
+                ingress,
+                settings,
+                metrics=front.metrics,
+                lifecycle=front.lifecycle,
+                stored=stored,
+                adapters=AdapterDesk(work, subjects),
+            )
+            beside = [running, looking, group.create_task(frontend.shelf.run(), name="shelf")]
+            if frontend.background is not None:
+                beside.append(group.create_task(frontend.background.run(), name="background"))
+            quiet_gc()
             share_evenly()
+            return_large()
+            front.open(frontend.app)
             try:
-                await serve(frontend, settings, listener, drain=ingress.drain, on_listening=on_listening)
+                url = await listening
+                if on_listening is not None:
+                    on_listening(url)
+                await asyncio.Future()
             finally:
                 frontend.shelf.close()
-                loading.cancel()
-                running.cancel()
+                for task in beside:
+                    task.cancel()
+
+    async def drain(self, grace_s: float) -> None:
+        """Let what is open finish."""
+        if self._ingress is not None:
+            await self._ingress.drain(grace_s)
+
+    def _on_mended(self, streams: frozenset[str]) -> None:
+        queues = {self._subjects.stream(name) for name in WORK_QUEUES}
+        if self._ingress is not None and streams & queues:  # what lay in them is gone
+            self._ingress.resubmit()
+
+
+class Served(Protocol):
+    """What `serve` answers with."""
+
+    @property
+    def app(self) -> ASGIApp: ...
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+    @property
+    def metrics(self) -> Metrics: ...
 
 
 async def serve(
-    frontend: Frontend,
+    frontend: Served,
     settings: FrontendSettings,
     listener: socket.socket,
     *,
@@ -107,6 +189,8 @@ async def serve(
             ]
             host, port = listener.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            while not server.started and not serving.done():  # until then a client would be refused
+                await asyncio.sleep(STARTING_S)
             log.info("frontend.listening", url=url)
             if on_listening is not None:
                 on_listening(url)
@@ -152,10 +236,13 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _connection(options: ConnectOptions, subjects: Subjects, settings: FrontendSettings) -> AsyncIterator[Connection]:
+async def _connection(
+    options: ConnectOptions, topology: Topology, settings: FrontendSettings, front: Doorway
+) -> AsyncIterator[Connection]:
     """One connection for everything: token frames on one of their own were measured slower (docs/performance.md)."""
-    async with await _connect(options, subjects, settings.start_timeout_s) as work:
-        topology = Topology(subjects)
+    async with await connect_patiently(
+        options, subjects=topology.subjects, timeout_s=settings.start_timeout_s, on_waiting=front.waiting
+    ) as work:
         await ensure_topology(work, topology)
 
         async def ensure_again() -> None:  # streams in memory do not survive a restart of the server
@@ -166,20 +253,6 @@ async def _connection(options: ConnectOptions, subjects: Subjects, settings: Fro
 
         work.on_reconnect(ensure_again)
         yield work
-
-
-async def _connect(options: ConnectOptions, subjects: Subjects, timeout_s: float) -> Connection:
-    """Waits for a server that is not there yet; every other trouble is raised at once."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while True:
-        try:
-            return await Connection.connect(options, subjects=subjects)
-        except ServerUnreachable as error:
-            if loop.time() >= deadline:
-                raise
-            log.info("frontend.waiting", reason=str(error))
-            await asyncio.sleep(CONNECT_RETRY_S)
 
 
 def listen(settings: FrontendSettings) -> socket.socket:
@@ -202,8 +275,8 @@ def share_evenly() -> None:
     sys.setswitchinterval(SWITCH_S)
 
 
-def _quiet_gc() -> None:
-    """What was loaded at the start stays: never look at it again, and look less often at the rest."""
+def quiet_gc() -> None:
+    """What was loaded at the start stays: the collector never looks at it again, and less often at the rest."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -3,6 +3,9 @@
 A decoder turns a body of some megabytes into millions of objects in one go, and nothing else runs meanwhile; a deep one uses up
 the stack of whoever handles it later, also in other processes.  So what stands outside of texts is counted first:
 at once for short bodies, in a thread for long ones, some kilobytes at a time, so that other threads get their turn.
+
+What is allowed is what a decoder makes in some 30 ms, counted in numbers: a text is one more, two escaped characters are one,
+and so are eight bytes of what is not ASCII.  Lists and objects have a limit of their own; of both at once, half of each.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from frontend.settings import FrontendSettings
 
 INLINE_BYTES = 128 * 1024
 _WINDOW = 64 * 1024
+_ESCAPES = 2  # escaped characters that take as long to decode as a number
+_FOREIGN = 8  # bytes of characters outside of ASCII that do
+_ASCII = bytes(range(128))
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -40,17 +46,22 @@ def check_shape_now(body: bytes, settings: FrontendSettings) -> None:
             end += 1
         # With one quote more than it has, a window that ends inside of a text has it closed, and another one ends with a quote.
         window = (b'"' if in_text else b"") + body[at:end] + b'"'
-        plain = _TEXT.sub(b"", window)
+        plain, texts = _TEXT.subn(b"", window)
         in_text = not plain.endswith(b'"')
         at = end
         containers += plain.count(b":")
-        values += plain.count(b",")
+        values += plain.count(b",") + texts + window.count(b"\\") // _ESCAPES
+        if not window.isascii():
+            values += len(window.translate(None, _ASCII)) // _FOREIGN
         brackets = plain.translate(None, _NOT_BRACKETS)
         containers += len(brackets) // 2
         if containers > settings.max_json_containers:
             raise MalformedBody(f"the body has more than {settings.max_json_containers} lists, objects and members of objects")
         if values > settings.max_json_values:
             raise MalformedBody(f"the body has more than {settings.max_json_values} values")
+        if containers / settings.max_json_containers + values / settings.max_json_values > 1:
+            told = f"{containers} lists, objects and members of objects, and {values} values"
+            raise MalformedBody(f"the body has too much of everything: {told}")
         for bracket in brackets:
             depth += 1 if bracket in b"[{" else -1
             if depth > settings.max_json_depth:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import structlog
 
-from headrace.probe import base_url, get, ready_text, served_models
+from headrace.examples import ready_text
+from headrace.probe import base_url, get, kinds_of, served_models
 from headrace.terminal import Terminal
 
 _log = structlog.get_logger()
@@ -45,5 +46,6 @@ async def say_ready(host: str, port: int, *, began_s: float) -> None:
     url = base_url(host, port)
     elapsed_s = time.monotonic() - began_s
     _log.info("up.ready", url=url, models=models, elapsed_s=round(elapsed_s, 2))
-    sys.stdout.write(ready_text(url, models[0] if models else "MODEL", after_s=elapsed_s))
+    model = models[0] if models else "MODEL"
+    sys.stdout.write(ready_text(url, model, after_s=elapsed_s, kinds=await kinds_of(host, port, model)))
     sys.stdout.flush()

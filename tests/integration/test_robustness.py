@@ -10,14 +10,17 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from frontend.connections import MAX_HEADERS, MAX_URL
 from frontend.server import listen, serve
 from frontend.settings import FrontendSettings
-from tests.unit.frontend.fakes import MODEL, FakeIngress, chat, frontend
+from frontend.turns import Turns
+from tests.unit.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend
 
 PATH = "/v1/chat/completions"
+TEXT = "the text that is replaced"
 
 
 class Running:
@@ -103,7 +106,7 @@ def with_content(raw: bytes) -> bytes:
     return b'{"model":"%s","messages":[{"role":"user","content":%s}]}' % (MODEL.encode(), raw)
 
 
-BODIES = {
+BODIES: dict[str, tuple[Any, str | None]] = {
     "nothing": (b"", "malformed_json"),
     "not JSON": (b"hello", "malformed_json"),
     "cut off": (json.dumps(chat()).encode()[:-5], "malformed_json"),
@@ -115,7 +118,7 @@ BODIES = {
     "levels in a field that is ignored": (b'{"zz":' + b"[" * 70 + b"]" * 70 + b"}", "malformed_json"),
     "levels hidden by brackets in texts": (b'{"zz":' + b'["]",' * 70, "malformed_json"),
     "a million objects": (b'{"zz":[' + b",".join([b"{}"] * 1_000_000) + b"]}", "malformed_json"),
-    "a million members": (b"{" + b",".join(b'"k%d":1' % i for i in range(1_000_000)) + b"}", "malformed_json"),
+    "a million members": (lambda: b"{" + b",".join(b'"k%d":1' % i for i in range(1_000_000)) + b"}", "malformed_json"),
     "two million numbers": (b'{"zz":[' + b",".join([b"1"] * 2_000_000) + b"]}", "malformed_json"),
     "a lone high surrogate": (with_content(b'"\\ud800"'), "malformed_json"),
     "a lone low surrogate": (with_content(b'"\\udc00"'), "malformed_json"),
@@ -134,6 +137,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_body_that_cannot_be_understood_is_a_400(name: str) -> None:
     body, code = BODIES[name]
+    body = body() if callable(body) else body
     async with running() as server:
         answer = await server.send(post(body))
         if code is None:
@@ -180,6 +184,85 @@ async def test_a_body_that_drips_in_is_given_up() -> None:
                 await asyncio.sleep(0.01)
         assert status(head) == 408
         writer.close()
+
+
+ROUTES = {
+    "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": TEXT}]},
+    "/v1/completions": {"model": MODEL, "prompt": TEXT},
+    "/v1/responses": {"model": MODEL, "input": TEXT},
+    "/v1/responses/input_tokens": {"model": MODEL, "input": TEXT},
+    "/v1/messages": {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": TEXT}]},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": [{"role": "user", "content": TEXT}]},
+    "/v1/embeddings": {"model": MODEL, "input": TEXT},
+    "/v1/score": {"model": MODEL, "text_1": TEXT, "text_2": "x"},
+    "/v1/rerank": {"model": MODEL, "query": "x", "documents": [TEXT]},
+    "/v1/classify": {"model": MODEL, "input": TEXT},
+    "/tokenize": {"model": MODEL, "prompt": TEXT},
+}
+
+
+@contextlib.asynccontextmanager
+async def serving_everything(**settings: Any) -> AsyncIterator[Running]:
+    """A server whose one model can be asked for everything."""
+    async with running(**settings) as server:
+        kinds = ["chat", "completion", "embedding", "score", "classify"]
+        server.ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, kinds=kinds), FILES)
+        yield server
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_every_route_has_a_clean_answer_to_every_kind_of_bad_body(path: str) -> None:
+    whole, place = json.dumps(ROUTES[path]).encode(), json.dumps(TEXT).encode()
+    assert place in whole
+    bad = {
+        "deep": whole.replace(place, b"[" * 100_000),
+        "huge": whole.replace(place, b"[" + b"{}," * 150_000),
+        "a million words": whole.replace(place, b'"' + b"word " * 1_000_000 + b'"'),
+        "a number": whole.replace(place, b"5"),
+        "an object": whole.replace(place, b'{"a":1}'),
+        "a surrogate": whole.replace(place, b'"\\ud800"'),
+        "invalid UTF-8": whole.replace(place, b'"\xff"'),
+        "a bare NUL": whole.replace(place, b'"\x00"'),
+        "cut off": whole[:-3],
+        "a list": b"[1]",
+    }
+    async with serving_everything() as server:
+        for name, raw in bad.items():
+            answer = await server.send(request(f"content-length: {len(raw)}", path=path, body=raw))
+            assert status(answer) == 400, (name, answer[:300])
+            assert error(answer)["message"], name
+        assert not server.ingress.jobs
+        await server.alive()
+
+
+@pytest.mark.parametrize("path", [path for path in ROUTES if "count" in path or "token" in path])
+async def test_a_nul_that_is_written_as_it_should_be_is_counted(path: str) -> None:
+    raw = json.dumps(ROUTES[path]).replace(json.dumps(TEXT), '"a\\u0000b"').encode()
+    async with serving_everything() as server:
+        assert status(await server.send(request(f"content-length: {len(raw)}", path=path, body=raw))) == 200
+
+
+async def test_bodies_that_drip_in_are_given_up_on_every_route() -> None:
+    async with serving_everything(body_timeout_s=0.2) as server:
+
+        async def drip(path: str) -> int:
+            reader, writer = await server.connect()
+            writer.write(request("content-length: 1000", path=path))
+            async with asyncio.timeout(8):
+                while not (head := await _soon(reader)):
+                    writer.write(b" ")
+            return status(head)
+
+        assert await asyncio.gather(*map(drip, ROUTES)) == [408] * len(ROUTES)
+        await server.alive()
+
+
+async def _soon(reader: asyncio.StreamReader) -> bytes:
+    """What came within a moment."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.02):
+            return await reader.read(1000)
+    return b""
 
 
 # -- framing -------------------------------------------------------------------------------------------------
@@ -282,6 +365,8 @@ async def test_a_url_that_is_too_long_is_refused() -> None:
     async with running() as server:
         answer = await server.send(request(method="GET", path="/live?" + "a" * MAX_URL))
         assert (status(answer), error(answer)["code"]) == (414, "url_too_long")
+        answer = await server.send(b"GET /live?" + b"a" * MAX_URL)  # and nobody waits for its end
+        assert (status(answer), error(answer)["code"]) == (414, "url_too_long")
         assert status(await server.send(request(method="GET", path="/live?" + "a" * 8000))) == 200
 
 
@@ -327,6 +412,38 @@ async def test_the_rest_of_a_body_nobody_reads_may_not_come_for_ever(monkeypatch
 
 
 # -- connections ---------------------------------------------------------------------------------------------
+
+
+async def test_what_has_to_wait_for_its_turn_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a crowd used up every turn: requests, their bodies and the ends of connections all come through the line."""
+    monkeypatch.setattr("frontend.turns.Turns.is_late", always_late)
+    async with running() as server:
+        body = json.dumps(chat()).encode()
+        raw = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 2 + post(chat())[: -len(body)]
+        reader, writer = await server.connect()
+        writer.write(raw)
+        for at in range(0, len(body), 20):
+            await asyncio.sleep(0)
+            writer.write(body[at : at + 20])
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 200, 200]
+        writer.close()
+
+        server.ingress.script = lambda job: []
+        _, writer = await server.connect()
+        writer.write(post(chat()))
+        async with asyncio.timeout(5):
+            while len(server.ingress.answers) < 2:
+                await asyncio.sleep(0.01)
+            writer.transport.abort()
+            while not server.ingress.answers[-1].cancelled:
+                await asyncio.sleep(0.01)
+
+
+def always_late(turns: Turns) -> bool:
+    turns._loop.call_soon(turns._next)
+    return True
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:

@@ -147,6 +147,21 @@ class FakeIngress:
         self.answers: list[FakeAnswer] = []
         self.explanation = Explanation(id="", known=False)
         self.explained: list[str] = []
+        self.open_names: set[tuple[str, str]] = set()
+        self.asked_to_cancel: list[tuple[str, str]] = []
+        self.id = "i-fake"
+        self.dead: set[str] = set()  # other ingresses
+
+    @property
+    def trouble(self) -> str:
+        return "" if self.ready else "has no connection to the broker"
+
+    async def cancel(self, name: str, tenant: str, *, timeout_s: float) -> bool:
+        self.asked_to_cancel.append((name, tenant))
+        return (name, tenant) in self.open_names
+
+    async def judge_gone(self, ingress: str) -> bool:
+        return ingress in self.dead
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         self.explained.append(request_id)

@@ -120,7 +120,7 @@ async def test_embeddings_come_before_the_other_prompts() -> None:
         ({"prompt_embeds": "&"}, "prompt_embeds"),
         ({"prompt_embeds": embeds(2), "echo": True}, "echo"),
         ({"prompt_embeds": embeds(2), "prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"prompt_embeds": embeds(3), "max_tokens": 510}, "prompt"),
+        ({"prompt_embeds": embeds(3), "max_tokens": 513}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": None, "prompt_embeds": []}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -140,7 +140,7 @@ async def test_a_body_that_does_not_arrive_is_a_408() -> None:
     assert (call.status, call.error["code"]) == (408, "body_timeout")
 
 
-@pytest.mark.parametrize("wanted", [{}, {"max_tokens": 500}])
+@pytest.mark.parametrize("wanted", [{}, {"max_tokens": 513}])
 async def test_a_prompt_over_the_context_says_so_in_openais_words(wanted: dict[str, int]) -> None:
     text = "x" * (600 if not wanted else 20)
     call = await post(frontend(FakeIngress()).app, chat(messages=[{"role": "user", "content": text}], **wanted))

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import gc
+import tracemalloc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from frontend.lengths import PIECE, is_suspicious, least_tokens
+from broker.cards import ModelCard
+from frontend import memory
+from frontend.errors import BadRequest, ContextTooLong
+from frontend.lengths import LONG, PIECE, in_groups, is_suspicious, least_tokens
+from frontend.media.loader import MediaLoader
+from frontend.media.parts import MediaPart
+from frontend.memory import give_back
+from frontend.pooling import inputs
+from frontend.pooling.inputs import Bounds
+from frontend.settings import FrontendSettings
 from frontend.templates import ChatTemplate
-from frontend.tokenize import PromptEncoder
-from tests.unit.frontend.fakes import MODEL, FakeIngress, frontend, post
+from frontend.tokenize import Fit, PromptEncoder
+from tests.unit.frontend.fakes import MODEL, TOKENIZER, FakeIngress, frontend, post
 
 
 class CountingTokenizer:
@@ -63,3 +79,109 @@ async def test_an_endless_message_never_reaches_the_template(monkeypatch: pytest
     messages = [{"role": "user", "content": "water " * 200_000}]
     call = await post(frontend(FakeIngress()).app, {"model": MODEL, "messages": messages})
     assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "messages")
+
+
+def test_texts_are_tokenised_a_few_at_a_time() -> None:
+    half = "x" * (LONG // 2)
+    assert [len(group) for group in in_groups([half, half, half, "x" * (3 * LONG), "", half])] == [2, 1, 1, 2]
+    assert list(in_groups([(half, half), ("a", "b")])) == [[(half, half)], [("a", "b")]]
+    assert list(in_groups([])) == []
+
+
+def test_a_long_text_is_counted_before_it_is_tokenised_even_where_the_context_is_longer() -> None:
+    """Two million tokens would take a gigabyte, and a million more characters than that are no suspicious number for them."""
+    with ThreadPoolExecutor(1) as pool:
+        card = ModelCard(model="m", pool="m-0", context_length=LONG // 2, block_size=16, vocab_size=2000)
+        encoder = PromptEncoder(TOKENIZER, card, executor=pool, inline_bytes=100)
+        tokenizer: Any = CountingTokenizer()
+        encoder._tokenizer = tokenizer
+        fit = Fit(context_length=LONG // 2, wanted=1, truncate=None, param="prompt")
+        text = "x" * (LONG + 1)
+        assert not is_suspicious(text, fit.context_length)
+        with pytest.raises(ContextTooLong):
+            encoder.encode_now(text, add_special_tokens=False, fit=fit)
+        assert max(tokenizer.given) == PIECE
+
+
+@pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": 5}])
+def test_an_endless_input_is_not_tokenised_to_be_pooled(more: dict[str, Any]) -> None:
+    tokenizer: Any = CountingTokenizer()
+    encoder: Any = SimpleNamespace(tokenizer=tokenizer, vocab_size=10)
+    bounds = Bounds(context_length=512, purpose="x", param="input", truncate=more.get("truncate_prompt_tokens"))
+    with pytest.raises(ContextTooLong):
+        inputs._inputs(encoder, ["x" * 5_000_000], bounds)
+    with pytest.raises(ContextTooLong):
+        inputs._pairs(tokenizer, [("x" * 5_000_000, "y")] * 3, bounds)
+    assert tokenizer.given == [PIECE, PIECE]
+
+
+def test_memory_is_given_back_after_a_long_prompt_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("frontend.tokenize.give_back", lambda: given.append(1))
+
+    async def encode() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            card = ModelCard(model="m", pool="m-0", context_length=4096, block_size=16, vocab_size=2000)
+            encoder = PromptEncoder(TOKENIZER, card, executor=pool, inline_bytes=100)
+            fit = Fit(context_length=4096, wanted=1, truncate=None, param="prompt")
+            await encoder.encode("water " * 100, add_special_tokens=False, fit=fit)
+            assert given == []
+            with pytest.raises(ContextTooLong):
+                await encoder.encode("x" * (LONG + 1), add_special_tokens=False, fit=fit)
+            assert given == [1]
+
+    asyncio.run(encode())
+
+
+class Held:
+    """Stands for what the frames of a refused request hold."""
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_refused_request_leaves_nothing_for_the_garbage_collector(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    held: list[weakref.ref[Held]] = []
+
+    def refuse(self: Fit, tokens: int) -> None:
+        something = Held()
+        held.append(weakref.ref(something))
+        error = ContextTooLong("too long")
+        raise error
+
+    monkeypatch.setattr(Fit, "check", refuse)
+    gc.disable()
+    try:
+        text = "water " * 2_000_000
+        asked = {"prompt": text} if path == "/tokenize" else {"messages": [{"role": "user", "content": text}]}
+        call = await post(frontend(FakeIngress()).app, {"model": MODEL, **asked}, path=path)
+        assert call.status == 400
+        assert [one() for one in held] == [None]
+    finally:
+        gc.enable()
+
+
+async def test_what_was_loaded_for_a_refused_request_is_free_at_once() -> None:
+    picture = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(1 << 20)).decode()
+    loader = MediaLoader(FrontendSettings(media_max_total_bytes=5 << 19))
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        try:
+            await loader.load([MediaPart("image", picture, "p", inline=True)] * 4)
+        except BadRequest as error:
+            memory.forget_frames(error)
+        else:
+            pytest.fail("it was taken")
+        async with asyncio.timeout(5):
+            while tracemalloc.get_traced_memory()[0] > 1 << 19:  # a thread may still be at the last one
+                await asyncio.sleep(0.01)
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+def test_giving_memory_back_works_wherever_we_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back()
+    monkeypatch.setattr(memory, "_libc", lambda: None)
+    memory.give_back()
+    memory.return_large()

@@ -133,9 +133,9 @@ def test_the_next_turn_encodes_only_what_is_new(pool: ThreadPoolExecutor) -> Non
     ours = encoder("byte BPE", memory, pool)
     encode = ours._encode_pieces
 
-    def counting(pieces: list[str]) -> list[bytes]:
+    def counting(pieces: list[str], *, fit: Fit) -> list[bytes]:
         asked.append(pieces)
-        return encode(pieces)
+        return encode(pieces, fit=fit)
 
     ours._encode_pieces = counting  # type: ignore[method-assign]
     first = "<|im_start|>system\nsea<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,13 +13,15 @@ from tokenizers import Tokenizer
 
 from broker.cards import ModelCard
 from broker.codec import unpack_u32
+from frontend.decode import decode_request, kinds_of
 from frontend.errors import BadRequest, ContextTooLong
 from frontend.metrics import Metrics
 from frontend.settings import FrontendSettings
+from frontend.shape import INLINE_BYTES
 from frontend.shelf import ModelShelf
 from frontend.templates import ChatTemplate
 from frontend.tokenize import Fit, PromptEncoder
-from tests.unit.frontend.fakes import MODEL, TOKENIZER, FakeModels
+from tests.unit.frontend.fakes import MODEL, TOKENIZER, FakeIngress, FakeModels, chat, frontend, post
 from tests.unit.frontend.tokenizers_at_hand import make
 
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4, vocab_size=257)
@@ -149,3 +152,81 @@ def test_nothing_left_of_a_prompt_is_an_empty_prompt(encoder: PromptEncoder) -> 
     with pytest.raises(ContextTooLong) as caught:
         encoder.encode_now("abc", add_special_tokens=False, fit=fit(context_length=10, truncate=11))
     assert caught.value.param == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"max_tokens": 500}, "room"),
+        ({"max_completion_tokens": 500}, "room"),
+        ({"max_tokens": 3}, 3),
+        ({}, "room"),
+    ],
+)
+async def test_more_than_the_context_leaves_room_for_is_cut_to_that(limits: dict[str, int], told: int | str) -> None:
+    """As vLLM's server does it."""
+    ingress = FakeIngress()
+    messages = [{"role": "user", "content": "x" * 100}]
+    call = await post(frontend(ingress).app, {"model": MODEL, "messages": messages, **limits})
+    assert call.status == 200
+    job = ingress.jobs[0]
+    room = job.card.context_length - job.prompt_tokens
+    assert 3 < room < 500
+    assert (job.max_tokens, job.generation.sampling.max_tokens) == ((room, room) if told == "room" else (told, told))
+
+
+async def test_more_than_the_whole_context_is_refused() -> None:
+    ingress = FakeIngress()
+    call = await post(frontend(ingress).app, chat(max_tokens=5000))
+    assert (call.status, call.error["code"]) == (400, "context_length_exceeded")
+    assert not ingress.jobs
+
+
+class SlowToDecode:
+    """Stands for a decoder; remembers who called it."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def decode(self, body: bytes) -> int:
+        self.threads.append(threading.current_thread().name)
+        return len(body)
+
+
+async def test_long_bodies_are_decoded_in_one_thread() -> None:
+    decoder: Any = SlowToDecode()
+    short, long = b"x" * 1000, b"x" * (INLINE_BYTES + 1)
+    assert await asyncio.gather(*(decode_request(decoder, body) for body in (short, long, long))) == [
+        1000,
+        *[INLINE_BYTES + 1] * 2,
+    ]
+    assert decoder.threads == [threading.current_thread().name, *["decode_0"] * 2]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize("count", [3, 5000])
+async def test_long_conversations_are_translated_in_threads(monkeypatch: pytest.MonkeyPatch, path: str, count: int) -> None:
+    module = "tokens.api" if path == "/tokenize" else "chat"
+    seen = threads_of(importlib.import_module(f"frontend.{module}"), "plain_messages", monkeypatch)
+    messages = [{"role": "user", "content": "What is the weather like?"}] * count
+    body = {"model": MODEL, "max_tokens": 4, "messages": messages}
+    if path == "/v1/responses":
+        body = {"model": MODEL, "input": messages}
+    await post(frontend(FakeIngress()).app, body, path=path)
+    assert len(seen) == 1
+    assert (seen[0] == threading.current_thread().name) == (count == 3)
+
+
+async def test_kinds_in_a_long_list_are_found_with_pauses() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert await kinds_of([1] * 200_000 + ["a"]) == {int, str}
+    counting.cancel()
+    assert turns > 2

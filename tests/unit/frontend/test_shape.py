@@ -60,6 +60,10 @@ def test_windows_may_end_anywhere(pad: int) -> None:
         (b"[" + b"[]," * 60, "50 lists, objects"),
         (b"{" + b'"a":1,' * 60, "50 lists, objects"),
         (b"[" + b"1," * 120, "100 values"),
+        (b'["a' + b"\\n" * 250, "100 values"),
+        (b"[" + b'"",' * 60, "100 values"),
+        (b'["' + "水".encode() * 400, "100 values"),
+        (b"[" + b"1,1,[]," * 28, "too much of everything: 28 lists, .* 84 values"),
     ],
 )
 def test_too_much_of_anything_is_refused(body: bytes, why: str) -> None:

@@ -52,10 +52,10 @@ async def test_health_shows_the_broker_and_the_workers_of_each_model() -> None:
     built = frontend(ingress)
     call = await get(built.app, "/health")
     assert (call.status, call.json()["status"]) == (200, "healthy")
-    assert call.json()["models"] == {MODEL: {"workers": 1, "ready": True}}
+    assert call.json()["models"] == {MODEL: {"workers": 1, "ready": True, "kinds": ["chat", "completion"]}}
     ingress.ready = False
     call = await get(built.app, "/health")
-    assert (call.status, call.json()["broker"]) == (503, {"ready": False})
+    assert (call.status, call.json()["broker"]) == (503, {"ready": False, "trouble": ingress.trouble})
 
 
 async def test_metrics_show_what_the_job_protocol_counts() -> None:

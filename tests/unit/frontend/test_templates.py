@@ -60,6 +60,8 @@ def test_a_continued_message_stays_open_and_keeps_what_the_template_keeps(source
         "{{ 1 / 0 }}",
         "{{ messages + 1 }}",
         "{{ ''.__class__.__mro__ }}",
+        "{% for m in messages %}{{ loop.__class__.__mro__ }}{% endfor %}",
+        "{% for m in messages %}{{ loop._iterator.gi_frame }}{% endfor %}",
         "{% for i in range(10000000) %}x{% endfor %}",
         "{{ messages.append(1) }}",
         "{{ 'ab' * 10**9 }}",
@@ -73,6 +75,13 @@ def test_a_template_that_refuses_or_misbehaves_is_a_bad_request(source: str) -> 
     with pytest.raises(BadRequest) as caught:
         ChatTemplate(source, names={}).render(TALK)
     assert caught.value.code == "template_error"
+
+
+def test_a_template_may_ask_where_in_its_loop_it_is() -> None:
+    source = "{% for m in messages %}{{ [loop.first, loop.last, loop.index, loop.index0, loop.length] }}{% endfor %}"
+    count = len(TALK)
+    wanted = [[n == 0, n == count - 1, n + 1, n, count] for n in range(count)]
+    assert ChatTemplate(source, names={}).render(TALK) == "".join(map(str, wanted))
 
 
 LOOPS = {

@@ -1,0 +1,45 @@
+"""What `headrace up` tells people to try, by what the model is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_CHAT = """
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}], "max_tokens": 64}}'
+
+or in Python:
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  stream = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Say hello."}}], stream=True)
+  for chunk in stream:
+      print(chunk.choices[0].delta.content or "", end="", flush=True)
+"""
+_EMBEDDING = """
+  curl {url}/v1/embeddings -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "input": ["Say hello.", "Say goodbye."]}}'
+
+or in Python:
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  answer = client.embeddings.create(model="{model}", input=["Say hello.", "Say goodbye."])
+  print([len(item.embedding) for item in answer.data])
+"""
+_SCORE = """
+  curl {url}/v1/rerank -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "query": "a greeting", "documents": ["Hello!", "It rains."]}}'
+"""
+_CLASSIFY = """
+  curl {url}/v1/classify -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "input": ["Say hello."]}}'
+"""
+_EXAMPLES = {"chat": _CHAT, "embedding": _EMBEDDING, "score": _SCORE, "classify": _CLASSIFY}  # the first that fits
+
+
+def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = ()) -> str:
+    """What `up` prints once a request can be answered. `kinds` are those of the model's card."""
+    example = next((text for kind, text in _EXAMPLES.items() if kind in kinds), _CHAT)
+    tried = example.format(url=url, model=model)
+    return f"\nHeadrace is ready after {after_s:.1f} s: {url}/v1 serves {model}. Try:\n{tried}\nCtrl-C stops everything.\n"
