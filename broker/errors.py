@@ -11,6 +11,8 @@ HeadraceError
     │   ├── Overloaded             a queue is full; `retry_after_s`
     │   ├── BrokerUnavailable      the broker cannot be reached, or this ingress has lost its lease
     │   └── RequestTooLarge        does not fit, not even spilled
+    ├── AdapterRefused             a worker did not load or unload an adapter: the message says who and why
+    ├── ModelServed                a model that is to be forgotten has live workers
     ├── ResponseUnknown            no stored response has that id
     ├── ResponseNotStored          a response could not be stored; `reason`
     ├── PrefillFailed              (broker/prefill) another worker did not compute a prompt; never leaves the decode worker
@@ -22,7 +24,8 @@ HeadraceError
         ├── PoisonJob              it crashed three workers
         ├── ResumeImpossible       its worker died and the engine cannot continue it from where the stream is
         ├── SlowClient             the reader did not take its tokens in time
-        └── JobCancelled
+        ├── JobWithdrawn           somebody who may asked for its end
+        └── JobCancelled           its ingress goes away
 """
 
 from __future__ import annotations
@@ -85,6 +88,14 @@ class BrokerUnavailable(AdmissionError):
 
 class RequestTooLarge(AdmissionError):
     """The request does not fit into the broker."""
+
+
+class AdapterRefused(BrokerError):
+    """An adapter was not loaded or unloaded, at least not everywhere."""
+
+
+class ModelServed(BrokerError):
+    """A model cannot be forgotten while workers serve it."""
 
 
 class ResponseUnknown(BrokerError):
@@ -162,6 +173,12 @@ class SlowClient(JobError):
     """The client did not read its stream in time."""
 
     code = "slow_client"
+
+
+class JobWithdrawn(JobError):
+    """The request was cancelled by a call."""
+
+    code = "request_cancelled"
 
 
 class JobCancelled(JobError):

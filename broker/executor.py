@@ -28,6 +28,16 @@ class Executor(Protocol):
         """Fill in the engine's part of a load report."""
 
 
+class AdapterPort(Protocol):
+    """The engine's adapters, as the session changes them while it serves."""
+
+    async def load(self, name: str, source: str) -> None:
+        """Raises HeadraceError saying why the engine does not have it. Fine when it has it from there already."""
+
+    async def unload(self, name: str) -> None:
+        """No run is on it. Raises HeadraceError."""
+
+
 class KvPort(Protocol):
     """A worker's cache events on their way into the stream, as the session sees them."""
 

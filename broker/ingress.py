@@ -13,15 +13,17 @@ from os import getpid
 import structlog
 
 from broker import metrics
-from broker.codec import encode, job_headers
-from broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge
+from broker.codec import decode, encode, job_headers
+from broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge, WireError
 from broker.explaining import Decisions
 from broker.ingress_inbox import IngressInbox
 from broker.jobs import Job
 from broker.members import Members
 from broker.messages import (
     Cancel,
+    CancelJob,
     DeadLetter,
+    Done,
     Explanation,
     HistoryEntry,
     IngressMember,
@@ -38,9 +40,9 @@ from broker.protocol.judge import JobRecord, Judge
 from broker.settings import IngressSettings
 from broker.spill import sha256_hex
 from broker.stream import JobStream
-from jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
+from jetstream.errors import JetStreamError, NoResponder, PayloadTooLarge, PublishUnknown, QueueFull
 from jetstream.lease import LeaseKeeper
-from jetstream.ports import Messaging
+from jetstream.ports import BrokerStanding, Messaging
 from jetstream.subjects import Subjects
 
 log = structlog.get_logger()
@@ -62,17 +64,20 @@ class Ingress:
         settings: IngressSettings | None = None,
         frames: Messaging | None = None,
         namespace: str | None = None,
+        standing: BrokerStanding | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`frames`: a connection of its own for token frames, where one is worth it. `wall` gives Unix time.
 
-        `namespace`: know only its models; None = those of all.
+        `namespace`: know only its models; None = those of all. `standing` knows what is wrong with a broker that is
+        connected; nothing is accepted while something is.
         """
         self.id = ingress_id or f"i-{secrets.token_hex(6)}"
         self.settings = settings or IngressSettings()
         self._timing = self.settings.timing
         self._messaging = messaging
         self._frames = frames or messaging
+        self._standing = standing
         self._subjects = subjects
         self._wall = wall
         self._started = asyncio.Event()
@@ -97,7 +102,14 @@ class Ingress:
         )
         self._decisions = Decisions(messaging, subjects)
         self._inbox = IngressInbox(
-            messaging, subjects, self._judge, self._outbox, self._members, self._decisions, bucket=subjects.bucket("state")
+            messaging,
+            subjects,
+            self._judge,
+            self._outbox,
+            self._members,
+            self._decisions,
+            bucket=subjects.bucket("state"),
+            cancel=self._withdraw,
         )
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -129,7 +141,18 @@ class Ingress:
 
     @property
     def ready(self) -> bool:
-        return self._messaging.connected and self._lease.held and not self._draining
+        return not self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why no request can be accepted now, in words for an operator; nothing when one can."""
+        if self._draining:
+            return "is shutting down"
+        if not self._messaging.connected:
+            return "has no connection to the broker"
+        if self._standing is not None and self._standing.trouble:
+            return f"cannot use the broker: {self._standing.trouble}"
+        return "" if self._lease.held else "does not hold its lease at the broker"
 
     @property
     def connected(self) -> bool:
@@ -148,6 +171,10 @@ class Ingress:
         for record in self._judge:
             self._end(record.id, JobFault("cancelled", "the server is shutting down", retriable=True), cause="drain")
         await self._lease.release()
+
+    async def judge_gone(self, ingress: str) -> bool:
+        """The verdict that another ingress is dead: a fresh look at its lease. False while it cannot be known."""
+        return await self._members.ingress_gone(ingress)
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         """Why a request whose job had `explain` was placed where it is; never later than `timeout_s`."""
@@ -182,7 +209,9 @@ class Ingress:
         if job.explain:
             self._decisions.expect(job.id)
         self._judge.open(record)
-        self._open.add(OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s))
+        self._open.add(
+            OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
+        )
         try:
             await self._publish_first(job, body)
         except BaseException:
@@ -190,12 +219,11 @@ class Ingress:
             self._judge.close(job.id, None)
             self._open.remove(job.id)
             raise
-        metrics.SUBMITTED.labels(job.card.pool).inc()
+        metrics.submitted(job.card.pool).inc()
         return stream
 
     def _admit(self, job: Job) -> None:
-        if not self.ready:
-            why = "is shutting down" if self._draining else "has no connection to the broker"
+        if why := self.trouble:
             raise BrokerUnavailable(f"this ingress {why}; try again shortly")
         if len(self._judge) >= self.settings.max_open:
             raise Overloaded(f"{len(self._judge)} requests are open at this ingress", reason="too_many_open")
@@ -225,6 +253,7 @@ class Ingress:
                 )
             except PublishUnknown as error:  # the same id again: stored twice would be harmless, not at all would not
                 if attempt + 1 == SUBMIT_TRIES:
+                    self._note(error)
                     raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
             except QueueFull as error:
                 raise Overloaded(
@@ -233,15 +262,56 @@ class Ingress:
             except PayloadTooLarge as error:
                 raise RequestTooLarge(str(error)) from error
             except JetStreamError as error:
+                self._note(error)
                 raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
             else:
+                if self._standing is not None:
+                    self._standing.stored()
                 metrics.SUBMIT_S.observe(self._loop.time() - started)
                 return
+
+    def _note(self, error: JetStreamError) -> None:
+        if self._standing is not None:
+            self._standing.failed(error)
 
     # -- ends that start here --------------------------------------------------------------------------------
 
     def _cancel(self, request_id: str, cause: str) -> None:
         self._end(request_id, JobFault("cancelled", "the request was cancelled"), cause=cause)
+
+    def _withdraw(self, name: str, tenant: str) -> int:
+        open_now = [job for job in self._open.called(name, tenant) if self._judge.get(job.id) is not None]
+        for job in open_now:
+            log.info("job.withdrawn", request_id=job.id, name=name)
+            self._end(job.id, JobFault("request_cancelled", "the request was cancelled by a call"), cause="call")
+        return len(open_now)
+
+    async def cancel(self, name: str, tenant: str, *, timeout_s: float) -> bool:
+        """End a request by its id, or by what its client called it, at whichever ingress it is open.
+
+        False when it is nowhere. Raises BrokerUnavailable when some ingress could not be asked and no other one had it.
+        """
+        if self._withdraw(name, tenant):
+            return True
+        others = [ingress for ingress in self._members.ingresses() if ingress != self.id]
+        question = encode(CancelJob(name=name, tenant=tenant))
+        answers = await asyncio.gather(*(self._ask_to_cancel(ingress, question, timeout_s) for ingress in others))
+        if any(answers):
+            return True
+        if None in answers or not self._messaging.connected:
+            raise BrokerUnavailable("not every frontend could be asked whether it has this request; try again shortly")
+        return False
+
+    async def _ask_to_cancel(self, ingress: str, question: bytes, timeout_s: float) -> bool | None:
+        """None: it did not answer."""
+        try:
+            return decode(
+                Done, await self._messaging.request(self._subjects.control(ingress), question, timeout_s=timeout_s)
+            ).ok
+        except NoResponder:
+            return False  # its process is gone, and its requests with it
+        except (JetStreamError, WireError):
+            return None
 
     def _end(self, request_id: str, fault: JobFault, *, cause: str) -> None:
         record = self._judge.close(request_id, fault)
@@ -330,9 +400,14 @@ class Ingress:
 
         Only now: a copy that is looked at while there is no lease would be dropped as well.
         """
-        if not self._lapsed or self._tasks is None:
+        if self._lapsed and self._tasks is not None:
+            self._lapsed = False
+            self.resubmit()
+
+    def resubmit(self) -> None:
+        """Submit every open request again, as a new generation: what the broker had stored of them may be gone."""
+        if self._tasks is None:
             return
-        self._lapsed = False
         for record, attempt in self._judge.on_lapse():
             job = self._open.get(record.id)
             if job is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -11,7 +12,7 @@ from broker.codec import decode, decode_ingress_control, encode
 from broker.errors import WireError
 from broker.explaining import Decisions
 from broker.members import Members
-from broker.messages import Check, Claim, ClaimReply, Frame, JobEvents, Record
+from broker.messages import CancelJob, Check, Claim, ClaimReply, Done, Frame, JobEvents, Record
 from broker.outbox import JudgeOutbox
 from broker.protocol.crashes import base_worker
 from broker.protocol.judge import Judge
@@ -40,7 +41,10 @@ class IngressInbox:
         decisions: Decisions,
         *,
         bucket: str,
+        cancel: Callable[[str, str], int],
     ) -> None:
+        """`cancel(name, tenant)` ends what is open under that name and says how many these were."""
+        self._cancel = cancel
         self._messaging = messaging
         self._subjects = subjects
         self._judge = judge
@@ -83,6 +87,8 @@ class IngressInbox:
             self._on_claim(control, message.reply)
         elif isinstance(control, Check):
             self._reply(message.reply, self._judge.on_check(control, self._loop.time()))
+        elif isinstance(control, CancelJob):
+            self._reply(message.reply, Done(ok=self._cancel(control.name, control.tenant) > 0))
         else:
             self._reply(message.reply, self._judge.on_refuse(control))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from broker.cards import ModelCard
 from broker.codec import encode
@@ -20,8 +21,7 @@ def new_id() -> str:
     return f"{int(time.time()):08x}{secrets.token_hex(9)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One request, ready to be queued. `hashes` is the prompt's block chain as little-endian u64, empty for no affinity.
 
     With `pooling` it is of kind `pool`, `generation` means nothing, and each input counts as a choice.
@@ -43,8 +43,9 @@ class Job:
     session: str = ""
     affinity: Literal["soft", "hard"] = "soft"
     worker: str = ""  # exactly this one
-    require: list[str] = field(default_factory=list)
-    prefer: dict[str, float] = field(default_factory=dict)
+    require: list[str] = []
+    prefer: dict[str, float] = {}
+    name: str = ""  # what the client calls the request, if not by its id
     explain: bool = False  # the ingress is to remember who placed it (`Ingress.explain`)
 
     def payload(self) -> bytes:

@@ -92,9 +92,12 @@ class Members:
         workers = self.serving_workers(pool)
         return [member for member in workers if adapter in member.adapters] if adapter else workers
 
-    def prefill_workers(self, pool: str, handover: str) -> list[WorkerMember]:
-        """Those that compute prompts for workers that hand over in this way."""
-        return [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover] if handover else []
+    def prefill_workers(self, pool: str, handover: str, adapter: str | None = None) -> list[WorkerMember]:
+        """Those that compute prompts for workers that hand over in this way, and have the adapter."""
+        if not handover:
+            return []
+        able = [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover]
+        return [member for member in able if adapter in member.adapters] if adapter else able
 
     def worker_live(self, pool: str, worker: str) -> bool:
         return self._subjects.worker_key(pool, worker) in self._values
@@ -105,6 +108,10 @@ class Members:
     def routers(self, pool: str) -> frozenset[str]:
         """Live routers of a pool."""
         return frozenset(self._routers.get(pool, ()))
+
+    def ingresses(self) -> list[str]:
+        """Live ingresses."""
+        return [key.removeprefix("ingress.") for key in self._values if key.startswith("ingress.")]
 
     def ingress_live(self, ingress: str) -> bool:
         return f"ingress.{ingress}" in self._values

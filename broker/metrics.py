@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import Counter, Gauge, Histogram
 
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
 MOVED = Counter("headrace_broker_moved_total", "Jobs moved to a new attempt", ["reason"])
 SUBMITTED = Counter("headrace_ingress_submitted_total", "Requests accepted into the queue", ["pool"])
+submitted = cache(SUBMITTED.labels)
 REFUSED = Counter("headrace_ingress_refused_total", "Requests not accepted", ["reason"])
 ENDED = Counter("headrace_ingress_ended_total", "Accepted requests by how they ended", ["outcome"])
 OPEN = Gauge("headrace_ingress_open_requests", "Requests accepted and not ended")
@@ -22,6 +25,7 @@ PLACED = Counter("headrace_worker_self_placed_total", "Jobs this worker placed o
 FRAMES = Counter("headrace_worker_frames_total", "Token frames sent")
 ROWS = Counter("headrace_worker_rows_total", "Rows sent in token frames")
 SETTLED = Counter("headrace_worker_settled_total", "Runs by how they ended", ["how"])
+settled = cache(SETTLED.labels)  # looking a label up costs several times what counting does
 PREFILL_JOBS = Counter("headrace_worker_prefill_jobs_total", "Jobs of a prefill worker by how they ended", ["how"])
 SUBMIT_S = Histogram(
     "headrace_ingress_submit_seconds",

@@ -44,18 +44,30 @@ async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard
     """Store the files and the card; return the card that is in force.
 
     The first worker of a pool publishes; a later one gets the card that is there, and must check that it fits. Files are
-    addressed by digest, so a file that is there already is not written again.
+    addressed by digest, so a file that is there already is not written again. They are looked for once more when the card is
+    stored: a model that had them as well may have been removed just then.
     """
     store = messaging.objects(subjects.bucket("models"))
-    listed = {}
+    contents, listed = {}, {}
     for name, data in files.items():
         digest = hashlib.sha256(data).hexdigest()
+        contents[digest] = data
         listed[name] = CardFile(object=digest, digest=digest, size=len(data))
+    await _store_files(store, contents)
+    in_force = await _store_card(messaging, subjects, msgspec.structs.replace(card, files=listed))
+    await _store_files(store, contents)
+    return in_force
+
+
+async def _store_files(store: ObjectBucket, contents: Mapping[str, bytes]) -> None:
+    for digest, data in contents.items():
         try:
             await store.get(digest)
         except ObjectNotFound:
             await store.put(digest, data)
-    card = msgspec.structs.replace(card, files=listed)
+
+
+async def _store_card(messaging: Messaging, subjects: Subjects, card: ModelCard) -> ModelCard:
     bucket = messaging.bucket(subjects.bucket("models"))
     while True:
         entry = await bucket.get(card.pool)
@@ -64,7 +76,12 @@ async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard
                 await bucket.create(card.pool, encode(card))
                 return card
             stored = decode(ModelCard, entry.value)
-            kept = msgspec.structs.replace(card, created=stored.created, block_size=stored.block_size)
+            kept = msgspec.structs.replace(
+                card,
+                created=stored.created,
+                block_size=stored.block_size,
+                adapters=sorted({*stored.adapters, *card.adapters}),
+            )
             if kept != stored:
                 await bucket.update(card.pool, encode(kept), revision=entry.revision)
             return kept
@@ -84,7 +101,9 @@ class ModelDirectory:
         self._wanted: asyncio.Queue[tuple[str, ModelCard | None]] = asyncio.Queue(maxsize=10_000)
         self._known: dict[str, tuple[ModelCard, dict[str, bytes]]] = {}  # by pool
         self._pools: dict[str, str] = {}  # model name or alias → pool
-        self._adapters: dict[str, str] = {}  # adapter → pool, as long as the model is known: its workers may come back
+        self._adapters: dict[
+            str, str
+        ] = {}  # adapter → pool: those of the card, whose workers may come back, and of the workers
         self._files: dict[str, bytes] = {}  # by digest
         self._callbacks: list[Callable[[], None]] = []
         self._listed = False  # all cards that were there at the start have been read
@@ -137,14 +156,17 @@ class ModelDirectory:
 
     def _find_adapters(self) -> None:
         """A model's name wins over an adapter's, and an adapter of the first pool in order over those of others."""
-        self._adapters = {
-            name: pool for name, pool in self._adapters.items() if pool in self._known and name not in self._pools
+        there = {
+            pool: {*card.adapters, *(name for member in self._members.workers(pool).values() for name in member.adapters)}
+            for pool, (card, _) in self._known.items()
         }
-        for pool in sorted(self._known):
-            for member in self._members.serving_workers(pool):
-                for name in member.adapters:
-                    if name not in self._pools and self._adapters.setdefault(name, pool) != pool:
-                        log.warning("adapter.name_taken", adapter=name, pool=pool, by=self._adapters[name])
+        self._adapters = {
+            name: pool for name, pool in self._adapters.items() if name in there.get(pool, ()) and name not in self._pools
+        }
+        for pool in sorted(there):
+            for name in sorted(there[pool]):
+                if name not in self._pools and self._adapters.setdefault(name, pool) != pool:
+                    log.warning("adapter.name_taken", adapter=name, pool=pool, by=self._adapters[name])
 
     def _on_card(self, change: Change) -> None:
         card = None

@@ -25,6 +25,8 @@ from jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
+AT_ONCE = 16  # moves of one worker's messages that are under way: each takes two answers of the server
+
 
 def message_ttl_s(deadline: float, wall_s: float, slack_s: float) -> float:
     """Nats-TTL for a job: garbage collection some seconds after its deadline, at least one second from now."""
@@ -112,19 +114,22 @@ class Mover:
         """
         moved = 0
         while messages := [m for m in await self._stored_for(worker) if m.seq not in keep]:
-            for message in messages:
-                await self.move(
-                    worker=worker,
-                    seq=message.seq,
-                    data=message.data,
-                    headers=message.headers,
-                    suspect=worker if died else None,
-                    reason=reason,
-                )
+            for first in range(0, len(messages), AT_ONCE):
+                await asyncio.gather(*(self._move(m, worker, died, reason) for m in messages[first : first + AT_ONCE]))
             moved += len(messages)
             if died:
                 break
         return moved
+
+    async def _move(self, message: StoredMessage, worker: str, died: bool, reason: str) -> None:
+        await self.move(
+            worker=worker,
+            seq=message.seq,
+            data=message.data,
+            headers=message.headers,
+            suspect=worker if died else None,
+            reason=reason,
+        )
 
     async def _stored_for(self, worker: str) -> list[StoredMessage]:
         stream = self._subjects.stream("WORK")

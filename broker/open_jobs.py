@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from broker.codec import decode
 from broker.messages import Envelope
 from broker.stream import JobStream
 
 
-@dataclass(frozen=True, slots=True)
-class OpenJob:
+class OpenJob(msgspec.Struct, frozen=True):
     """`body` is the stored message; `deadline_s` is loop time, `deadline` Unix time."""
 
     id: str
@@ -21,6 +21,7 @@ class OpenJob:
     stream: JobStream
     deadline_s: float
     deadline: float
+    name: str = ""  # what its client calls it
 
     def envelope(self) -> Envelope:
         return decode(Envelope, self.body)
@@ -43,6 +44,10 @@ class OpenJobs:
 
     def get(self, request_id: str) -> OpenJob | None:
         return self._jobs.get(request_id)
+
+    def called(self, name: str, tenant: str) -> list[OpenJob]:
+        """Those of this tenant that have this id or name. A look at all of them: cancelling is rare."""
+        return [job for job in self._jobs.values() if name in (job.id, job.name) and job.tenant == tenant]
 
     def remove(self, request_id: str) -> None:
         self._jobs.pop(request_id, None)

@@ -10,6 +10,8 @@ from broker.messages import Finish, JobFault, Row, Text, TokenLogprob
 from broker.protocol.runs import Run, RunState
 from jetstream.lease import LeaseKeeper
 
+_RUNNING = RunState.RUNNING  # an enum's member costs a look-up of its own, here for every token
+
 
 class _Batch:
     """What one ingress gets of this step: rows, and the run each belongs to."""
@@ -38,12 +40,11 @@ class Outflow:
         choice: int,
         ids: list[int],
         texts: list[Text],
-        *,
         logprobs: list[TokenLogprob] | None = None,
         fin: Finish | None = None,
     ) -> None:
         """Take what an engine step gave one choice. `flush` sends it, together with the rest of the step."""
-        if run.state is RunState.RUNNING:
+        if run.state is _RUNNING:
             batch = self._pending.get(run.judge)
             if batch is None:
                 batch = self._pending[run.judge] = _Batch()

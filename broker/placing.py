@@ -17,6 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from broker import metrics
+from broker.burying import bury
 from broker.codec import decode, job_headers, parse_job_headers
 from broker.errors import WireError
 from broker.messages import Envelope, HistoryEntry
@@ -51,9 +52,11 @@ class SelfPlacer:
         free_slots: Callable[[], int],
         may_place: Callable[[], bool],
         events: EventSender,
+        elsewhere: Callable[[Envelope], str] = lambda _envelope: "",
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`free_slots`: slots that no run holds. `may_place`: lease held, not draining, no router."""
+        """`free_slots`: slots that no run holds. `may_place`: lease held, not draining, no router. `elsewhere`: the worker that
+        must run it, if that is not this one."""
         self._messaging = messaging
         self._subjects = subjects
         self._pool = pool
@@ -64,6 +67,7 @@ class SelfPlacer:
         self._free_slots = free_slots
         self._may_place = may_place
         self._events = events
+        self._elsewhere = elsewhere
         self._wall = wall
         self._loops: dict[RequestClass, PullLoop] = {}
         self._placed: dict[tuple[str, int], float] = {}  # on the way from REQ to this worker's own consumer
@@ -119,25 +123,29 @@ class SelfPlacer:
         except WireError as error:
             metrics.MALFORMED.labels("request").inc()
             log.error("request.malformed", subject=delivery.subject, seq=delivery.stream_seq, error=str(error))
-            delivery.term(f"malformed: {error}")
+            bury(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
             self.balance()
             return
         if envelope.id in self._tombstones:
             delivery.ack()
+        elif self._tasks is not None and self._may_place() and (worker := self._elsewhere(envelope)):
+            self._tasks.create_task(self._place(delivery, envelope, attempt, history, worker=worker))
         elif self._tasks is None or self.room < 1 or not self._may_place():
             delivery.nak()  # several classes answered at once and the slot is taken: somebody else may have one
         else:
             self._placed[envelope.id, attempt] = self._loop.time()
-            self._tasks.create_task(self._place(delivery, envelope, attempt, history))
+            self._tasks.create_task(self._place(delivery, envelope, attempt, history, worker=self._worker))
         self.balance()
 
-    async def _place(self, delivery: Delivery, envelope: Envelope, attempt: int, history: list[HistoryEntry]) -> None:
+    async def _place(
+        self, delivery: Delivery, envelope: Envelope, attempt: int, history: list[HistoryEntry], *, worker: str
+    ) -> None:
         self._holding[delivery] = None
         try:
             while True:
                 try:
                     ack = await self._messaging.publish(
-                        self._subjects.work(self._pool, self._worker),
+                        self._subjects.work(self._pool, worker),
                         delivery.data,
                         headers=job_headers(attempt, history),
                         msg_id=f"{envelope.id}.{attempt}@{delivery.stream_seq}",
@@ -157,7 +165,8 @@ class SelfPlacer:
                 self._placed.pop((envelope.id, attempt), None)
             else:
                 metrics.PLACED.inc()
-                self._events.add("placed", envelope.id, attempt, envelope.tokens)
+                if worker == self._worker:
+                    self._events.add("placed", envelope.id, attempt, envelope.tokens)
             delivery.ack()
         finally:
             self._holding.pop(delivery, None)

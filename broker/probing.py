@@ -7,6 +7,9 @@ gains a new one and asks its judges.
 
 Members watch each other in a ring: each one probes the next two workers behind it, so the cost grows with the number of members
 and not with its square; whoever watches may die as well, and then the lease runs out as ever.
+
+After a broker restart everybody is back at another time, and who is not back yet is not gone.  So a member suspects only those
+that have answered it since its own (re)connect, or anybody once that is a lease's length ago.
 """
 
 from __future__ import annotations
@@ -50,29 +53,29 @@ class Prober:
         self._pool = pool
         self._me = me
         self._ttl_s = ttl_s
+        self._answered: dict[str, float] = {}  # worker → since when this process was connected as it answered
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            if not self._settled:
-                continue
             workers = set(self._members.workers(self._pool))
             names = watched(self._me, list(self._members.routers(self._pool)), workers)
+            self._answered = {name: since_s for name, since_s in self._answered.items() if name in names}
             await asyncio.gather(*(self._look_after(name) for name in names))
 
-    @property
-    def _settled(self) -> bool:
-        """Connected for so long that everybody else is back as well: a broker restart is no mass death."""
-        now = asyncio.get_running_loop().time()
-        return self._messaging.connected and now - self._messaging.connected_since_s >= self._ttl_s
+    def _may_suspect(self, worker: str) -> bool:
+        """It was back after the last outage, as far as this process has seen one: a broker restart is no mass death."""
+        since_s = self._messaging.connected_since_s
+        settled = asyncio.get_running_loop().time() - since_s >= self._ttl_s
+        return self._messaging.connected and (settled or self._answered.get(worker) == since_s)
 
     async def _look_after(self, worker: str) -> None:
         try:
             for look in range(LOOKS):
                 if look:
                     await asyncio.sleep(AGAIN_S)
-                if not await self._silent(worker):
+                if not await self._silent(worker) or not self._may_suspect(worker):
                     return
             await self._revoke(worker)
         except JetStreamError as error:
@@ -80,19 +83,21 @@ class Prober:
 
     async def _silent(self, worker: str) -> bool:
         """Nobody listens there. An answer that does not come is something else: that process may be slow, or stopped."""
+        since_s = self._messaging.connected_since_s
         try:
             await self._messaging.request(self._subjects.control(worker), encode(Ping()), timeout_s=EVERY_S)
         except NoResponder:
             return True
         except JetStreamError:
             return False
+        self._answered[worker] = since_s
         return False
 
     async def _revoke(self, worker: str) -> None:
         """Raises JetStreamError."""
         key = self._subjects.worker_key(self._pool, worker)
         entry = await self._bucket.get(key)
-        if entry is None or not self._settled or not await self._silent(worker):
+        if entry is None or not await self._silent(worker) or not self._may_suspect(worker):
             return
         try:
             await self._bucket.delete(key, revision=entry.revision)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from broker import metrics
+from broker.burying import bury
 from broker.codec import decode, parse_job_headers, parse_prefill_header
 from broker.errors import BrokerError, WireError
 from broker.messages import Envelope, JobFault
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 ALONE_POLL_S = 0.1
+RETRY_AFTER_S = 5.0  # of a request whose adapter no worker has
 
 
 class Starting:
@@ -58,6 +60,9 @@ class Starting:
         self.tasks: asyncio.TaskGroup | None = None
 
     def on_work(self, delivery: Delivery) -> None:
+        if (old := self._session.runs.displaced(delivery)) is not None:
+            log.warning("work.displaced", request_id=old.id, seq=old.seq)
+            self._session.abandon(old)
         if self._session.runs.redelivered(delivery):
             self._session.balance()
             return
@@ -74,7 +79,7 @@ class Starting:
         except WireError as error:
             metrics.MALFORMED.labels("work").inc()
             log.error("work.malformed", seq=delivery.stream_seq, error=str(error))
-            delivery.term(f"malformed: {error}")
+            bury(self._messaging, self._subjects, self._session.pool, delivery, str(error), wall=self._wall)
             self._session.balance()
             return
         run = Run(envelope=envelope, attempt=attempt, history=history, run=self._random_bits(64), delivery=delivery)
@@ -109,6 +114,7 @@ class Starting:
             and run.envelope.spill is None
             and run.id not in self._tombstones
             and run.envelope.deadline > self._wall()
+            and self._session.adapters.usable(run.envelope.adapter)
             and self._session.members.ingress_live(run.judge)
             and self._session.runs.may_start(run)
         )
@@ -121,7 +127,7 @@ class Starting:
             await self._settling.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
             self._session.drop(run, how="deadline")
             return
-        if not await self._take_over(run):
+        if not await self._take_over(run) or not await self._has_adapter(run):
             return
         try:
             payload = await fetch_payload(
@@ -134,6 +140,19 @@ class Starting:
             return
         if run.state is RunState.CLAIMING and not self._session.engine_dead:
             self._begin(run, payload)
+
+    async def _has_adapter(self, run: Run) -> bool:
+        """False: its adapter was unloaded while it was on its way; it goes on where that is, or ends if it is nowhere."""
+        adapter = run.envelope.adapter
+        if self._session.adapters.usable(adapter) or run.state is not RunState.CLAIMING:
+            return True
+        if self._session.members.having(self._session.pool, adapter):
+            await self._session.move(run, suspect=None, reason="adapter")
+        else:
+            run.state = RunState.RUNNING
+            message = f"no ready worker has the adapter {adapter!r}"
+            self._session.fail(run, JobFault("no_worker", message, retriable=True, retry_after_s=RETRY_AFTER_S))
+        return False
 
     async def _take_over(self, run: Run) -> bool:
         """Wait for its turn, claim where that is needed and open the logs. False: it is not to run here."""

@@ -14,6 +14,7 @@ from broker.errors import (
     JobFailed,
     JobInvalid,
     JobRefused,
+    JobWithdrawn,
     PoisonJob,
     ResumeImpossible,
     SlowClient,
@@ -21,7 +22,8 @@ from broker.errors import (
 from broker.messages import JobFault, Row
 
 _FAULTS: dict[str, type[JobError]] = {
-    kind.code: kind for kind in (DeadlineExceeded, JobCancelled, JobFailed, PoisonJob, ResumeImpossible, SlowClient)
+    kind.code: kind
+    for kind in (DeadlineExceeded, JobCancelled, JobFailed, JobWithdrawn, PoisonJob, ResumeImpossible, SlowClient)
 }
 
 

@@ -15,17 +15,21 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from broker import metrics
+from broker.adapters import AdapterChanges
 from broker.codec import encode
-from broker.executor import Executor, KvPort
+from broker.executor import AdapterPort, Executor, KvPort
 from broker.frames import FrameSender
 from broker.lapses import Lapses
 from broker.leaving import Leaving
 from broker.members import Members
 from broker.messages import (
     Done,
+    Envelope,
     Inspection,
     JobFault,
+    LoadAdapter,
     LoadReport,
+    UnloadAdapter,
     WorkerMember,
 )
 from broker.moving import Janitor, Mover, rendezvous_first
@@ -69,13 +73,14 @@ class WorkerSession:
         kv: KvPort | None = None,
         prefill: PrefillExecutor | None = None,
         set_role: Callable[[str], Awaitable[None]] | None = None,
+        adapters: AdapterPort | None = None,
         wall: Callable[[], float] = time.time,
         random_bits: Callable[[int], int] | None = None,
     ) -> None:
         """`random_bits(64)` makes run ids; `wall` gives Unix time.
 
         Without `kv` no cache events are published, without `prefill` no prompts are computed for others.  `set_role` has the
-        engine change its role, and raises HeadraceError if it cannot.
+        engine change its role, and raises HeadraceError if it cannot.  Without `adapters` these are those of the start.
         """
         self.settings = settings or SessionSettings()
         self.worker = member.worker
@@ -122,6 +127,7 @@ class WorkerSession:
             free_slots=self._free_slots,
             may_place=self._may_place,
             events=self._events,
+            elsewhere=self._elsewhere,
             wall=wall,
         )
         self._starting = Starting(
@@ -158,6 +164,7 @@ class WorkerSession:
             go_on=self._out.go_on,
         )
         self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, retry_s=self._timing.retry_s)
+        self.adapters = AdapterChanges(self, messaging, subjects, self._lease, adapters, timing=self._timing)
         self._role_change = RoleChange(self, self._lease, self._mover, set_role, retry_s=self._timing.retry_s)
         self.prefill_client = PrefillClient(
             messaging,
@@ -300,6 +307,20 @@ class WorkerSession:
             return f"worker {self.worker} is draining"
         return await self._role_change.change(role, self.settings.drain_grace_s if grace_s is None else grace_s)
 
+    def begin_adapter(self, command: LoadAdapter | UnloadAdapter, reply: str) -> None:
+        """Load or unload an adapter in the background, on an operator's command, and answer when that is through."""
+
+        async def change() -> None:
+            if isinstance(command, LoadAdapter):
+                refusal, done = await self.adapters.load(command.name, command.source), "serves"
+            else:
+                refusal, done = await self.adapters.unload(command.name, command.grace_s), "has unloaded"
+            message = refusal or f"worker {self.worker} {done} {command.name!r}"
+            self.reply(reply, encode(Done(ok=not refusal, message=message)))
+
+        if self._tasks is not None:
+            self._tasks.create_task(change())
+
     def inspect(self) -> Inspection:
         """What this worker holds, for operators and tests."""
         states = self.prefill_server.states() if self.prefill_server is not None else {}
@@ -339,6 +360,13 @@ class WorkerSession:
             and self.member.serves
             and not self.members.has_router(self.pool)
         )
+
+    def _elsewhere(self, envelope: Envelope) -> str:
+        """Who can run this, where this worker lacks the adapter; empty: it has it, or must say itself that nobody has."""
+        if self.adapters.usable(envelope.adapter):
+            return ""
+        having = self.members.having(self.pool, envelope.adapter)
+        return rendezvous_first(envelope.id, [m.worker for m in having if m.worker != self.worker]) or ""
 
     def balance(self) -> None:
         """Ask for as much work as there is room for."""
@@ -416,9 +444,15 @@ class WorkerSession:
         run.delivery.ack()
         self._forget(run, how)
 
+    def abandon(self, run: Run) -> None:
+        """Stop a run whose message is no longer stored. No ack: its sequence is another message's now."""
+        if run.state is not RunState.WAITING:
+            self._executor.stop(run)
+        self._forget(run, "displaced")
+
     def _forget(self, run: Run, how: str) -> None:
         if self.runs.remove(run):
-            metrics.SETTLED.labels(how).inc()
+            metrics.settled(how).inc()
             metrics.RUNS.set(len(self.runs))
             self._events.add("settled", run.id, run.attempt, run.made)
             self.balance()
@@ -482,7 +516,7 @@ class WorkerSession:
                 epoch=self.member.epoch,
                 n=n,
                 at=self._wall(),
-                slots=self.settings.slots,
+                slots=0 if self.runs.any_alone else self.settings.slots,
                 running=len(self.runs),
                 waiting=0,
             )

@@ -10,7 +10,7 @@ import structlog
 from broker import metrics
 from broker.codec import decode, decode_worker_control, encode
 from broker.errors import WireError
-from broker.messages import Abort, Answers, Cancel, Done, Drain, KvDump, Ping, Since
+from broker.messages import Abort, Answers, Cancel, Done, Drain, KvDump, LoadAdapter, Ping, Since, UnloadAdapter
 from broker.prefill.messages import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
 from broker.protocol.runs import RunState, Tombstones
 from jetstream.ports import Message
@@ -51,6 +51,8 @@ class WorkerInbox:
             self._session.reply(message.reply, encode(Done(ok=not refusal, message=refusal)))
         elif isinstance(control, PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop):
             self._on_prefill(control, message.reply)
+        elif isinstance(control, LoadAdapter | UnloadAdapter):
+            self._session.begin_adapter(control, message.reply)
         elif isinstance(control, SetRole):
             self._session.begin_role(control.role, control.grace_s, message.reply)
         else:

@@ -13,7 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from frontend.adapters import AdapterDesk, adapter_routes
 from frontend.anthropic.api import MessagesApi
+from frontend.cancelling import Cancelling
 from frontend.chat import ChatApi
 from frontend.completions import CompletionApi
 from frontend.direct import DirectEndpoint
@@ -27,6 +29,7 @@ from frontend.openapi import build_openapi
 from frontend.pooling.routes import pooling_routes
 from frontend.ports import JobPort, ResponseStore
 from frontend.responses.api import ResponsesApi
+from frontend.responses.background import Background
 from frontend.responses.routes import ResponseRoutes
 from frontend.settings import FrontendSettings
 from frontend.shelf import ModelShelf
@@ -38,24 +41,33 @@ from jetstream.errors import HeadraceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """The application and what runs beside it: `shelf.run()`, and `lifecycle.draining` to turn new work away."""
+    """The application, and what runs beside it: `shelf.run()`, `background.run()`. `lifecycle.draining` turns new work away."""
 
     app: ASGIApp
     shelf: ModelShelf
     lifecycle: Lifecycle
     metrics: Metrics
+    background: Background | None = None
 
 
 def build_frontend(
-    port: JobPort, settings: FrontendSettings, *, metrics: Metrics | None = None, stored: ResponseStore | None = None
+    port: JobPort,
+    settings: FrontendSettings,
+    *,
+    metrics: Metrics | None = None,
+    lifecycle: Lifecycle | None = None,
+    stored: ResponseStore | None = None,
+    adapters: AdapterDesk | None = None,
 ) -> Frontend:
-    """Everything that answers HTTP, over `port`. Nothing runs yet. Without `stored` no response can be continued by its id."""
+    """Everything that answers HTTP, over `port`. Nothing runs yet. Without `stored` no response can be continued by its id;
+    without `adapters` none can be loaded or unloaded from here, whatever the settings say."""
     metrics = metrics or Metrics()
-    lifecycle = Lifecycle()
+    lifecycle = lifecycle or Lifecycle()
     shelf = ModelShelf(port.models, settings, metrics)
     chat_api = ChatApi(shelf, settings)
     chat = GenerationEndpoint(chat_api, port, settings, metrics)
-    responses_api = ResponsesApi(chat_api, stored, settings, metrics)
+    background = Background(stored, port, metrics, max_bytes=settings.response_max_bytes) if stored is not None else None
+    responses_api = ResponsesApi(chat_api, stored, settings, metrics, background)
     messages_api = MessagesApi(chat_api, settings)
     completions = GenerationEndpoint(CompletionApi(shelf, settings), port, settings, metrics)
     status = StatusRoutes(port, metrics, lifecycle)
@@ -80,9 +92,12 @@ def build_frontend(
         hot[path] = DirectEndpoint(tokens.tokenize, settings)
     for path in ("/detokenize", "/v1/detokenize"):
         hot[path] = DirectEndpoint(tokens.detokenize, settings)
+    if adapters is not None and settings.adapter_routes:
+        hot |= adapter_routes(adapters, port.models, settings)
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached for other methods only
-        *ResponseRoutes(stored).routes(),
+        *ResponseRoutes(stored, background).routes(),
+        *Cancelling(port).routes(),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
         Route("/health", status.health),
@@ -97,7 +112,7 @@ def build_frontend(
     app: ASGIApp = Observe(starlette, hot=hot, metrics=metrics, routes=labels, access_log=settings.access_log)
     if settings.cors_origins:
         app = _with_cors(app, settings.cors_origins)
-    return Frontend(app=app, shelf=shelf, lifecycle=lifecycle, metrics=metrics)
+    return Frontend(app=app, shelf=shelf, lifecycle=lifecycle, metrics=metrics, background=background)
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from broker.messages import Parsing
 from frontend.conversation import named_roles, plain_messages
-from frontend.decode import decode_body
+from frontend.decode import decode_request
 from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
 from frontend.media.loader import MediaItem, MediaLoader
@@ -35,7 +36,7 @@ class ChatApi:
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
-        request = decode_body(_decoder, body)
+        request = await decode_request(_decoder, body)
         draft, wishes = await self.draft(request, exchange, id_prefix="chatcmpl-")
         return make_plan(request, draft, wishes, CHAT_EVENTS, echo=_echo(request, wishes.role))
 
@@ -51,16 +52,17 @@ class ChatApi:
         if model.template is None:
             message = f"{model.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")
-        toolbox = toolbox_of(request, model.card)
+        toolbox = await exchange.aside(partial(toolbox_of, request, model.card))
         takes_parts = model.template.takes_parts(tools=bool(toolbox.tools))
         given = request.messages
         items: list[MediaItem] = []
         contents: Contents = {}
         if has_media(given):
-            given, found = find_media(given, model.card, most=self._settings.media_max_items)
+            finding = partial(find_media, given, model.card, most=self._settings.media_max_items)
+            given, found = await exchange.aside(finding)
             items = await self._media.load(found.parts)
             contents = found.contents if takes_parts else {}
-        messages = plain_messages(given, parts=takes_parts)
+        messages = await exchange.aside(partial(plain_messages, given, parts=takes_parts))
         continue_final = bool(request.continue_final_message)
         template_kwargs = _template_kwargs(request)
         wanted = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 
 from frontend import embeds
-from frontend.decode import decode_body
+from frontend.decode import decode_request, kinds_of
 from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
 from frontend.planning import Plan, Wishes, check_choices, check_kind, fit_of, make_draft, make_plan
@@ -31,9 +31,9 @@ class CompletionApi:
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
-        request = decode_body(_decoder, body)
+        request = await decode_request(_decoder, body)
         _refuse(request)
-        prompts, given = list_prompts(request), embeds.listed(request)
+        prompts, given = await list_prompts(request), embeds.listed(request)
         check_choices(request.n or 1, len(prompts) + len(given), self._settings)
         model = await self._shelf.get(request.model)
         check_kind(model, "completion")
@@ -77,7 +77,7 @@ def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def list_prompts(request: CompletionRequest) -> list[str | list[int]]:
+async def list_prompts(request: CompletionRequest) -> list[str | list[int]]:
     """The four forms a prompt may have, as a list of texts or ids. Raises BadRequest for a mixture."""
     prompt = request.prompt
     if not prompt and request.prompt_embeds:
@@ -86,7 +86,7 @@ def list_prompts(request: CompletionRequest) -> list[str | list[int]]:
         raise BadRequest("missing required parameter: prompt", param="prompt", code="missing_required_parameter")
     if isinstance(prompt, str):
         return [prompt]
-    kinds = set(map(type, prompt))  # a million ids are looked at without a loop of ours
+    kinds = await kinds_of(prompt)
     if len(kinds) > 1:
         raise BadRequest("prompt must be a text, a list of texts, a list of ids or a list of lists of ids", param="prompt")
     if kinds == {int}:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import replace
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
 from frontend.exchange import Exchange
 from frontend.planning import Draft, Wishes
@@ -34,8 +33,8 @@ def bounded(draft: Draft, asked: int | None) -> tuple[Draft, bool]:
         room = job.card.context_length - job.prompt_tokens
         most = min(asked, room)
         short = short or room < asked
-        sampling = msgspec.structs.replace(job.generation.sampling, max_tokens=most)
-        generation = msgspec.structs.replace(job.generation, sampling=sampling)
+        sampling = replace(job.generation.sampling, max_tokens=most)
+        generation = replace(job.generation, sampling=sampling)
         jobs.append(replace(job, generation=generation, max_tokens=most))
     return replace(draft, jobs=jobs), short
 
@@ -46,7 +45,7 @@ def piecewise(draft: Draft) -> Draft:
     for job in draft.jobs:
         parse = job.generation.parse
         if parse is not None and parse.whole:
-            parse = msgspec.structs.replace(parse, whole=False)
-            job = replace(job, generation=msgspec.structs.replace(job.generation, parse=parse))
+            parse = replace(parse, whole=False)
+            job = replace(job, generation=replace(job.generation, parse=parse))
         jobs.append(job)
     return replace(draft, jobs=jobs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 
 from broker.messages import Finish, Row
@@ -22,7 +20,7 @@ class EchoWriter(EventWriter):
     """
 
     def __init__(self, form: EventForm, head: Head, tally: Tally, *, choices: int, options: AnswerOptions) -> None:
-        super().__init__(form, head, tally, choices=choices, options=dataclasses.replace(options, echo=()))
+        super().__init__(form, head, tally, choices=choices, options=msgspec.structs.replace(options, echo=()))
         self._echo = options.echo
         self._held: dict[int, list[Row]] = {}
 

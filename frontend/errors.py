@@ -6,6 +6,7 @@ HeadraceError
     │   ├── MalformedBody          400  the body is not the JSON it should be
     │   └── ContextTooLong         400  prompt plus wanted tokens exceed the model's context
     ├── RouteNotFound              404
+    ├── RequestUnknown             404  there is no such request to be cancelled
     ├── MethodNotAllowed           405
     ├── BodyTimeout                408  the body did not arrive in time
     ├── BodyTooLarge               413
@@ -100,6 +101,13 @@ class RouteNotFound(FrontendError):
 
     status = 404
     code = "not_found"
+
+
+class RequestUnknown(FrontendError):
+    """No such request is running."""
+
+    status = 404
+    code = "request_not_found"
 
 
 class MethodNotAllowed(FrontendError):
@@ -224,7 +232,10 @@ _RULES: dict[type[BaseException], Rule] = {
     broker.PoisonJob: _fixed(500, broker.PoisonJob.code),
     broker.ResumeImpossible: _fixed(502, broker.ResumeImpossible.code),
     broker.SlowClient: _fixed(408, broker.SlowClient.code),
+    broker.JobWithdrawn: _fixed(499, broker.JobWithdrawn.code),
     broker.JobCancelled: _fixed(503, broker.JobCancelled.code),
+    broker.AdapterRefused: _fixed(400, "adapter_refused"),
+    broker.ModelServed: _fixed(409, "model_served"),
     broker.WireError: _fixed(400, "invalid_request"),
     broker.ResponseUnknown: _fixed(404, "response_not_found", param="response_id"),
     broker.ResponseNotStored: _fixed(503, "response_not_stored", retry_after_s=RETRY_SOON_S),

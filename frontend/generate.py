@@ -13,11 +13,13 @@ from typing import Protocol
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from broker.errors import SlowClient
 from broker.messages import Row
 from frontend.errors import Draining, FrontendError, translate
-from frontend.exchange import ClientGone, DisconnectWatch, Exchange
+from frontend.exchange import ClientGone, DisconnectWatch, Exchange, SlowReader
 from frontend.explaining import Explained
 from frontend.histogram import Series
+from frontend.memory import forget_frames
 from frontend.merge import MergedAnswer, submit_all
 from frontend.metrics import Metrics
 from frontend.planning import Plan
@@ -59,6 +61,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
+        exchange.slow_client_s = self._settings.slow_client_s
         began = time.perf_counter()
         plan: Plan | None = None
         try:
@@ -68,10 +71,16 @@ class GenerationEndpoint:
                 plan = await self._api.plan(body, exchange)
                 self._metrics.prepare.series().observe(time.perf_counter() - began)
                 scope["headrace.job"] = plan.jobs[0].id
-                await self._answer(plan, exchange, watch, began)
-        except ClientGone:
+                if plan.detached is not None:
+                    await plan.detached(exchange, watch)
+                else:
+                    await self._answer(plan, exchange, watch, began)
+        except SlowReader:
+            self._cut(exchange, plan)
+        except ClientGone as gone:
             self._metrics.disconnects.inc()
             scope["headrace.outcome"] = "client_gone"
+            forget_frames(gone)
         except asyncio.CancelledError:
             # the server's grace period is over: say so instead of just closing the connection
             with contextlib.suppress(TimeoutError):  # a client that does not read cannot be told
@@ -79,6 +88,7 @@ class GenerationEndpoint:
                     await self._fail(exchange, Draining(), plan)
         except Exception as error:
             await self._fail(exchange, error, plan)
+            forget_frames(error)
 
     async def _answer(self, plan: Plan, exchange: Exchange, watch: DisconnectWatch, began: float) -> None:
         model = plan.jobs[0].card.model
@@ -154,15 +164,27 @@ class GenerationEndpoint:
         watch.stop()
         await exchange.send_json(writer.body())
 
+    def _cut(self, exchange: Exchange, plan: Plan | None) -> None:
+        """Its job has been cancelled by now. A stream gets the reason as its last event; nothing else has a place for one."""
+        error = translate(SlowClient(f"the answer was not read for {self._settings.slow_client_s:g} s"))
+        exchange.scope["headrace.outcome"] = error.code
+        self._metrics.slow_clients.inc()
+        log.warning("stream.cut", request_id=exchange.scope.get("headrace.request_id"), reason=str(error))
+        streamed = plan is not None and isinstance(plan.writer, StreamWriter)
+        exchange.cut(plan.writer.failure(error) if streamed and plan is not None else b"")  # type: ignore[union-attr]
+
     async def _fail(self, exchange: Exchange, error: BaseException, plan: Plan | None) -> None:
         told = translate(error)
         exchange.scope["headrace.outcome"] = told.code
         if type(told) is FrontendError:
             log.error("request.crashed", request_id=exchange.scope.get("headrace.request_id"), exc_info=error)
-        if not exchange.started:
-            await exchange.send_error(told, form=self._api.error_form)
-        elif plan is not None and isinstance(plan.writer, StreamWriter):
-            await exchange.send_events(plan.writer.failure(told), more=False)
+        try:
+            if not exchange.started:
+                await exchange.send_error(told, form=self._api.error_form)
+            elif plan is not None and isinstance(plan.writer, StreamWriter):
+                await exchange.send_events(plan.writer.failure(told), more=False)
+        except SlowReader:
+            self._cut(exchange, plan)
 
 
 class _Pace:

@@ -36,6 +36,9 @@ class Metrics:
         self.disconnects = Counter(
             "headrace_frontend_disconnects", "Clients that left before their answer was complete", registry=r
         )
+        self.slow_clients = Counter(
+            "headrace_frontend_slow_clients", "Answers that were cut because their client did not read them", registry=r
+        )
         self.prompt_tokens = Counter(
             "headrace_frontend_prompt_tokens", "Prompt tokens of ended requests", ["model"], registry=r
         )
@@ -43,6 +46,7 @@ class Metrics:
             "headrace_frontend_cached_tokens", "Prompt tokens found in a KV cache, of ended requests", ["model"], registry=r
         )
         self.output_tokens = Counter("headrace_frontend_output_tokens", "Tokens of ended requests", ["model"], registry=r)
+        self.background = Gauge("headrace_frontend_background_responses", "Responses being made in the background", registry=r)
         self.stored = Counter(
             "headrace_frontend_stored_responses", "Responses that were to be stored, by how it went", ["outcome"], registry=r
         )

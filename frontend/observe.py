@@ -21,7 +21,7 @@ from frontend.metrics import Metrics
 log = structlog.get_logger()
 
 _PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # asked every second by somebody, for ever
-_BELOW = (("/v1/models/", "/v1/models/{id}"), ("/v1/responses/", "/v1/responses/{id}"))
+_BELOW = (("/v1/models/", "/v1/models/{id}"), ("/v1/responses/", "/v1/responses/{id}"), ("/v1/requests/", "/v1/requests/{id}"))
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
 
 

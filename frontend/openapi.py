@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from frontend.anthropic.schema import AnthropicError, CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from frontend.cancelling import CancelledRequest
 from frontend.pooling.schema import (
     ClassifyAnswer,
     ClassifyRequest,
@@ -36,6 +37,7 @@ _ERRORS = {
     "413": "the body is too large",
     "414": "the URL is too long",
     "431": "the headers are too many or too large",
+    "499": "the request was cancelled by a call",
     "429": "a queue is full; see Retry-After and `code`",
     "500": "internal error",
     "502": "the engine failed",
@@ -48,7 +50,7 @@ _ERRORS = {
 def build_openapi() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
     types = (
-        *(ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer),
+        *(ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer, CancelledRequest),
         *(ResponsesRequest, ResponseAnswer, InputTokensRequest, InputTokens, DeletedResponse, ItemList),
         *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
         *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
@@ -66,6 +68,17 @@ def build_openapi() -> bytes:
         "/v1/models/{model}": {
             "get": _get("One model", {"200": _json("the model", "ModelEntry"), "404": _json("no such model", "ErrorAnswer")})
             | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
+        },
+        "/v1/requests/{id}": {
+            "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "delete": _get(
+                "End a running request",
+                {
+                    "200": _json("it was running and is ended", "CancelledRequest"),
+                    "404": _json("no such request is running", "ErrorAnswer"),
+                    "503": _json("not every frontend could be asked", "ErrorAnswer"),
+                },
+            ),
         },
         "/health": {"get": _get("What is up", _states("healthy", "unhealthy"))},
         "/ready": {"get": _get("Whether some model can answer now", _states("ready", "not ready"))},
@@ -95,14 +108,23 @@ def _responses() -> dict[str, Any]:
         },
         one: {
             "parameters": [where],
-            "get": _get("A stored response", {"200": _json("the response", "ResponseAnswer"), **wrong}),
+            "get": {
+                "parameters": [
+                    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+                    {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
+                ],
+                **_get("A stored response, or its events", {"200": _streamed("ResponseAnswer"), **wrong}),
+            },
             "delete": _get("Forget a stored response", {"200": _json("it is gone", "DeletedResponse"), **wrong}),
         },
         f"{one}/input_items": {
             "parameters": [where, *page],
             "get": _get("The items it answered", {"200": _json("a page of them", "ItemList"), **wrong}),
         },
-        f"{one}/cancel": {"parameters": [where], "post": _get("Refused: nothing runs in the background", wrong)},
+        f"{one}/cancel": {
+            "parameters": [where],
+            "post": _get("Stop one in the background", {"200": _json("the response", "ResponseAnswer"), **wrong}),
+        },
     }
 
 
@@ -133,6 +155,12 @@ def _json(description: str, schema: str) -> dict[str, Any]:
     return {"description": description, "content": content}
 
 
+def _streamed(schema: str) -> dict[str, Any]:
+    told = _json("the answer; with `stream` server-sent events", schema)
+    told["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return told
+
+
 def _get(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
     return {"summary": summary, "responses": responses}
 
@@ -143,9 +171,7 @@ def _states(good: str, bad: str) -> dict[str, Any]:
 
 
 def _generation(summary: str, request: str, answer: str, *, error: str = "ErrorAnswer", streams: bool = True) -> dict[str, Any]:
-    whole = _json("the answer; with `stream` server-sent events" if streams else "the answer", answer)
-    if streams:
-        whole["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    whole = _streamed(answer) if streams else _json("the answer", answer)
     body = {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}}
     statuses = {**_ERRORS, "529": _ERRORS["503"]} if error != "ErrorAnswer" else _ERRORS
     responses = {"200": whole} | {status: _json(text, error) for status, text in statuses.items()}

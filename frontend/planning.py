@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from broker.codec import unpack_u32
 from broker.jobs import Job
@@ -13,7 +14,7 @@ from broker.messages import Generation, Parsing
 from frontend.collect import Collector
 from frontend.echoed import EchoWriter
 from frontend.errors import BadRequest
-from frontend.exchange import Exchange
+from frontend.exchange import DisconnectWatch, Exchange
 from frontend.logprobs import LogprobWriter
 from frontend.parsed import ParsedWriter
 from frontend.routing import routing_of
@@ -42,6 +43,7 @@ class Tier(NamedTuple):
 
 
 STANDARD = Tier("std", 0, "default")
+Detached = Callable[[Exchange, DisconnectWatch], Awaitable[None]]
 FLEX_LATER = 1 << 20  # behind everything that has a priority of its own within reason
 TIERS: dict[str, Tier] = {
     "auto": STANDARD,
@@ -57,17 +59,16 @@ def tier_of(name: str | None) -> Tier:
     return TIERS.get(name or "auto", STANDARD)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What to run, and what turns its rows into an answer: a stream exactly when the client asked for one."""
 
     jobs: list[Job]
     writer: StreamWriter | WholeWriter
     tally: Tally
+    detached: Detached | None = None  # runs it apart from this connection and answers; the writer is not used here then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A plan whose answer has no shape yet. `choices` counts those of all jobs."""
 
     jobs: list[Job]
@@ -77,8 +78,7 @@ class Draft:
     choices: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """What the request asks for, in the terms all APIs share. `top_logprobs` None = no log probabilities at all."""
 
     id_prefix: str
@@ -188,10 +188,11 @@ def _jobs(
     extra = dict(request.vllm_xargs or {})
     if request.thinking_token_budget is not None and request.thinking_token_budget >= 0:
         extra["thinking_token_budget"] = request.thinking_token_budget
+    name = exchange.name  # before the first job takes the request's own id
     jobs: list[Job] = []
     for prompt in wishes.prompts:
         room = card.context_length - prompt.tokens
-        max_tokens = wishes.wanted if wishes.wanted is not None else min(room, card.default_max_tokens or room)
+        max_tokens = min(room, wishes.wanted if wishes.wanted is not None else card.default_max_tokens or room)
         generation = Generation(
             token_ids=prompt.packed,
             sampling=sampling_of(request, card, max_tokens=max_tokens),
@@ -212,6 +213,7 @@ def _jobs(
         jobs.append(
             Job(
                 id=exchange.job_id(),
+                name=name,
                 card=card,
                 generation=generation,
                 prompt_tokens=prompt.tokens,

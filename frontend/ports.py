@@ -75,11 +75,25 @@ class JobPort(Protocol):
     """`broker.ingress.Ingress` as the routes see it."""
 
     @property
+    def id(self) -> str:
+        """This ingress among all of them."""
+
+    @property
     def ready(self) -> bool: ...
+    @property
+    def trouble(self) -> str:
+        """Why it is not ready, as the end of a sentence; nothing when it is."""
+
     @property
     def models(self) -> Models: ...
     async def submit(self, job: Job, /) -> Answer:
         """Raises an AdmissionError. Cancelling the wait withdraws the job."""
+
+    async def cancel(self, name: str, tenant: str, /, *, timeout_s: float) -> bool:
+        """End a request by its id or by what its client called it; False when none is open. Raises BrokerUnavailable."""
+
+    async def judge_gone(self, ingress: str, /) -> bool:
+        """The verdict that this ingress is dead. False while it cannot be known."""
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         """Why a job with `explain` was placed where it is. Never raises for what is not known."""

@@ -22,12 +22,13 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CHARS = 64 * 1024 * 1024  # of a rendered prompt; twice the largest body, by default
 _LOOK = 64  # turns between two looks at the clock
 _MAX_BITS = 4096  # of the integers a template may make
+_OF_LOOPS = frozenset({"first", "last", "index", "index0", "length"})
 
 
 class TemplateTimeout(jinja2.TemplateRuntimeError):
@@ -84,6 +85,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             _time.turns = _LOOK
             if time.monotonic() > _time.ends:
                 raise TemplateTimeout("it took too long")
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:  # what templates ask most, and what the checks let through
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)

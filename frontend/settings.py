@@ -25,6 +25,7 @@ class FrontendSettings:
     job_inputs: int = 16  # at most so many of them go to one worker as one job …
     job_input_tokens: int = 8192  # … with so many tokens, if it is more than one
     sse_keepalive_s: float = 0.0  # a comment line on a stream silent for this long; 0 = none
+    slow_client_s: float = 60.0  # an answer of which the client takes nothing for so long is cut
     inline_prompt_bytes: int = 8192  # longer prompts are tokenised in a thread
     tokenizer_threads: int = 2
     prompt_cache_bytes: int = 64 * 1024 * 1024  # of what long prompts have in common with later ones; 0 = none
@@ -56,6 +57,7 @@ class FrontendSettings:
     response_max_bytes: int = 8 * 1024 * 1024  # of one stored turn; a larger one is answered but not stored
     response_max_turns: int = 512  # of a conversation continued by previous_response_id
     response_store_s: float = 2.0  # how long an answer waits until it is stored
+    adapter_routes: bool = False  # adapters can be loaded and unloaded over HTTP: clients then name folders on workers
     strip_billing_header: bool = True  # drop the line in system prompts that differs in every request of Claude Code
     namespace: str = "default"  # models of other namespaces are not served here
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import structlog
 
 from broker.cards import ModelCard
@@ -35,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """`fingerprint` changes with anything in the card."""
+    """`fingerprint` changes with anything in the card but its adapters."""
 
     card: ModelCard
     encoder: PromptEncoder
@@ -102,8 +103,8 @@ class ModelShelf:
         """Raises UnknownModel, ModelUnusable."""
         served = self._models.get(name)
         ready = self._ready.get(served.card.model)
-        if ready is None or (ready.card is not served.card and ready.card != served.card):
-            ready = await self._load(served)
+        if ready is None or ready.card is not served.card:
+            ready = self._still(ready, served.card) or await self._load(served)
         if served.adapter is None:
             return ready
         return dataclasses.replace(ready, adapter=served.adapter, encoder=ready.encoder.for_adapter(served.adapter))
@@ -123,15 +124,22 @@ class ModelShelf:
                     log.warning("model.unusable", model=name, error=str(error))
             await self._changed.wait()
 
+    def _still(self, ready: ReadyModel | None, card: ModelCard) -> ReadyModel | None:
+        """What is loaded, if nothing in the card has changed but which adapters there are."""
+        if ready is None or msgspec.structs.replace(ready.card, adapters=card.adapters) != card:
+            return None
+        ready = self._ready[card.model] = dataclasses.replace(ready, card=card)
+        return ready
+
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _load(self, served: Served) -> ReadyModel:
         card = served.card
         async with self._locks.setdefault(card.model, asyncio.Lock()):
-            ready = self._ready.get(card.model)
-            if ready is not None and ready.card == card:
-                return ready
+            still = self._still(self._ready.get(card.model), card)
+            if still is not None:
+                return still
             began = time.perf_counter()
             loop = asyncio.get_running_loop()
             ready = await loop.run_in_executor(self._executor, self._build, served)
@@ -153,7 +161,7 @@ class ModelShelf:
         of_card = {n: token for n, token in (("bos_token", card.bos_token), ("eos_token", card.eos_token)) if token is not None}
         names = {**of_card, **files.names, **card.template_kwargs}
         template = ChatTemplate(files.templates, names=names) if files.templates else None
-        fingerprint = "fp_" + hashlib.sha256(encode(card)).hexdigest()[:10]
+        fingerprint = "fp_" + hashlib.sha256(encode(msgspec.structs.replace(card, adapters=[]))).hexdigest()[:10]
         return ReadyModel(card, encoder, template, fingerprint, executor, inline_bytes)
 
 

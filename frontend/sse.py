@@ -26,8 +26,7 @@ DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keep-alive\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """What every event and every answer of a request repeats. `created` is Unix time."""
 
     id: str
@@ -58,8 +57,7 @@ CHAT_EVENTS = EventForm(
 COMPLETION_EVENTS = EventForm(object="text_completion", text=(b'"text":', b""), role=None, finish=b'"text":""', chat=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the client wants to see besides what the model says. `echo` and `prompt_ids`: one per choice, or none at all."""
 
     usage: bool = False  # one more event at the end

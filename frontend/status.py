@@ -54,9 +54,9 @@ class StatusRoutes:
         state: dict[str, Any] = {
             "status": "unhealthy" if why else "healthy",
             "reason": why,
-            "broker": {"ready": self._port.ready},  # connected, and this ingress holds its lease
+            "broker": {"ready": self._port.ready, **({"trouble": self._port.trouble} if self._port.trouble else {})},
             "draining": self._lifecycle.draining,
-            "models": {name: {"workers": models.get(name).workers, "ready": name in ready} for name in models.names()},
+            "models": {name: _standing(models.get(name), ready=name in ready) for name in models.names()},
         }
         return _json(state, status=503 if why else 200)
 
@@ -67,8 +67,12 @@ class StatusRoutes:
         if self._lifecycle.draining:
             return "draining"
         if not self._port.ready:
-            return "no connection to the broker, or the lease of this ingress is lost"
+            return f"this frontend {self._port.trouble}"
         return None if ready else "no model has a ready worker"
+
+
+def _standing(served: Served, *, ready: bool) -> dict[str, Any]:
+    return {"workers": served.workers, "ready": ready, "kinds": served.card.kinds}
 
 
 def _entry(served: Served) -> ModelEntry:

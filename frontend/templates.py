@@ -126,7 +126,10 @@ def _compile(name: str, source: str, names: Mapping[str, Any]) -> _Compiled:
 def _run(template: jinja2.Template, names: dict[str, Any]) -> str:
     pieces: list[str] = []
     size = 0
-    for piece in template.root_render_func(template.new_context(names, shared=True)):
+    environment = template.environment
+    # `new_context` would list the environment's globals once more at every call, for imports, of which there are none.
+    context = environment.context_class(environment, names, template.name, template.blocks)
+    for piece in template.root_render_func(context):
         size += len(piece)
         if size > MAX_CHARS:
             raise jinja2.TemplateRuntimeError(f"the prompt is longer than {MAX_CHARS} characters")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from broker.blocks import block_chain
@@ -23,17 +23,17 @@ from broker.codec import pack_u32, pack_u64, unpack_u32
 from broker.errors import MalformedMessage
 from frontend.boundaries import Boundaries
 from frontend.errors import BadRequest, ContextTooLong, ModelUnusable
-from frontend.lengths import is_suspicious, least_tokens
+from frontend.lengths import LONG, in_groups, is_suspicious, least_tokens
 from frontend.media.loader import MediaItem
 from frontend.media.placing import Placed, place
+from frontend.memory import give_back
 from frontend.prefixes import PrefixMemory
 
 T = TypeVar("T")
 _SLICE = 1 << 16  # token ids
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A prompt as the broker wants it. `packed` is the ids as little-endian u32, `hashes` the chain as little-endian u64."""
 
     tokens: int
@@ -43,8 +43,7 @@ class Prompt:
     embeds: bytes = b""  # instead of ids, as `Generation.prompt_embeds` has them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """What the request and the model say about length. `param` is the parameter to blame."""
 
     context_length: int
@@ -66,8 +65,12 @@ class Fit:
         return min(max(keep, 0), tokens)
 
     def check(self, tokens: int) -> None:
-        """Raises ContextTooLong with the words OpenAI uses, which clients and frameworks look for."""
-        if tokens + (self.wanted or 1) <= self.context_length:
+        """Room for one token is enough: what was asked for beyond the context is cut, as vLLM's server does it.
+
+        Raises ContextTooLong with the words OpenAI uses, which clients and frameworks look for; also where more is asked for
+        than the model could ever give.
+        """
+        if tokens < self.context_length and (self.wanted or 1) <= self.context_length:
             return
         if self.wanted is None:
             told = f"your prompt resulted in {tokens} tokens"
@@ -152,7 +155,11 @@ class PromptEncoder:
         """
 
         def work() -> Prompt:
-            return self.encode_now(text, add_special_tokens=add_special_tokens, fit=fit, salt=salt, media=media)
+            try:
+                return self.encode_now(text, add_special_tokens=add_special_tokens, fit=fit, salt=salt, media=media)
+            finally:
+                if len(text) > LONG:
+                    give_back()
 
         if len(text) > self._inline_bytes:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -168,7 +175,7 @@ class PromptEncoder:
         try:
             if is_suspicious(text, fit.context_length):
                 self._refuse_endless(text, fit)
-            packed = self._ids_of(text, add_special_tokens=add_special_tokens)
+            packed = self._ids_of(text, fit, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError as error:
             raise BadRequest(f"the prompt is not valid Unicode: {error}", param=fit.param) from None
         if media:
@@ -186,7 +193,11 @@ class PromptEncoder:
             if fit.truncate is not None:
                 message = f"a text of {len(text)} characters is too long to be truncated here"
                 raise ContextTooLong(message, param=fit.param)
-            fit.check(tokens)
+            try:
+                fit.check(tokens)
+            except ContextTooLong as error:
+                error.tokens = None  # there are more: nobody has counted to the end
+                raise
 
     async def take_ids(self, ids: Sequence[int], *, fit: Fit, salt: str | None = None) -> Prompt:
         """A prompt that came as ids. Raises BadRequest for ids outside the vocabulary, and as `encode`."""
@@ -214,18 +225,23 @@ class PromptEncoder:
             return self.decode(unpack_u32(prompt.packed))
         return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self.decode(unpack_u32(prompt.packed)))
 
-    def _ids_of(self, text: str, *, add_special_tokens: bool) -> bytes:
+    def _ids_of(self, text: str, fit: Fit, *, add_special_tokens: bool) -> bytes:
         """Packed. Long texts go through the memory of prefixes, piece by piece, where this gives the same ids."""
         whole = add_special_tokens and self._adds_special  # what is added stands around all of it
         if self._memory is not None and len(text) > self._inline_bytes and not whole:
             pieces = self._boundaries.split(text)
             if len(pieces) > 1:
-                return self._memory.ids(self._digest, pieces, self._encode_pieces)
-        # a batch of one is a quarter cheaper than `encode`: it keeps no offsets
-        return pack_u32(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+                return self._memory.ids(self._digest, pieces, partial(self._encode_pieces, fit=fit))
+        return self._encode_pieces([text], fit=fit, special=add_special_tokens)[0]
 
-    def _encode_pieces(self, pieces: list[str]) -> list[bytes]:
-        return [pack_u32(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+    def _encode_pieces(self, pieces: list[str], *, fit: Fit, special: bool = False) -> list[bytes]:
+        packed: list[bytes] = []
+        for group in in_groups(pieces):
+            if len(group[0]) > LONG:
+                self._refuse_endless(group[0], fit)
+            # a batch is a quarter cheaper than `encode`, even one of one text: it keeps no offsets
+            packed += [pack_u32(e.ids) for e in self._tokenizer.encode_batch_fast(group, add_special_tokens=special)]
+        return packed
 
     def _pack(self, ids: Sequence[int], fit: Fit, salt: str | None) -> Prompt:
         try:
@@ -258,10 +274,10 @@ class PromptEncoder:
         plain = self._pack(placed.ids, fit, salt)
         size = self._card.block_size
         if not size:
-            return dataclasses.replace(plain, media=placed.media)
+            return msgspec.structs.replace(plain, media=placed.media)
         known = plain.packed[: placed.known * 4]
         chain = block_chain(known, size, adapter=self._adapter, salt=salt, media=placed.spans)
-        return dataclasses.replace(plain, hashes=pack_u64(chain), media=placed.media)
+        return msgspec.structs.replace(plain, hashes=pack_u64(chain), media=placed.media)
 
 
 def _add_special_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> list[str]:

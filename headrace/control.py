@@ -110,5 +110,5 @@ def _check_grace(grace_s: float) -> None:
 
 
 def _as_data(member: WorkerMember, state: Inspection | None) -> dict[str, Any]:
-    shown = ("worker", "pool", "model", "engine", "role", "roles", "draining", "slots", "handover", "host", "pid")
+    shown = ("worker", "pool", "model", "engine", "role", "roles", "draining", "slots", "handover", "adapters", "host", "pid")
     return {**{name: getattr(member, name) for name in shown}, "state": msgspec.to_builtins(state) if state else None}

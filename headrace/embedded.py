@@ -73,6 +73,11 @@ class NatsPart:
             else:
                 await server.stop_async()
 
+    @property
+    def url(self) -> str | None:
+        """Of our own server."""
+        return None if self._server is None else self._server.url
+
     def environment(self) -> dict[str, str]:
         """What tells the parts where it is."""
         return {} if self._server is None else {"HEADRACE_NATS_URL": self._server.url}

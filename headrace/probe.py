@@ -64,21 +64,10 @@ async def served_models(host: str, port: int) -> list[str]:
         return []
 
 
-def ready_text(url: str, model: str, *, after_s: float) -> str:
-    """What `up` prints once a request can be answered."""
-    return f"""
-Headrace is ready after {after_s:.1f} s: {url}/v1 serves {model}. Try:
-
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}], "max_tokens": 64}}'
-
-or in Python:
-
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none")
-  stream = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Say hello."}}], stream=True)
-  for chunk in stream:
-      print(chunk.choices[0].delta.content or "", end="", flush=True)
-
-Ctrl-C stops everything.
-"""
+async def kinds_of(host: str, port: int, model: str) -> list[str]:
+    """What the model can be asked for; empty when that is not told."""
+    status, body = await get(host, port, "/health")
+    try:
+        return [str(kind) for kind in json.loads(body)["models"][model]["kinds"]] if status == 200 else []
+    except (ValueError, KeyError, TypeError):
+        return []

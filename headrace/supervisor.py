@@ -10,9 +10,11 @@ stream: workers (they drain) and routers, frontend, nats-server.  Nothing waits 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ import structlog
 
 from headrace.announce import say_ready, until_answering
 from headrace.catalogue import BY_KEY
-from headrace.compose import bundled_model_dir, needs_bundled_model
+from headrace.compose import bundled_model_dir, connect_options, needs_bundled_model, subjects
 from headrace.embedded import NatsPart
-from headrace.errors import EXIT_OK, CommandError, PartFailed
+from headrace.errors import EXIT_OK, CommandError, PartFailed, SettingsError
 from headrace.fleet import worker_counts
 from headrace.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Part, Parts, first_of, make_parts
 from headrace.probe import base_url, choose_port
@@ -64,6 +66,7 @@ class Supervisor:
         self._ready = False
         self._failure: CommandError | None = None
         self._began_s = time.monotonic()
+        self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> int:
         """Until a stop signal (0) or a failure that a restart cannot cure. Raises CommandError for the latter."""
@@ -75,10 +78,12 @@ class Supervisor:
                 self._parts = make_parts(self._settings, environment, port=self._port)
                 self._publish_state()
                 async with asyncio.TaskGroup() as group:
+                    self._group = group
                     helpers = [
                         group.create_task(self._nats.keep(self._publish_state)),
                         group.create_task(self._prepare_model()),
                         group.create_task(self._announce()),
+                        group.create_task(self._learn_obituaries()),
                     ]
                     for part in self._parts:
                         group.create_task(self._keep(part))
@@ -128,17 +133,38 @@ class Supervisor:
             headrace_command(*part.argv), env=part.env, on_line=lambda line: self._terminal.part_line(part.name, line)
         )
         part.child = child
+        started = time.time()
         part.state.started(time.monotonic())
         _log.info("part.started", part=part.name, pid=child.pid)
         self._publish_state()
         if part.stop_asked.is_set():  # asked while it was being started
             child.kill()
         try:
-            return await child.wait(), child.tail
+            code = await child.wait()
+            if code != EXIT_OK and part.role and not part.stop_asked.is_set() and self._group is not None:
+                self._group.create_task(self._announce_death(child.pid, started))
+            return code, child.tail
         finally:
             part.child = None
             part.ran.set()
             self._publish_state()
+
+    async def _learn_obituaries(self) -> None:
+        """Load what talks to NATS beside the event loop, once nobody waits for us: when it is needed there is no time."""
+        await self._answering.wait()
+        await asyncio.to_thread(import_module, "headrace.obituary")
+
+    async def _announce_death(self, pid: int, started: float) -> None:
+        from headrace.obituary import announce_death
+
+        try:
+            options = connect_options(self._settings, name="headrace up")
+        except SettingsError as error:  # its file is gone since the start
+            _log.warning("lease.left", pid=pid, error=str(error))
+            return
+        if self._nats.url is not None:
+            options = dataclasses.replace(options, servers=(self._nats.url,))
+        await announce_death(options, subjects(self._settings), pid=pid, started=started)
 
     def _part_left(self, part: Part, decision: Leave, tail: Sequence[str]) -> None:
         if decision.reason == "configuration":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -65,8 +65,13 @@ async def ensure_topology(connection: Connection, topology: Topology) -> None:
 
     Raises TopologyError naming the stream, DiskFull when the server cannot set its bytes aside.
     """
+    await ensure_streams(connection, topology.all_streams())
+
+
+async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
+    """The same for some of the streams."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_ensured(connection, spec)) for spec in topology.all_streams()]
+        tasks = [group.create_task(_ensured(connection, spec)) for spec in specs]
     for task in tasks:
         if (error := task.result()) is not None:
             raise error

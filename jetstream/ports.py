@@ -12,9 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Message:
+from jetstream.errors import JetStreamError
+
+
+class Message(msgspec.Struct, frozen=True):
     """A core NATS message as received. `reply` is empty when no answer is expected."""
 
     subject: str
@@ -23,8 +26,7 @@ class Message:
     headers: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PubAck:
+class PubAck(msgspec.Struct, frozen=True):
     """The server's word that a message is stored. `duplicate`: a message with this id was stored before."""
 
     stream: str
@@ -190,6 +192,20 @@ class ObjectBucket(Protocol):
 
     async def delete(self, name: str, *, ttl_s: float | None = None) -> None:
         """Fine when absent. `ttl_s`: how long the store remembers that it is gone, where objects have lives of their own."""
+
+
+class BrokerStanding(Protocol):
+    """Whether a server that is connected can be used."""
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it, or nothing."""
+
+    def stored(self) -> None:
+        """Something was stored just now."""
+
+    def failed(self, error: JetStreamError) -> None:
+        """Something could not be stored."""
 
 
 class Messaging(Protocol):

@@ -167,6 +167,7 @@ class Topology:
     prefill_bytes: int = 256 * MIB
     kv_bytes: int = 512 * MIB
     route_bytes: int = 256 * MIB
+    dlq_bytes: int = 256 * MIB
     request_max_age_s: float = HOUR_S
     work_max_age_s: float = DAY_S
     batch_max_age_s: float = 7 * DAY_S
@@ -265,8 +266,9 @@ class Topology:
             StreamSpec(
                 name=s.stream("DLQ"),
                 subjects=(f"{p}.dlq.>", *self._advisories()),
-                description="dead letters, and the server's advisories about our own queues",
+                description="dead letters, and the server's advisories about our own queues; the oldest make room",
                 max_age_s=30 * DAY_S,
+                max_bytes=self.dlq_bytes,
                 replicas=self.replicas,
             ),
         )
@@ -326,10 +328,8 @@ class Topology:
         )
 
     def _advisories(self) -> tuple[str, ...]:
-        kinds = ("MAX_DELIVERIES", "MSG_TERMINATED")
-        return tuple(
-            f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{self.subjects.stream(queue)}.*" for queue in WORK_QUEUES for kind in kinds
-        )
+        # Not MSG_TERMINATED: the server says that of every message that is moved (published again, then deleted un-acked).
+        return tuple(f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{self.subjects.stream(queue)}.*" for queue in WORK_QUEUES)
 
 
 def request_stream(subjects: Subjects, request_class: RequestClass) -> str:

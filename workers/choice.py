@@ -39,6 +39,7 @@ class ChoiceRun:
         "prompt",
         "prompt_embeds",
         "prompt_logprobs",
+        "prompt_tokens",
         "push",
         "run",
         "started_s",
@@ -64,10 +65,11 @@ class ChoiceRun:
         self.choice = choice
         self.generation = generation
         self.prompt = prompt
+        self.prompt_tokens = len(prompt)  # until the engine says that its media take more
         self.prompt_embeds = prompt_embeds
         self.limit = limit  # most tokens this choice may have in all
         self.pipeline = pipeline
-        self.push = pipeline.push
+        self.push = pipeline.pusher if isinstance(pipeline, TextPipeline) else pipeline.push
         self.plain = False  # after the first output, if no stop string is looked for: a token is one text and nothing else
         self.asked = asked  # for the sake of the parsers
         self.cached_tokens = 0

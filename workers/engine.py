@@ -107,6 +107,7 @@ class EngineInfo:
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     prompt_embeds: bool = False  # it takes prompts as embeddings
     media: Mapping[str, MediaSlot] = field(default_factory=dict)  # kinds of media it takes, and how they stand in a prompt
+    hands_over_media: bool = False  # whether blocks of prompts with media can be handed over
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -128,8 +129,7 @@ class Handover:
     peer: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sequence:
+class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one request, as the engine runs it.
 
     On a resume `token_ids` is prompt + emitted ids, `prompt_tokens` still counts the original prompt, and `sampling.max_tokens`
@@ -153,7 +153,7 @@ class Sequence:
     expected_cached: int = 0  # tokens of the prefix that the cache should have, as far as KV events tell
     reasoning_ended: bool | None = None  # structured output begins after the reasoning; None = the engine finds out
     reasoning_kwargs: Mapping[str, Any] | None = None  # for the engine's own reasoning parser
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +196,7 @@ class Output(msgspec.Struct, gc=False):
 
     `finish` is set on the last output: "stop" (EOS or a stop token, which is then the last id), "length" or "abort".
     `cached_tokens` is set on the first output: found in this engine's own cache; what another engine computed is not in it.
+    So is `prompt_tokens`, where media made the prompt longer than the ids it was given as: what it is inside the engine.
     So are `prompt_logprobs`, where they were asked for: one per token of the sequence, None for the first.
     """
 
@@ -205,6 +206,7 @@ class Output(msgspec.Struct, gc=False):
     stop: int | None = None  # the stop token that matched
     logprobs: list[TokenLogprob] | None = None
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     fault: Fault | None = None
     handover: Mapping[str, Any] | None = None

@@ -30,9 +30,10 @@ class Intake:
     def take(
         self, run: Run, payload: bytes, *, cache: Callable[[], Container[int]] | None = None
     ) -> tuple[Generation, list[ChoiceRun]]:
-        """What is asked of the engine, and the choices that have no end yet; what their clients were given is replayed.
+        """What is asked of the engine, and the choices that have no end yet. What their clients were given is still to be
+        replayed (`workers.replaying`).
 
-        Raises WireError, RequestInvalid and AnswerUnreadable.
+        Raises WireError and RequestInvalid.
         """
         generation = decode(Generation, payload)
         prompt = unpack_u32(generation.token_ids)
@@ -60,8 +61,6 @@ class Intake:
             if log.settled:
                 continue
             answer = self._answer(generation, prompt, plan, run, index)
-            for token in log.ids:  # what the client has been given is replayed in silence
-                answer.push(token)
             choice = ChoiceRun(
                 run,
                 index,

@@ -19,8 +19,12 @@ from jetstream.client import Connection, ConnectOptions
 from jetstream.manage import ensure_topology
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
+from jetstream.waiting import connect_patiently
 from workers import metrics
+from workers.adapters import EngineAdapters
 from workers.beside import beside
+from workers.canary import Canary
+from workers.card_keeper import CardKeeper
 from workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
 from workers.engines import create, parser_brand
 from workers.errors import EngineDead, EngineStartFailed
@@ -48,11 +52,12 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
     Raises EngineStartFailed, RegistrationRefused or a ConnectError before serving, and EngineDead after the engine has died
     and its work was handed over.
     """
-    async with await Connection.connect(options, subjects=subjects) as connection:  # fail before a model is loaded
+    # Fail before a model is loaded. A server that is not there is an error here as ever, one without JetStream is waited for.
+    async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects))
     engine, brand = create(settings.engine), parser_brand(settings.engine)
     parsers = await _choose_parsers(brand, settings)
-    runtime = Runtime(engine, stall_s=settings.stall_s)
+    runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
     info = await _start(engine, settings, parsers, runtime.on_step)
     try:
@@ -122,9 +127,9 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         connection = await stack.enter_async_context(_connected(options, subjects))
         frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None
-        card = await register_card(
-            connection, subjects, build_card(settings, served_name(settings) or info.engine, info, files, parsers), files
-        )
+        wanted = build_card(settings, served_name(settings) or info.engine, info, files, parsers)
+        card = await register_card(connection, subjects, wanted, files)
+        keeper = CardKeeper(connection, subjects, wanted, files)
         member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
         structlog.contextvars.bind_contextvars(worker=member.worker)
         publisher, feed, cache = _cache_events(connection, subjects, engine, info, member, runtime)
@@ -139,10 +144,19 @@ async def _serve(
             kv=publisher,
             prefill=prefill,
             set_role=runtime.set_role,
+            adapters=EngineAdapters(engine),
         )
         handovers = Handovers(session, engine, info, runtime, settings, prefill)
         runtime.attach(session, info, table, handovers.desk, parsers=brand.build(engine, info, table, parsers))
-        await _run_session(settings, session, runtime, [feed, handovers], card.model)
+        canary = Canary(
+            engine,
+            runtime,
+            info,
+            idle_s=settings.canary_s,
+            timeout_s=settings.canary_timeout_s,
+            may=lambda: session.registered and session.taking,
+        )
+        await _run_session(settings, session, runtime, [feed, handovers, keeper, canary], card.model)
 
 
 def _cache_events(
@@ -193,7 +207,11 @@ def _session_settings(settings: WorkerSettings, info: EngineInfo) -> SessionSett
 
 
 async def _run_session(
-    settings: WorkerSettings, session: WorkerSession, runtime: Runtime, others: list[KvFeed | Handovers | None], model: str
+    settings: WorkerSettings,
+    session: WorkerSession,
+    runtime: Runtime,
+    others: list[KvFeed | Handovers | CardKeeper | Canary | None],
+    model: str,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(part.run()) for part in (runtime, *others) if part is not None]

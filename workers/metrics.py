@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import Counter, Gauge, Histogram
 
 TOKENS = Counter("headrace_worker_tokens_total", "Tokens of finished choices", ["kind"])
+PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")
 POOLED = Counter("headrace_worker_pooled_total", "Inputs of which a vector was made", ["task"])
 PARSED = Counter(
     "headrace_worker_parsed_total",
@@ -15,7 +18,19 @@ PARSED = Counter(
 UNREADABLE = Counter("headrace_worker_unreadable_total", "Answers on which the parser for tool calls or reasoning failed")
 RESUMED = Counter("headrace_worker_resumed_total", "Runs continued from tokens that another run had emitted")
 PARKED = Counter("headrace_worker_parked_total", "Runs stopped in the engine because the lease was lost for too long")
+MEDIA_S = Histogram(
+    "headrace_worker_media_seconds",
+    "Time from a request's media as bytes to a prompt that the engine takes",
+    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
+MEDIA_UNEXPECTED = Counter(
+    "headrace_worker_media_unexpected_total", "Prompts whose media take other tokens in the engine than the model's card says"
+)
 STALLS = Counter("headrace_worker_engine_stalls_total", "Times the engine had work and reported nothing for too long")
+STUCK = Counter(
+    "headrace_worker_stuck_sequences_total", "Sequences that got no token for too long while others did", ["waits_for"]
+)
+CANARIES = Counter("headrace_worker_canaries_total", "Requests of our own to an idle engine, by what came of them", ["result"])
 READY = Gauge("headrace_worker_ready", "1 while this worker is registered")
 ENGINE_START_S = Gauge("headrace_worker_engine_start_seconds", "Time the engine took to start, warm-up included")
 FIRST_TOKEN_S = Histogram(
@@ -24,6 +39,7 @@ FIRST_TOKEN_S = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
 PREFILLS = Counter("headrace_worker_prefills_total", "Prompts by where they are computed and why", ["where", "reason"])
+prefills = cache(PREFILLS.labels)  # looking labels up costs several times what counting does
 PREFILL_FAILURES = Counter(
     "headrace_worker_prefill_failures_total", "Prompts that another worker was to compute, and did not", ["reason"]
 )

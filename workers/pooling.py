@@ -110,7 +110,7 @@ class PoolRuns:
             return
         self._progress()
         tokens = len(item.token_ids)
-        metrics.TOKENS.labels("prompt").inc(tokens)
+        metrics.PROMPT_TOKENS.inc(tokens)
         metrics.POOLED.labels(item.task).inc()
         left.inputs -= 1
         left.cached += pooled.cached_tokens

@@ -73,6 +73,7 @@ def build_card(
         default_max_tokens=settings.default_max_tokens,
         template_kwargs=dict(settings.template_kwargs),
         aliases=list(settings.aliases),
+        adapters=sorted(info.adapters),
         tool_parser=parsers.tool,
         reasoning_parser=parsers.reasoning,
         prompt_embeds=info.prompt_embeds,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
+from math import inf
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +27,9 @@ from workers.handover.remote import RemotePrefill
 from workers.intake import Intake
 from workers.parsing.interface import ParserSet
 from workers.pooling import PoolRuns
+from workers.progress import Progress, Stuck
 from workers.prompt_logprobs import check_size, fitting
+from workers.replaying import INLINE_TOKENS, replay, replay_in_slices, tokens_to_replay
 from workers.resume import cannot_resume
 from workers.text.pipeline import TokenTable
 
@@ -49,14 +52,19 @@ class Remotes(Protocol):
 class Runtime:
     """Executes runs on one engine. `attach` the session before the first run."""
 
-    def __init__(self, engine: Engine, *, stall_s: float) -> None:
+    def __init__(self, engine: Engine, *, stall_s: float, first_token_s: float = inf, token_s: float = inf) -> None:
+        """The engine is dead when it has work and reports nothing for `stall_s`. A sequence that gets nothing for
+        `first_token_s` or, later, `token_s` while others do is tried elsewhere."""
         self._engine = engine
+        self._progress = Progress(first_token_s=first_token_s, token_s=token_s)
+        self.exclusive = asyncio.Lock()  # for what must not meet: a canary and a change of role
         self._stall_s = stall_s
         self._session: WorkerSession | None = None
         self._info: EngineInfo | None = None
         self._intake: Intake | None = None
         self._active: dict[str, ChoiceRun] = {}
         self._parked: dict[Run, list[ChoiceRun]] = {}
+        self._replaying: dict[Run, asyncio.Task[None]] = {}  # not in the engine yet
         self._raw: dict[str, Callable[[Output], None]] = {}  # sequences that belong to no run, and who gets their outputs
         # Submissions and aborts in one queue, so that an abort never overtakes its submission. Bounded by the slots.
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
@@ -67,7 +75,8 @@ class Runtime:
         self._cache: Callable[[], Container[int]] | None = None
         self._last_step_s = 0.0
         self._loop = asyncio.get_running_loop()
-        self._pooling = PoolRuns(engine, refused=self._refused, dead=self._declare_dead, progress=self._stepped)
+        self._heard_s = self._loop.time()
+        self._pooling = PoolRuns(engine, refused=self._refused, dead=self.declare_dead, progress=self.stepped)
         self._tapped: Callable[[list[Output]], None] | None = None
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -110,13 +119,23 @@ class Runtime:
             try:
                 await command()
             except EngineDead as error:
-                self._declare_dead(str(error))
+                self.declare_dead(str(error))
             except WorkerError as error:
                 log.warning("engine.command_failed", error=str(error))
 
     async def _submit_here(self, choice: ChoiceRun) -> None:
         self._unsubmitted -= choice.uncached
-        await self._submit(choice, choice.id, None)
+        if self._tasks is not None and (choice.generation.media or choice.prompt_embeds is not None):
+            # These take the engine a while to read. Others need not wait, and an abort may come in between.
+            self._tasks.create_task(self._submit_aside(choice))
+        else:
+            await self._submit(choice, choice.id, None)
+
+    async def _submit_aside(self, choice: ChoiceRun) -> None:
+        try:
+            await self._submit(choice, choice.id, None)
+        except EngineDead as error:
+            self.declare_dead(str(error))
 
     async def _submit(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
         if self._session is None or self._active.get(sequence_id) is not choice:
@@ -152,15 +171,24 @@ class Runtime:
         if self._session is not None:
             self._session.fail(run, JobFault("engine_error", str(error)))
 
-    def _declare_dead(self, why: str) -> None:
+    def declare_dead(self, why: str) -> None:
+        """The engine is gone. Only the first reason counts."""
         if not self.dead.done():
             self.dead.set_result(why)
 
     async def _watch_death(self) -> None:
-        self._declare_dead(await self._engine.died())
+        self.declare_dead(await self._engine.died())
 
-    def _stepped(self) -> None:
-        self._last_step_s = self._loop.time()
+    def stepped(self) -> None:
+        """The engine has shown that it lives."""
+        self._last_step_s = self._heard_s = self._loop.time()
+
+    @property
+    def idle_s(self) -> float:
+        """How long nothing has come from the engine while it had nothing to do; 0 when it has."""
+        if self._active or self._raw or len(self._pooling):
+            return 0.0
+        return self._loop.time() - self._heard_s
 
     async def _watch_stall(self) -> None:
         """An engine that has work and says nothing is as dead as one that has exited."""
@@ -172,7 +200,20 @@ class Runtime:
                 self._last_step_s = loop.time()
             elif loop.time() - self._last_step_s > self._stall_s:
                 metrics.STALLS.inc()
-                self._declare_dead(f"no step for {self._stall_s:g} s with {running} sequences running")
+                self.declare_dead(f"no step for {self._stall_s:g} s with {running} sequences running")
+                return
+            for stuck in self._progress.look(loop.time(), list(self._active.values())):
+                self._give_up(stuck)
+
+    def _give_up(self, stuck: Stuck) -> None:
+        """Others may do better. What the engine has of it is aborted when its run is moved."""
+        choice, when = stuck.choice, "first" if stuck.first else "next"
+        if self._session is None or choice.id not in self._active:
+            return
+        metrics.STUCK.labels(when).inc()
+        log.warning("sequence.stuck", sequence=choice.id, seconds=round(stuck.seconds, 1), waits_for=f"{when} token")
+        message = f"the engine gave no {when} token for {stuck.seconds:.0f} s"
+        self._session.retry_elsewhere(choice.run, JobFault("engine_error", message, retriable=True))
 
     # -- Executor --------------------------------------------------------------------------------------------
 
@@ -200,8 +241,31 @@ class Runtime:
             return
         if run.resumed:
             metrics.RESUMED.inc()
-        self._begin_all(run, choices, generation, payload)
-        self._session.flush()
+        if self._tasks is not None and tokens_to_replay(choices) > INLINE_TOKENS:
+            self._replaying[run] = self._tasks.create_task(self._replay(run, choices, generation, payload))
+            return
+        try:
+            replay(choices)
+        except AnswerUnreadable as error:
+            self._refused(run, error)
+        else:
+            self._begin_all(run, choices, generation, payload)
+            self._session.flush()
+
+    async def _replay(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
+        """Begin once what was given out has been replayed."""
+        try:
+            await replay_in_slices(choices)
+        except AnswerUnreadable as error:
+            self._refused(run, error)
+            return
+        finally:
+            self._replaying.pop(run, None)
+        if run in self._parked:  # meanwhile
+            self._parked[run] = choices
+        elif self._session is not None:
+            self._begin_all(run, choices, generation, payload)
+            self._session.flush()
 
     def _begin_all(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
         """Whatever has something left to do goes to this engine, or first to another one that computes the prompt."""
@@ -210,7 +274,7 @@ class Runtime:
             return
         if self._remotes is not None and self._session is not None:
             decision = self._remotes.decide(run, ready, generation)
-            metrics.PREFILLS.labels("remote" if decision.remote else "local", decision.reason).inc()
+            metrics.prefills("remote" if decision.remote else "local", decision.reason).inc()
             if decision.reason == "no_prefill_worker" and decision.refuse:
                 fault = JobFault("no_prefill_worker", "no prefill worker is ready", retriable=True, retry_after_s=1.0)
                 self._session.fail(run, fault)
@@ -255,6 +319,8 @@ class Runtime:
 
     def stop(self, run: Run) -> None:
         self._parked.pop(run, None)
+        if (replaying := self._replaying.pop(run, None)) is not None:
+            replaying.cancel()
         self._pooling.stop(run)
         self._withdraw(run)
 
@@ -328,7 +394,8 @@ class Runtime:
             wanted = Role(role)
         except ValueError:
             raise UnsupportedByEngine(f"there is no role {role!r}; there are {', '.join(Role)}") from None
-        await self._engine.set_role(wanted)
+        async with self.exclusive:
+            await self._engine.set_role(wanted)
 
     def park(self, run: Run) -> None:
         if run not in self._parked:
@@ -362,7 +429,7 @@ class Runtime:
 
     def on_step(self, outputs: list[Output]) -> None:
         """The engine's sink."""
-        now = self._last_step_s = self._loop.time()
+        now = self._last_step_s = self._heard_s = self._loop.time()
         if self._tapped is not None:
             self._tapped(outputs)
             return
@@ -379,7 +446,7 @@ class Runtime:
             ids = output.ids
             try:
                 if choice.plain and len(ids) == 1 and output.finish is None and output.fault is None:  # nearly every output
-                    append(choice.run, choice.choice, ids, [choice.push(ids[0])], logprobs=output.logprobs)
+                    append(choice.run, choice.choice, ids, [choice.push(ids[0])], output.logprobs)
                 else:
                     self._on_output(session, choice, output, now)
             except AnswerUnreadable as error:
@@ -401,6 +468,8 @@ class Runtime:
             return
         if output.cached_tokens is not None:
             choice.cached_tokens = output.cached_tokens
+        if output.prompt_tokens is not None:
+            choice.prompt_tokens = output.prompt_tokens
         if output.prompt_logprobs is not None and not self._keep_prompt_logprobs(session, choice, output.prompt_logprobs):
             return
         ids = output.ids
@@ -432,7 +501,7 @@ class Runtime:
         """For the end of the answer; False when they are too large, and the run has ended with that."""
         most_bytes = session.settings.max_frame_bytes
         try:
-            choice.prompt_logprobs = fitting(items, prompt_tokens=len(choice.prompt), most_bytes=most_bytes)
+            choice.prompt_logprobs = fitting(items, prompt_tokens=choice.prompt_tokens, most_bytes=most_bytes)
         except RequestInvalid as error:
             self._withdraw(choice.run)
             self._refused(choice.run, error)
@@ -442,7 +511,7 @@ class Runtime:
     def _first_token(self, session: WorkerSession, choice: ChoiceRun, now_s: float) -> None:
         choice.first_s = now_s
         metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
-        tokens = len(choice.prompt) + choice.run.choices[choice.choice].start
+        tokens = choice.prompt_tokens + choice.run.choices[choice.choice].start
         computed = tokens - choice.cached_tokens
         if choice.came is not None:
             computed = min(computed, choice.computed_elsewhere)
@@ -479,12 +548,12 @@ class Runtime:
             reason=reason,
             stop=stop,
             tail=tail,
-            prompt_tokens=len(choice.prompt),
+            prompt_tokens=choice.prompt_tokens,
             completion_tokens=completion_tokens,
-            cached_tokens=min(max(choice.cached_tokens, choice.cached_elsewhere), len(choice.prompt)),
+            cached_tokens=min(max(choice.cached_tokens, choice.cached_elsewhere), choice.prompt_tokens),
             reasoning_tokens=reasoning_tokens,
             prompt_logprobs=choice.prompt_logprobs,
         )
-        metrics.TOKENS.labels("prompt").inc(len(choice.prompt))
-        metrics.TOKENS.labels("completion").inc(completion_tokens)
+        metrics.PROMPT_TOKENS.inc(choice.prompt_tokens)
+        metrics.COMPLETION_TOKENS.inc(completion_tokens)
         self._session.append(run, choice.choice, ids, texts, logprobs=logprobs, fin=fin)

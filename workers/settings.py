@@ -30,6 +30,10 @@ class WorkerSettings:
     drain_grace_s: float = 60.0
     start_timeout_s: float = 900.0  # loading a large model takes minutes
     stall_s: float = 120.0  # the engine has work and reports nothing for so long: it is dead
+    first_token_s: float = 300.0  # a sequence that has not got its first token for so long is tried elsewhere …
+    token_s: float = 120.0  # … and one that has not got another
+    canary_s: float = 30.0  # an engine that had nothing to do for so long gets a request of one token; 0 = never …
+    canary_timeout_s: float = 20.0  # … and is dead when that is not answered
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     tool_parser: str = "auto"  # auto: by the model's files; none; or a name that the engine knows
     reasoning_parser: str = "auto"
@@ -58,7 +62,9 @@ class WorkerSettings:
         for name in ("prefill_min_tokens", "prefill_budget_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        for name in ("prefill_wait_s", "transfer_timeout_s"):
+        if self.canary_s < 0:
+            raise ValueError(f"canary_s must be 0 or more, got {self.canary_s}")
+        for name in ("prefill_wait_s", "transfer_timeout_s", "first_token_s", "token_s", "canary_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.default_max_tokens is not None and self.default_max_tokens < 1:

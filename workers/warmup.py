@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
+import msgspec
 import structlog
 
 from broker.messages import Sampling
@@ -29,7 +29,7 @@ async def warm_up(engine: Engine, runtime: Runtime, info: EngineInfo, *, role: R
         return
     await _generate(engine, runtime, _sequence(info, "warm-up", 2 * info.block_size), timeout_s=timeout_s)
     if role is Role.PREFILL and engine.capabilities.disagg is DisaggStyle.PARAMS:
-        offered = replace(_sequence(info, "warm-up-prefill", PREFILL_TOKENS), handover=Handover(kind="prefill"))
+        offered = msgspec.structs.replace(_sequence(info, "warm-up-prefill", PREFILL_TOKENS), handover=Handover(kind="prefill"))
         await _generate(engine, runtime, offered, timeout_s=timeout_s)
         await engine.release(offered.id, None)
     log.info("engine.warm", tokens=WARMUP_TOKENS, role=role.value)

@@ -17,6 +17,7 @@ from broker.messages.control import (
     Abort,
     Answer,
     Answers,
+    CancelJob,
     Check,
     CheckReply,
     Claim,
@@ -28,18 +29,20 @@ from broker.messages.control import (
     Inspect,
     Inspection,
     KvDump,
+    LoadAdapter,
     Ping,
     Refuse,
     RefuseReply,
     RunRef,
     Since,
     SinceItem,
+    UnloadAdapter,
     Verdict,
     WorkerControl,
 )
 from broker.messages.frames import Finish, FinishReason, Frame, JobFault, Part, Row, Text, TokenLogprob
 from broker.messages.kv import KvMessage, KvReset, KvStep
-from broker.messages.letters import DeadLetter
+from broker.messages.letters import DeadLetter, Unreadable
 from broker.messages.members import IngressMember, RouterMember, WorkerMember
 from broker.messages.requests import (
     HEADER_ATTEMPT,
@@ -66,6 +69,7 @@ __all__ = [
     "Answer",
     "Answers",
     "Cancel",
+    "CancelJob",
     "Candidate",
     "Check",
     "CheckReply",
@@ -94,6 +98,7 @@ __all__ = [
     "KvMessage",
     "KvReset",
     "KvStep",
+    "LoadAdapter",
     "LoadReport",
     "Parsing",
     "Part",
@@ -116,6 +121,8 @@ __all__ = [
     "Spill",
     "Text",
     "TokenLogprob",
+    "UnloadAdapter",
+    "Unreadable",
     "Verdict",
     "WorkerControl",
     "WorkerMember",

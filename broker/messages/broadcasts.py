@@ -53,7 +53,7 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     epoch: int
     n: int
     at: float
-    slots: int
+    slots: int  # 0: nothing is to be placed there, for a job in its last life runs alone
     running: int
     waiting: int
     blocks_total: int = 0

@@ -80,7 +80,17 @@ class RefuseReply(Record, frozen=True, omit_defaults=True, kw_only=True):
     verdict: Literal["done", "stale", "unknown"]
 
 
-IngressControl = Claim | Check | Refuse
+class CancelJob(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="cancel_job"):
+    """End what an ingress has open under this name, for this tenant. Answered with Done: `ok` when there was something.
+
+    `name` is the id of a job, or what its client called the request.
+    """
+
+    name: str
+    tenant: str
+
+
+IngressControl = Claim | Check | Refuse | CancelJob
 
 
 # -- to a worker, one way unless said ---------------------------------------------------------------------------
@@ -138,7 +148,24 @@ class KvDump(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="o
     """Publish the whole inventory of cached blocks into the KV stream. Answered with Done; at most one dump a second."""
 
 
-WorkerControl = Answers | Abort | Since | Drain | Inspect | Ping | KvDump
+class LoadAdapter(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="load_adapter"):
+    """Serve this adapter as well, from now on. `source` is what the worker's engine finds it by: a folder on its machine.
+
+    Answered with Done when it is served.
+    """
+
+    name: str
+    source: str
+
+
+class UnloadAdapter(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="unload_adapter"):
+    """Take nothing new for this adapter, finish what runs on it, and unload it. Answered with Done when it is gone."""
+
+    name: str
+    grace_s: float | None = None  # then what still runs is handed over
+
+
+WorkerControl = Answers | Abort | Since | Drain | Inspect | Ping | KvDump | LoadAdapter | UnloadAdapter
 
 
 class Done(Record, frozen=True, omit_defaults=True, kw_only=True):

@@ -15,3 +15,12 @@ class DeadLetter(Record, frozen=True, omit_defaults=True, kw_only=True):
     attempt: int
     history: list[HistoryEntry]
     at: float
+
+
+class Unreadable(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """On hr.dlq.<pool>: a message of one of our queues that nobody could read. `data`: the beginning of it."""
+
+    subject: str
+    why: str
+    data: bytes
+    at: float

@@ -95,9 +95,9 @@ class PrefillClient:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def peers(self, handover: str) -> list[WorkerMember]:
-        """Prefill workers that are ready and whose engines can hand over to one with this word."""
-        return self._members.prefill_workers(self._pool, handover)
+    def peers(self, handover: str, adapter: str | None = None) -> list[WorkerMember]:
+        """Prefill workers that are ready, have the adapter, and whose engines can hand over to one with this word."""
+        return self._members.prefill_workers(self._pool, handover, adapter)
 
     # -- the way of a job ------------------------------------------------------------------------------------
 

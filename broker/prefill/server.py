@@ -18,6 +18,7 @@ from typing import Protocol
 import structlog
 
 from broker import metrics
+from broker.burying import bury
 from broker.codec import decode, encode
 from broker.errors import BrokerError, WireError
 from broker.members import Members
@@ -216,7 +217,7 @@ class PrefillServer:
         except WireError as error:
             metrics.MALFORMED.labels("prefill_job").inc()
             log.error("prefill.malformed", seq=delivery.stream_seq, error=str(error))
-            delivery.term(f"malformed: {error}")
+            bury(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
             self.balance()
             return
         known = self._held.get(job.job)

@@ -192,6 +192,11 @@ class RunTable:
     def __iter__(self) -> Iterator[Run]:
         return iter(list(self._by_seq.values()))
 
+    def displaced(self, delivery: Delivery) -> Run | None:
+        """The run under this sequence, if it is of quite another message: the stream was deleted and made again."""
+        run = self._by_seq.get(delivery.stream_seq)
+        return run if run is not None and run.delivery.data != delivery.data else None
+
     def redelivered(self, delivery: Delivery) -> bool:
         """True if this stored message is held here already: only the ack handle is replaced."""
         run = self._by_seq.get(delivery.stream_seq)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from frontend.anthropic.errors import AnthropicForm
 from frontend.anthropic.schema import Conversation, CountRequest, MessagesRequest, TokenCount
 from frontend.anthropic.translate import chat_request, has_inline_system
 from frontend.anthropic.writers import MessageEvents, MessageWriter
-from frontend.decode import decode_body
+from frontend.decode import decode_request
 from frontend.drafting import Drafts, bounded
 from frontend.errors import BadRequest, ContextTooLong
 from frontend.exchange import Exchange
@@ -33,7 +35,7 @@ class MessagesApi:
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         _name(exchange)
-        request = decode_body(_decoder, body)
+        request = await decode_request(_decoder, body)
         draft, short = bounded(await self._draft(request, exchange), request.max_tokens)
         writer: StreamWriter | WholeWriter
         if request.stream:
@@ -45,7 +47,7 @@ class MessagesApi:
     async def count(self, body: bytes, exchange: Exchange) -> bytes:
         """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
         _name(exchange)
-        request = decode_body(_counted, body)
+        request = await decode_request(_counted, body)
         try:
             tokens = (await self._draft(request, exchange)).jobs[0].prompt_tokens
         except ContextTooLong as error:
@@ -57,14 +59,15 @@ class MessagesApi:
     async def _draft(self, request: Conversation, exchange: Exchange) -> Draft:
         strip = self._settings.strip_billing_header
         try:
-            draft, _ = await self._chat.draft(chat_request(request, strip_billing=strip), exchange, id_prefix="msg_")
+            chat = await exchange.aside(partial(chat_request, request, strip_billing=strip))
+            draft, _ = await self._chat.draft(chat, exchange, id_prefix="msg_")
         except BadRequest as error:
             if error.param == "stop":
                 error.param = "stop_sequences"
             if error.code != "template_error" or not has_inline_system(request):
                 raise
             # the template takes system messages at the beginning only
-            merged = chat_request(request, strip_billing=strip, merge_system=True)
+            merged = await exchange.aside(partial(chat_request, request, strip_billing=strip, merge_system=True))
             draft, _ = await self._chat.draft(merged, exchange, id_prefix="msg_")
         return draft
 

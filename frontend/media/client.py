@@ -75,6 +75,10 @@ class Answer:
     def body(self) -> bytes:
         return b"".join(self._parts)
 
+    def close(self) -> None:
+        """Nothing more is fed. We and the parser know each other, so all the bytes would wait for the collector."""
+        del self._parser
+
     # -- the parser's callbacks ------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -135,12 +139,12 @@ async def get(
         raise Unreachable(f"no trusted connection: {error.reason or error}") from None
     except (OSError, UnicodeError) as error:
         raise Unreachable(f"no connection: {error.__class__.__name__}") from None
+    answer = Answer(limit, check_start)
     try:
         writer.write(
             f"GET {target.path} HTTP/1.1\r\nHost: {target.host_header}\r\nUser-Agent: headrace\r\nAccept: */*\r\n"
             "Accept-Encoding: identity\r\nConnection: close\r\n\r\n".encode("ascii")
         )
-        answer = Answer(limit, check_start)
         while not answer.done:
             data = await reader.read(_CHUNK)
             if data:
@@ -151,4 +155,5 @@ async def get(
     except OSError as error:
         raise FetchFailed(f"the connection broke: {error.__class__.__name__}") from None
     finally:
+        answer.close()
         writer.transport.abort()  # nothing is left to be said; a polite end could be held up for ever

@@ -67,10 +67,12 @@ class MediaLoader:
         except* BadRequest as errors:
             refused = next(error for error in _flat(errors) if isinstance(error, BadRequest))
             metrics.REFUSED.labels(refused.code).inc()
+            tasks.clear()  # the error knows this frame and the group's, so it would keep what the others have loaded
             raise refused from None
         return [task.result() for task in tasks]
 
     async def _load(self, part: MediaPart, room: _Room) -> MediaItem:
+        data = b""
         try:
             data = await self._bytes(part)
             room.take(len(data))
@@ -78,6 +80,7 @@ class MediaLoader:
             told = f"it did not arrive within {self._settings.media_timeout_s:g} s"
             raise _refusal(part, told, "media_timeout") from None
         except (TooLarge, TooMuch) as error:
+            data = b""  # the error would keep this frame, and with it what came, until the garbage collector finds them
             raise _refusal(part, str(error), "media_too_large") from None
         except Forbidden as error:
             raise _refusal(part, str(error), "media_forbidden") from None
@@ -85,7 +88,11 @@ class MediaLoader:
             raise _refusal(part, str(error), "invalid_media") from None
         except FetchFailed as error:
             raise _refusal(part, str(error), "media_unreachable") from None
-        media_type = _checked(part, data)
+        try:
+            media_type = _checked(part, data)
+        except BadRequest:
+            data = b""
+            raise
         digest = await asyncio.get_running_loop().run_in_executor(self._threads, content_digest, data)
         metrics.BYTES.labels(part.kind).inc(len(data))
         return MediaItem(part.kind, media_type, data, digest, part.param)

@@ -9,7 +9,7 @@ import msgspec
 
 from broker.jobs import Job
 from broker.messages import PoolingTask
-from frontend.decode import decode_body
+from frontend.decode import decode_request
 from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
 from frontend.planning import Plan, check_kind
@@ -40,7 +40,7 @@ class _VectorApi:
 
     async def inputs(self, request: PoolingBase, given: Inputs, model: ReadyModel, task: PoolingTask) -> list[Encoded]:
         """Raises BadRequest, ContextTooLong."""
-        inputs = list_inputs(given)
+        inputs = await list_inputs(given)
         check_inputs(len(inputs), self._settings, param="input")
         bounds = Bounds(
             context_length=model.card.context_length,
@@ -73,7 +73,7 @@ class EmbeddingApi(_VectorApi):
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
-        request = decode_body(_embedding, body)
+        request = await decode_request(_embedding, body)
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
         model = await self._shelf.get(request.model)
@@ -89,7 +89,7 @@ class ClassifyApi(_VectorApi):
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
-        request = decode_body(_classify, body)
+        request = await decode_request(_classify, body)
         refuse_messages(request.messages)
         model = await self._shelf.get(request.model)
         check_kind(model, "classify")
@@ -104,7 +104,7 @@ class PoolingApi(_VectorApi):
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
-        request = decode_body(_pooling, body)
+        request = await decode_request(_pooling, body)
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
         model = await self._shelf.get(request.model)

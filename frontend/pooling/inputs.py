@@ -6,19 +6,22 @@ request says so: before the special tokens are put around it, so that the model 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from tokenizers import Encoding, Tokenizer
 
 from broker.codec import pack_u32
 from broker.errors import MalformedMessage
 from broker.messages import PoolingInput
+from frontend.decode import kinds_of
 from frontend.errors import BadRequest, ContextTooLong
+from frontend.lengths import in_groups, is_suspicious, least_tokens
 from frontend.tokenize import PromptEncoder
 
 Side = Literal["left", "right"]
+T = TypeVar("T", bound="str | tuple[str, str]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,11 @@ class Bounds:
             )
 
 
-def list_inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+async def list_inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """The four forms of `input`, as a list of texts or ids. Raises BadRequest for a mixture."""
     if isinstance(given, str):
         return [given]
-    kinds = {type(item) for item in given}
+    kinds = await kinds_of(given)
     if len(kinds) > 1:
         raise BadRequest("input must be a text, a list of texts, a list of ids or a list of lists of ids", param="input")
     return [cast("list[int]", given)] if kinds == {int} else cast("list[str | list[int]]", given)
@@ -94,7 +97,8 @@ async def encode_pairs(encoder: PromptEncoder, pairs: Sequence[tuple[str, str]],
 def _inputs(encoder: PromptEncoder, inputs: Sequence[str | list[int]], bounds: Bounds) -> list[Encoded]:
     keep = bounds.keep
     texts = [given for given in inputs if isinstance(given, str)]
-    encodings = iter(_batch(encoder.tokenizer, texts, bounds))
+    _refuse_endless(encoder.tokenizer, texts, bounds)
+    encodings = _batch(encoder.tokenizer, texts, bounds)
     encoded: list[Encoded] = []
     for index, given in enumerate(inputs):
         where = f"{bounds.param}[{index}]" if len(inputs) > 1 else bounds.param
@@ -114,6 +118,7 @@ def _inputs(encoder: PromptEncoder, inputs: Sequence[str | list[int]], bounds: B
 def _pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], bounds: Bounds) -> list[Encoded]:
     keep = bounds.keep
     limited = bool(bounds.first or bounds.second)
+    _refuse_endless(tokenizer, dict.fromkeys(text for pair in pairs for text in pair), bounds)
     encoded = []
     for index, (pair, whole) in enumerate(zip(pairs, _batch(tokenizer, pairs, bounds), strict=True)):
         where = f"{bounds.param}[{index}]" if len(pairs) > 1 else bounds.param
@@ -124,8 +129,22 @@ def _pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], bounds: Bound
     return encoded
 
 
-def _batch(tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], bounds: Bounds) -> list[Encoding]:
-    return tokenizer.encode_batch_fast(list(texts), add_special_tokens=bounds.special) if texts else []
+def _batch(tokenizer: Tokenizer, texts: Sequence[T], bounds: Bounds) -> Iterator[Encoding]:
+    """A few at a time: an encoding takes a hundred times the memory of its text."""
+    for group in in_groups(texts):
+        yield from tokenizer.encode_batch_fast(group, add_special_tokens=bounds.special)
+
+
+def _refuse_endless(tokenizer: Tokenizer, texts: Iterable[str], bounds: Bounds) -> None:
+    """Raises ContextTooLong for a text that is not worth being tokenised as a whole."""
+    most = bounds.context_length
+    for text in texts:
+        if not is_suspicious(text, most) or (tokens := least_tokens(tokenizer, text, enough=most)) <= most:
+            continue
+        if bounds.keep is not None or bounds.text or bounds.first or bounds.second:
+            message = f"a text of {len(text)} characters is too long to be truncated here"
+            raise ContextTooLong(message, param=bounds.param)
+        bounds.check(tokens, bounds.param)
 
 
 def _cut_text(tokenizer: Tokenizer, text: str, keep: int | None, bounds: Bounds) -> list[int]:

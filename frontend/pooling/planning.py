@@ -34,6 +34,7 @@ def pooling_jobs(
     deadline_s = deadline_of(request.timeout, exchange, settings)
     tier = tier_of(request.service_tier)
     routing = routing_of(exchange, session_id=None)
+    name = exchange.name  # before the first job takes the request's own id
     jobs: list[Job] = []
     for part in split(inputs, most=settings.job_inputs, most_tokens=settings.job_input_tokens):
         pooling = Pooling(
@@ -46,6 +47,7 @@ def pooling_jobs(
         jobs.append(
             Job(
                 id=exchange.job_id(),
+                name=name,
                 card=model.card,
                 pooling=pooling,
                 prompt_tokens=sum(encoded.tokens for encoded in part),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from broker.messages import PoolingTask
-from frontend.decode import decode_body
+from frontend.decode import decode_request
 from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
 from frontend.planning import Plan, check_kind
@@ -96,7 +96,7 @@ class ScoreApi(_ScoringApi):
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
-        request = decode_body(_score, body)
+        request = await decode_request(_score, body)
         one, two, params = _sides(request)
         model = await self.model(request)
         inputs, task, queries = await self.encode(request, model, texts_of(one, params[0]), texts_of(two, params[1]), params)
@@ -110,7 +110,7 @@ class RerankApi(_ScoringApi):
 
     async def plan(self, body: bytes, exchange: Exchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
-        request = decode_body(_rerank, body)
+        request = await decode_request(_rerank, body)
         model = await self.model(request)
         documents = texts_of(request.documents, "documents")
         inputs, task, queries = await self.encode(

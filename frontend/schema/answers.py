@@ -53,9 +53,10 @@ class ContentLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Log probabilities of a chat choice."""
+    """Log probabilities of a chat choice. Nothing is ever said as a refusal."""
 
     content: list[ContentLogprob]
+    refusal: None = None
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -100,9 +101,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: str
     content: str | None
     refusal: None = None
-    annotations: None = None
     audio: None = None
-    function_call: None = None
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET

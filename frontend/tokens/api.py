@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from broker.codec import unpack_u32
 from frontend.conversation import named_roles, plain_messages
-from frontend.decode import decode_body
+from frontend.decode import decode_request
 from frontend.errors import BadRequest
 from frontend.exchange import Exchange
 from frontend.ports import Models
@@ -17,7 +19,7 @@ from frontend.tokenize import Fit
 from frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from frontend.tools import toolbox_of
 
-_ANY_LENGTH = 1 << 31  # what is too long for the model is counted all the same
+_MOST = 1 << 20  # tokens: what is too long for the model is counted all the same, as far as memory allows
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
@@ -32,7 +34,7 @@ class TokensApi:
 
     async def tokenize(self, body: bytes, exchange: Exchange) -> bytes:
         """Raises a FrontendError or UnknownModel."""
-        request = decode_body(_tokenize, body)
+        request = await decode_request(_tokenize, body)
         if (request.prompt is None) == (request.messages is None):
             code = "missing_required_parameter" if request.prompt is None else None
             raise BadRequest("give either prompt or messages", param="prompt", code=code)
@@ -40,10 +42,11 @@ class TokensApi:
         if request.prompt is not None:
             text, special, param = request.prompt, request.add_special_tokens is not False, "prompt"
         else:
-            text, special, param = await _conversation(request, model), bool(request.add_special_tokens), "messages"
+            text, special, param = await _conversation(request, model, exchange), bool(request.add_special_tokens), "messages"
         ids: list[int] = []
         if text:
-            fit = Fit(context_length=_ANY_LENGTH, wanted=None, truncate=None, param=param)
+            most = max(_MOST, model.card.context_length)
+            fit = Fit(context_length=most, wanted=None, truncate=None, param=param)
             ids = unpack_u32((await model.encoder.encode(text, add_special_tokens=special, fit=fit)).packed)
 
         def answer() -> bytes:
@@ -56,7 +59,7 @@ class TokensApi:
 
     async def detokenize(self, body: bytes, exchange: Exchange) -> bytes:
         """Raises a FrontendError or UnknownModel."""
-        request = decode_body(_detokenize, body)
+        request = await decode_request(_detokenize, body)
         model = await self._model(request.model)
         ids = request.tokens
 
@@ -80,7 +83,7 @@ class TokensApi:
         return await self._shelf.get(name)
 
 
-async def _conversation(request: TokenizeRequest, model: ReadyModel) -> str:
+async def _conversation(request: TokenizeRequest, model: ReadyModel, exchange: Exchange) -> str:
     """What the chat route would make of it. Raises BadRequest."""
     assert request.messages is not None  # noqa: S101  # the caller has looked
     if request.chat_template is not None:
@@ -95,8 +98,9 @@ async def _conversation(request: TokenizeRequest, model: ReadyModel) -> str:
         tools=request.tools,
         tool_choice=None if request.tools is None else "none",
     )
-    tools = toolbox_of(chat, model.card).tools
-    messages = plain_messages(request.messages, parts=model.template.takes_parts(tools=bool(tools)))
+    tools = (await exchange.aside(partial(toolbox_of, chat, model.card))).tools
+    takes_parts = model.template.takes_parts(tools=bool(tools))
+    messages = await exchange.aside(partial(plain_messages, request.messages, parts=takes_parts))
     continue_final = bool(request.continue_final_message)
     return await model.render(
         named_roles(messages, model.template),

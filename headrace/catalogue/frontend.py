@@ -55,6 +55,14 @@ FRONTEND = (
         least=0,
     ),
     Setting(
+        "frontend.slow_client_s",
+        "seconds",
+        60.0,
+        "An answer of which the client takes nothing for so long is cut, with a reason.",
+        _HTTP,
+        least=0.1,
+    ),
+    Setting(
         "frontend.inline_prompt_bytes", "integer", 8192, "Prompts longer than this are tokenised in a thread.", _HTTP, least=1
     ),
     Setting(
@@ -164,6 +172,14 @@ FRONTEND = (
     ),
     Setting("frontend.response_max_turns", "integer", 512, "Longest conversation by previous_response_id.", _HTTP, least=1),
     Setting("frontend.response_store_s", "seconds", 2.0, "Longest wait of an answer until it is stored.", _HTTP, least=0.1),
+    Setting(
+        "frontend.adapter_routes",
+        "switch",
+        False,
+        "Let clients load and unload adapters, naming folders on the workers: /v1/load_lora_adapter, /v1/unload_lora_adapter.",
+        _HTTP,
+        "--adapter-routes",
+    ),
     Setting(
         "frontend.strip_billing_header",
         "switch",

@@ -23,8 +23,7 @@ def add_dlq(commands: Any) -> None:
     )
     dlq.set_defaults(run=lambda _parsed: show_help(dlq), prog="headrace dlq")
     actions = dlq.add_subparsers(metavar="ACTION", title="actions")
-    ls = _add(actions, "ls", _run_ls, "list all dead letters, oldest first")
-    ls.add_argument("--moves", action="store_true", help="also what the server says of messages that were moved; no trouble")
+    _add(actions, "ls", _run_ls, "list all dead letters, oldest first")
     show = _add(actions, "show", _run_show, "show one dead letter, its history and why it is here")
     retry = _add(actions, "retry", _run_retry, "run the request of a dead letter once more and print its answer")
     drop = _add(actions, "drop", _run_drop, "remove dead letters for good")
@@ -55,7 +54,7 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
 def _run_ls(parsed: argparse.Namespace) -> int:
     from headrace.dlq import list_letters
 
-    return list_letters(read_settings(parsed, "control"), moves=parsed.moves, as_json=parsed.json)
+    return list_letters(read_settings(parsed, "control"), as_json=parsed.json)
 
 
 def _run_show(parsed: argparse.Namespace) -> int:

@@ -8,11 +8,12 @@ from typing import Any
 
 from headrace.catalogue import BY_KEY
 from headrace.cli import texts
+from headrace.cli.adapters import add_adapter_commands
 from headrace.cli.flags import add_setting_flags, read_settings
 
 
 def add_worker_commands(worker: argparse.ArgumentParser) -> None:
-    """`status`, `drain` and `role` below `headrace worker`."""
+    """`status`, `drain`, `role` and `adapter` below `headrace worker`."""
     actions = worker.add_subparsers(metavar="", title="other worker commands")
     status = _add(
         actions, "worker status", _run_worker_status, help="show the workers that run", description="Show every live worker."
@@ -41,6 +42,7 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
         description="Ask a worker to finish or hand over the work of its present role and to serve another one.",
         epilog=texts.ROLE,
     )
+    add_adapter_commands(actions)
     role.add_argument("worker", metavar="ID", help="id or name of the worker")
     role.add_argument("role", metavar="ROLE", choices=BY_KEY["worker.role"].choices, help="aggregated, prefill or decode")
     role.add_argument(

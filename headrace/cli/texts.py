@@ -42,6 +42,7 @@ WORKER = """examples:
   headrace worker status                          the workers that run, their roles and what they hold
   headrace worker drain worker-1                  ask a worker anywhere to finish and leave
   headrace worker role worker-1 prefill           give it another role
+  headrace worker adapter load sql /adapters/sql --model M
 
 SIGTERM drains: no new work, running work is finished or handed over. A second one, or Ctrl-C, stops at once."""
 
@@ -51,6 +52,14 @@ ROLE = """examples:
 
 Returns when the worker serves in its new role. What it cannot finish within --grace goes on elsewhere. Only roles that its
 engine was started for are possible: `headrace worker status` shows them."""
+
+ADAPTER = """examples:
+  headrace worker adapter load sql /adapters/sql --model Qwen/Qwen3-0.6B
+  headrace worker adapter load sql /adapters/sql --worker worker-2
+  headrace worker adapter unload sql --model Qwen/Qwen3-0.6B --grace 10
+
+Returns when it is served, or gone, everywhere. A vLLM worker takes adapters if it was started with some or with
+--engine-arg enable_lora=true (and max_loras, max_lora_rank). They are gone when the worker's process ends."""
 
 DRAIN = """example:
   headrace worker drain worker-1 --grace 120 --nats nats://broker:4222

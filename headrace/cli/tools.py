@@ -41,7 +41,9 @@ def add_replay(commands: Any, *, complete: bool) -> None:
 
 def add_model(commands: Any) -> None:
     """`headrace model`."""
-    model = commands.add_parser("model", help="prepare the bundled model")
+    from headrace.cli.adapters import add_model_commands  # it takes its help from here
+
+    model = commands.add_parser("model", help="list or forget the models that are known, prepare the bundled one")
     model.set_defaults(run=lambda _parsed: show_help(model), prog="headrace model")
     actions = model.add_subparsers(metavar="ACTION", title="actions")
     prepare = actions.add_parser(
@@ -52,6 +54,7 @@ def add_model(commands: Any) -> None:
     )
     add_setting_flags(prepare, "model")
     prepare.set_defaults(run=_run_model_prepare, prog="headrace model prepare")
+    add_model_commands(actions)
 
 
 def add_config(commands: Any) -> None:

@@ -35,7 +35,7 @@ from workers.engine import (
     Sequence,
     Sink,
 )
-from workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from workers.errors import EngineDead, EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from workers.sim.answering import PRESCRIBED
 from workers.sim.blocks import BlockManager
 from workers.sim.events import EventBuffer
@@ -104,8 +104,10 @@ class SimEngine:
         self._reason = ""
         self._aborted: set[str] = set()  # during the step that runs now
         self._stepping = False  # its outputs are not out yet
+        self._step_ends_s = 0.0  # by the loop's clock
         self._events = EventBuffer()
         self._pooling: SimPooling | None = None
+        self._adapters: dict[str, str] = {}  # name → where it was loaded from; answers differ by the name alone
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,7 +120,7 @@ class SimEngine:
             logprobs=True,
             prompt_logprobs=True,
             guided=frozenset(KINDS),
-            lora="static",
+            lora="dynamic",
             media=frozenset(MEDIA_KINDS),
             prompt_embeds=True,
             cache_salt=True,
@@ -143,6 +145,7 @@ class SimEngine:
             sink = self._pooling.take
         self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
         self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
+        self._adapters = dict.fromkeys(settings.adapters, "")
         self._sleeper = Sleeper(
             self._scheduler,
             idle=lambda: not self._stepping and scheduler.idle,
@@ -172,6 +175,7 @@ class SimEngine:
             transfer_card=self._member.card if self._member is not None else b"",
             prompt_embeds=True,
             media=media_slots(vocabulary.table, settings.media_tokens),
+            hands_over_media=True,
             extra={"timing": settings.timing},
         )
 
@@ -222,7 +226,7 @@ class SimEngine:
 
     async def _submit(self, sequence: Sequence) -> None:
         scheduler = self._alive()
-        if sequence.adapter is not None and sequence.adapter not in scheduler.settings.adapters:
+        if sequence.adapter is not None and sequence.adapter not in self._adapters:
             raise RequestInvalid(f"this simulator has no adapter {sequence.adapter!r}", param="model")
         speller = scheduler.speller
         if not speller.ready and (sequence.guided or PRESCRIBED in sequence.extra):
@@ -274,7 +278,7 @@ class SimEngine:
             if result.died is not None:
                 self._die(result.died)
                 return
-            due = max(due, clock() - _MOST_LAG_S) + result.duration_s
+            due = self._step_ends_s = max(due, clock() - _MOST_LAG_S) + result.duration_s
             await pass_time(scheduler.exchange, due if result.duration_s else 0.0)
             outputs = result.outputs
             if self._aborted:
@@ -317,7 +321,10 @@ class SimEngine:
         return self._scheduler
 
     def load(self) -> Load:
-        return self._scheduler.load() if self._scheduler is not None else Load()
+        if self._scheduler is None:
+            return Load()
+        left_s = self._step_ends_s - asyncio.get_running_loop().time() if self._stepping else 0.0
+        return self._scheduler.load(left_s)
 
     async def healthy(self) -> None:
         self._alive()
@@ -356,7 +363,8 @@ class SimEngine:
             raise UnsupportedByEngine("this simulator was started without hand-over (disagg) and stays aggregated")
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`; see docs/simulator.md.
+        """`reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`, `load_adapter`,
+        `unload_adapter`; see docs/simulator.md.
 
         Raises UnsupportedByEngine for others, RequestInvalid for wrong arguments.
         """
@@ -366,6 +374,12 @@ class SimEngine:
                 scheduler.manager.clear()
                 self._work.set()
                 return {"ok": True}
+            case "load_adapter":
+                self._load_adapter(args["name"], args["source"])
+                return {}
+            case "unload_adapter":
+                self._adapters.pop(args["name"], None)
+                return {}
             case "stats":
                 return scheduler.stats() | (self._disk.counts if self._disk is not None else {})
             case "replay_kv_events":
@@ -380,6 +394,12 @@ class SimEngine:
                 self._sleeper.wake()
                 return {"level": 0}
         raise UnsupportedByEngine(f"the simulator has no operation {op!r}")
+
+    def _load_adapter(self, name: str, source: str) -> None:
+        there = self._adapters.get(name, source)
+        if there != source:
+            raise EngineError(f"the adapter {name!r} is loaded from {there or 'the start'} already; unload it first")
+        self._adapters[name] = source
 
     async def stop(self, grace_s: float) -> None:
         """Ends at once: there is nothing to wait for."""

@@ -45,6 +45,7 @@ class Faults(SequenceFaults, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     slow_transfer: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on the duration of every transfer between engines
     kv_drop_every: Every = None  # of the batches of KV events, every n-th is lost
     kv_reorder_every: Every = None  # … comes after the one that follows it
+    silent_from_step: Annotated[int, msgspec.Meta(ge=0)] | None = None  # from this step on it takes sequences and says nothing
     die_at_step: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the engine is dead from this step on, the process lives
 
 

@@ -182,8 +182,11 @@ class Answer:
     def grow(self) -> None:
         """Draw the next tokens."""
         draws, ids, end = self._vocabulary.draws, self.ids, len(self.ids) + _CHUNK
-        for bits in self._drawn():
-            token = draws[bits]
+        drawn = [draws[bits] for bits in self._drawn()]
+        if min(drawn) >= 0:  # words only, as mostly
+            ids += drawn
+            return
+        for token in drawn:
             if token >= 0:
                 ids.append(token)
             elif len(ids) + LONGEST_GROUP <= end:

@@ -5,7 +5,7 @@ A pure function of the id sequence: whoever replays a prefix of it, silently, st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from workers.text.detokenize import detokenizer
 from workers.text.stops import StopMatcher
@@ -44,6 +44,11 @@ class TextPipeline:
             self._immune -= 1
             return text
         return self._stops.push(text)
+
+    @property
+    def pusher(self) -> Callable[[int], str]:
+        """`push`, or what it comes down to where no stop string is looked for: for who calls it once per token."""
+        return self._detokenize if self._stops is None else self.push
 
     def last(self, token_id: int, *, hidden: bool) -> str:
         """The engine ended the answer with this token; `hidden` if it is no part of the text."""

@@ -11,6 +11,7 @@ from broker.messages import Parsing, Part
 from broker.said import Said
 from workers import metrics
 from workers.parsing.ids import settled_id
+from workers.parsing.pieces import overlap
 from workers.parsing.settling import settle
 
 log = structlog.get_logger()
@@ -23,14 +24,40 @@ class Plan(Protocol):
     request: Any
     prompt_ids: list[int]
     late: bool
+    lead: str | None
 
     def fresh(self) -> Any: ...
+
+
+class Lead:
+    """The content before a mark, as far as it is certain. A lone blank may still be dropped."""
+
+    __slots__ = ("_begun", "_held", "_mark", "_over")
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._held = ""
+        self._begun = self._over = False
+
+    def push(self, text: str) -> str:
+        """What may be handed out now."""
+        if self._over:
+            return ""
+        before, mark, _ = (self._held + text).partition(self._mark)
+        self._over = bool(mark)
+        keep = 0 if mark else overlap(before, self._mark)
+        ready, self._held = before[: len(before) - keep], before[len(before) - keep :]
+        if not self._begun and ready in ("", " "):
+            self._held = ready + self._held
+            return ""
+        self._begun = True
+        return ready
 
 
 class AnswerReader:
     """See `workers.parsing.interface.AnswerParser`."""
 
-    __slots__ = ("_choice", "_ids", "_parser", "_plan", "_request_id", "_said", "_text", "_tokens", "called")
+    __slots__ = ("_choice", "_ids", "_lead", "_parser", "_plan", "_request_id", "_said", "_text", "_tokens", "called")
 
     def __init__(self, plan: Plan, request_id: str, choice: int) -> None:
         self._plan = plan
@@ -40,6 +67,7 @@ class AnswerReader:
         self._text: list[str] = []
         self._said = Said()
         self._ids: dict[int, str] = {}
+        self._lead = Lead(plan.lead) if plan.lead is not None else None
         self.called = False
 
     def push(self, token_id: int, text: str) -> list[Part]:
@@ -47,7 +75,7 @@ class AnswerReader:
         if text:
             self._text.append(text)
         if self._plan.late:
-            return []
+            return self._led(text)
         return self._streamed([token_id], text, finished=False)
 
     def finish(self, token_id: int | None, text: str) -> list[Part]:
@@ -56,7 +84,7 @@ class AnswerReader:
         self._text.append(text)
         if self._plan.late:
             whole, self._parser = self._whole()
-            parts = self._handed_out(whole)
+            parts = self._rest_of(whole) if self._lead is not None else self._handed_out(whole)
             self.called = self.called or any(part.kind == "tool" for part in parts)
             return parts
         parts = self._streamed(last, text, finished=True)
@@ -124,6 +152,15 @@ class AnswerReader:
             said.add([Part("tool", call.arguments or "", index, call.id, call.name)])
         return said, parser
 
+    def _led(self, text: str) -> list[Part]:
+        """The content that is certain although the answer is taken apart at its end."""
+        content = self._lead.push(text) if self._lead is not None else ""
+        if not content:
+            return []
+        parts = [Part("content", content)]
+        self._said.add(parts)
+        return parts
+
     def _handed_out(self, said: Said) -> list[Part]:
         parts = [Part("reasoning", said.reasoning)] if said.reasoning else []
         if said.content:
@@ -140,6 +177,10 @@ class AnswerReader:
             metrics.PARSED.labels("differs").inc()
             log.warning("parser.whole_failed", request=self._request_id, error=repr(error))
             return []
+        return self._rest_of(whole)
+
+    def _rest_of(self, whole: Said) -> list[Part]:
+        """What was not said yet."""
         outcome, missing = settle(self._said, whole)
         metrics.PARSED.labels(outcome).inc()
         if outcome == "differs":

@@ -28,10 +28,15 @@ from workers.vllm.settings import prepare_environment
 log = structlog.get_logger()
 
 HARMONY = "gpt_oss"
+HUNYUAN_OPENS, HUNYUAN_OPENS_IDS = "<think>\n", [14023, 771, 397]  # in the vocabulary that its parser is made for
 LATE = frozenset({"hunyuan_a13b", "jamba", "minicpm5", "xlam"})
 """Tool parsers that contradict themselves when they are streamed one token at a time: they leak their own marks, repeat
 arguments or see no call at all.  Their answers are taken apart as a whole when they end, which is late but right."""
+LEADING = {"jamba": "<tool_calls>"}
+"""Of these, tool parsers whose whole answer begins with the content up to the first mark, unchanged: that much is streamed.
+The others may change or drop the content before a call once there is one, so nothing may be said before the end."""
 LATE_REASONING = frozenset({"granite"})
+"""The same of reasoning parsers; two more are late where they cannot be used as they are made to, see `_late_reasoning`."""
 
 
 class VllmBrand:
@@ -132,6 +137,7 @@ class VllmParsers:
         self._model_config = model_config
         model_type = getattr(getattr(model_config, "hf_config", None), "model_type", None)
         self._class = _compose(tokenizer, model_type, tool=tool, reasoning=reasoning)
+        self._late_reasoning = _late_reasoning(tokenizer, tool=tool, reasoning=reasoning)
         self._forced = self._class if tool is not None or model_type == HARMONY else self._forcing()
 
     def _forcing(self) -> Any:
@@ -153,13 +159,27 @@ class VllmParsers:
             request = ChatCompletionRequest.model_validate(_request(parsing, generation))
         except (ValueError, TypeError) as error:  # of its own field, or pydantic's
             raise RequestInvalid(_message(error), param="tools") from error
-        late = parsing.whole or self.reasoning in LATE_REASONING or (wanted and self.tool in LATE)
-        plan = VllmPlan(make, self.tokenizer, self._model_config, parsing, request, prompt_ids, late=late)
+        late_tool = wanted and self.tool in LATE
+        late = parsing.whole or self._late_reasoning or late_tool
+        streams = late_tool and not parsing.whole and self.reasoning is None and parsing.choice == "auto"
+        lead = LEADING.get(self.tool or "") if streams else None
+        plan = VllmPlan(make, self.tokenizer, self._model_config, parsing, request, prompt_ids, late=late, lead=lead)
         try:
             plan.adjust(generation)
         except (ValueError, TypeError, KeyError) as error:
             raise RequestInvalid(_message(error), param="tools") from error
         return plan
+
+
+def _late_reasoning(tokenizer: Any, *, tool: str | None, reasoning: str | None) -> bool:
+    """Whether this reasoning parser must see the whole answer.
+
+    Streamed, that of hunyuan_a13b compares ids with those of its own vocabulary, and that of inkling leaves the last mark to
+    the tool parser of that name.
+    """
+    if reasoning == "hunyuan_a13b":
+        return list(tokenizer.encode(HUNYUAN_OPENS, add_special_tokens=False)) != HUNYUAN_OPENS_IDS
+    return reasoning in LATE_REASONING or (reasoning == "inkling" and tool != "inkling")
 
 
 def _message(error: Exception) -> str:
@@ -194,7 +214,8 @@ def _history(calls: int) -> list[dict[str, Any]]:
 class VllmPlan:
     """See `workers.parsing.interface.ParsePlan`.
 
-    `make` is None if there is nothing to take apart; `late`: everything comes at the end.
+    `make` is None if there is nothing to take apart; `late`: everything comes at the end, but for the content before the mark
+    `lead`, if that is given.
     """
 
     def __init__(
@@ -207,6 +228,7 @@ class VllmPlan:
         prompt_ids: Sequence[int],
         *,
         late: bool,
+        lead: str | None = None,
     ) -> None:
         self._make = make
         self._tokenizer = tokenizer
@@ -215,6 +237,7 @@ class VllmPlan:
         self.request = request
         self.prompt_ids = list(prompt_ids)
         self.late = late
+        self.lead = lead
         self.asked = Asked()
 
     def adjust(self, generation: Generation) -> None:
