@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.chaos.hearing import Hearing
 from headrace.chaos.http import Cut, Response, post
-from headrace.chaos.ledger import Entry, Ledger, Outcome, divergence
+from headrace.chaos.ledger import Ended, Entry, Ledger, Outcome, divergence
 from headrace.chaos.questions import DEADLINE_S, Question
+from headrace.chaos.spoken import Spoken
 
-_PATH = "/v1/completions"
 _GIVE_UP_S = DEADLINE_S + 20.0
 _AFTER_REFUSAL_S = 0.3
 _AVOID_S = 2.0  # a frontend that nobody reached gets nothing for so long, if there is another one
 _LEAVING = ("draining", "cancelled")  # codes of a frontend that goes away under an answer
 _CODE_POISON = "poison"
+_CRASHED = "crashed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +31,13 @@ class Address:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """How an exchange ended."""
-
-    outcome: Outcome
-    detail: str = ""
-
-
 class LedgerClient:
     """`run` keeps `clients` requests open until `stop`; each in turn at the next frontend."""
 
     def __init__(
         self,
         ledger: Ledger,
-        questions: Iterator[Question],
+        questions: Iterator[Question | Spoken],
         frontends: Sequence[Address],
         *,
         model: str,
@@ -73,7 +67,7 @@ class LedgerClient:
             if entry.outcome in (Outcome.REFUSED, Outcome.UNREACHED, Outcome.CUT):
                 await asyncio.sleep(_AFTER_REFUSAL_S)
 
-    async def ask(self, question: Question) -> Entry:
+    async def ask(self, question: Question | Spoken) -> Entry:
         """Send one and see it to its end."""
         frontend = self._choose(question.number)
         entry = self._ledger.begin(Entry(question.number, frontend.name, self._clock(), stream=question.stream))
@@ -81,12 +75,12 @@ class LedgerClient:
             async with asyncio.timeout(_GIVE_UP_S):
                 ended = await self._exchange(question, frontend, entry)
         except Cut as error:
-            ended = _Ended(Outcome.CUT, str(error))
+            ended = Ended(Outcome.CUT, str(error))
         except TimeoutError:
-            ended = _Ended(Outcome.LOST, f"no end within {_GIVE_UP_S:g} s, its deadline was {DEADLINE_S:g} s")
+            ended = Ended(Outcome.LOST, f"no end within {_GIVE_UP_S:g} s, its deadline was {DEADLINE_S:g} s")
         except OSError as error:
             self._avoid_until_s[frontend.name] = self._clock() + _AVOID_S
-            ended = _Ended(Outcome.UNREACHED, str(error))
+            ended = Ended(Outcome.UNREACHED, str(error))
         entry.end(ended.outcome, self._clock(), ended.detail)
         return entry
 
@@ -97,34 +91,40 @@ class LedgerClient:
         among = up or self._frontends
         return among[number % len(among)]
 
-    async def _exchange(self, question: Question, frontend: Address, entry: Entry) -> _Ended:
+    async def _exchange(self, question: Question | Spoken, frontend: Address, entry: Entry) -> Ended:
         headers = {"x-request-timeout-s": f"{DEADLINE_S:g}"}
-        async with post(frontend.host, frontend.port, _PATH, question.body(self._model), headers=headers) as response:
+        async with post(frontend.host, frontend.port, question.path, question.body(self._model), headers=headers) as response:
             entry.id = response.headers.get("x-request-id", "")
             if response.status != 200:
                 return refusal(response.status, response.headers, await response.body())
             if question.stream:
                 return await self._read_stream(question, response, entry)
-            return check_answer(question, json.loads(await response.body()))
+            answer = json.loads(await response.body())
+            return Hearing(question).whole(answer) if isinstance(question, Spoken) else check_answer(question, answer)
 
-    async def _read_stream(self, question: Question, response: Response, entry: Entry) -> _Ended:
-        reading = Reading(question)
+    async def _read_stream(self, question: Question | Spoken, response: Response, entry: Entry) -> Ended:
+        reading = Hearing(question) if isinstance(question, Spoken) else Reading(question)
         async for data in response.events():
             if data == b"[DONE]":
                 return reading.ended()
             event = json.loads(data)
-            entry.id = str(event.get("id", entry.id)).removeprefix("cmpl-")
+            if not entry.id:
+                entry.id = str(event.get("id", "")).removeprefix("cmpl-")
             if (broken := reading.take(event)) is not None:
                 return broken
-            if event.get("choices"):
+            if event.get("choices") or str(event.get("type")).endswith("delta"):
                 entry.came.append(self._clock())
             if question.cancel_after is not None and len(entry.came) > question.cancel_after:
-                return reading.so_far() or _Ended(Outcome.CANCELLED)
-        return _Ended(Outcome.LOST, "the stream ended without [DONE]")
+                return reading.so_far() or Ended(Outcome.CANCELLED)
+            if reading.over:
+                return reading.ended()
+        return Ended(Outcome.LOST, "the stream ended without [DONE]")
 
 
 class Reading:
     """A stream that is compared with what must come, piece by piece."""
+
+    over = False  # it ends with [DONE]
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -132,7 +132,7 @@ class Reading:
         self._finishes: list[str | None] = [None] * question.choices
         self._usage: dict[str, Any] | None = None
 
-    def take(self, event: dict[str, Any]) -> _Ended | None:
+    def take(self, event: dict[str, Any]) -> Ended | None:
         """One event; the end if it is one, or shows that something is wrong."""
         if "error" in event:
             return broken_off(event["error"])
@@ -140,22 +140,22 @@ class Reading:
         for choice in event["choices"]:
             index = choice["index"]
             if self._finishes[index] is not None and choice["text"]:
-                return _Ended(Outcome.DUPLICATED, f"choice {index} went on after its end: {choice['text']!r}")
+                return Ended(Outcome.DUPLICATED, f"choice {index} went on after its end: {choice['text']!r}")
             self._texts[index] += choice["text"]
             self._finishes[index] = choice["finish_reason"] or self._finishes[index]
             wrong = divergence(self._texts[index], self._question.texts[index])
             if wrong is not None and wrong.sure:
-                return _Ended(wrong.outcome, f"choice {index} {wrong.detail}")
+                return Ended(wrong.outcome, f"choice {index} {wrong.detail}")
         return None
 
-    def so_far(self) -> _Ended | None:
+    def so_far(self) -> Ended | None:
         """What is wrong with that which has come."""
         for index, (text, expected) in enumerate(zip(self._texts, self._question.texts, strict=True)):
             if (wrong := divergence(text, expected)) is not None:
-                return _Ended(wrong.outcome, f"choice {index} {wrong.detail}")
+                return Ended(wrong.outcome, f"choice {index} {wrong.detail}")
         return None
 
-    def ended(self) -> _Ended:
+    def ended(self) -> Ended:
         """After the last event."""
         choices = [
             {"index": i, "text": text, "finish_reason": finish}
@@ -164,46 +164,46 @@ class Reading:
         return check_answer(self._question, {"choices": choices, "usage": self._usage})
 
 
-def check_answer(question: Question, answer: dict[str, Any]) -> _Ended:
+def check_answer(question: Question, answer: dict[str, Any]) -> Ended:
     """A whole answer: texts, ends and counts."""
     choices = {choice["index"]: choice for choice in answer["choices"]}
     if sorted(choices) != list(range(question.choices)):
-        return _Ended(Outcome.WRONG, f"choices {sorted(choices)} instead of {question.choices}")
+        return Ended(Outcome.WRONG, f"choices {sorted(choices)} instead of {question.choices}")
     for index, expected in enumerate(question.texts):
         text, finish = choices[index]["text"], choices[index]["finish_reason"]
         if (wrong := divergence(text, expected)) is not None:
-            return _Ended(wrong.outcome, f"choice {index} {wrong.detail}")
+            return Ended(wrong.outcome, f"choice {index} {wrong.detail}")
         if text != expected:
-            return _Ended(Outcome.MISSING, f"choice {index} ended ({finish}) after {len(text)} of {len(expected)} characters")
+            return Ended(Outcome.MISSING, f"choice {index} ended ({finish}) after {len(text)} of {len(expected)} characters")
         if finish != question.finishes[index]:
-            return _Ended(Outcome.WRONG, f"choice {index} ended with {finish!r} instead of {question.finishes[index]!r}")
+            return Ended(Outcome.WRONG, f"choice {index} ended with {finish!r} instead of {question.finishes[index]!r}")
     usage = answer.get("usage") or {}
     counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     wanted = (len(question.prompt), question.completion_tokens)
     if counted[0] != wanted[0] or (wanted[1] is not None and counted[1] != wanted[1]):
-        return _Ended(Outcome.WRONG, f"usage says {counted} prompt and answer tokens instead of {wanted}")
-    return _Ended(Outcome.ANSWERED)
+        return Ended(Outcome.WRONG, f"usage says {counted} prompt and answer tokens instead of {wanted}")
+    return Ended(Outcome.ANSWERED)
 
 
-def refusal(status: int, headers: dict[str, str], body: bytes) -> _Ended:
+def refusal(status: int, headers: dict[str, str], body: bytes) -> Ended:
     """An answer that is an error from the start."""
     try:
         error = json.loads(body)["error"]
-        code, typed = error["code"], bool(error["type"] and error["message"])
+        code, typed = error.get("code"), bool(error["type"] and error["message"])  # Anthropic's errors have no code
     except (ValueError, KeyError, TypeError):
-        return _Ended(Outcome.FAILED, f"status {status} without a typed error: {body[:200]!r}")
+        return Ended(Outcome.FAILED, f"status {status} without a typed error: {body[:200]!r}")
     told = f"status {status}, {code}: {error['message']}"
-    if code == _CODE_POISON:
-        return _Ended(Outcome.POISONED, told)
-    if status in (429, 503) and typed and headers.get("x-should-retry") != "false":
-        return _Ended(Outcome.REFUSED, told)
-    return _Ended(Outcome.FAILED, told)
+    if code == _CODE_POISON or (code is None and _CRASHED in error["message"]):
+        return Ended(Outcome.POISONED, told)
+    if status in (429, 503, 529) and typed and headers.get("x-should-retry") != "false":
+        return Ended(Outcome.REFUSED, told)
+    return Ended(Outcome.FAILED, told)
 
 
-def broken_off(error: dict[str, Any]) -> _Ended:
+def broken_off(error: dict[str, Any]) -> Ended:
     """An error that came after the first tokens."""
     code = error.get("code")
     told = f"after the first tokens, {code}: {error.get('message')}"
     if code == _CODE_POISON:
-        return _Ended(Outcome.POISONED, told)
-    return _Ended(Outcome.CUT if code in _LEAVING else Outcome.FAILED, told)
+        return Ended(Outcome.POISONED, told)
+    return Ended(Outcome.CUT if code in _LEAVING else Outcome.FAILED, told)

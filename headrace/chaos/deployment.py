@@ -18,6 +18,7 @@ from typing import Self, TextIO
 
 from headrace.chaos.client import Address
 from headrace.chaos.link import Link
+from headrace.chaos.spoken import PARSER_FLAGS
 from headrace.errors import StartFailed
 from headrace.probe import choose_port, get
 from headrace.process import Child, headrace_command, kill_group
@@ -205,7 +206,7 @@ class Deployment:
         planned = []
 
         def worker(name: str, role: str) -> tuple[str, ...]:
-            return ("worker", "--engine", "sim", "--role", role, "--name", name, *arguments)
+            return ("worker", "--engine", "sim", "--role", role, "--name", name, *PARSER_FLAGS, *arguments)
 
         planned += [self._process(f"frontend-{n}", "frontend", ("frontend",)) for n in range(1, shape.frontends + 1)]
         planned += [

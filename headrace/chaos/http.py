@@ -72,10 +72,11 @@ class Response:
         """The data of server-sent events. Raises Cut."""
         rest = b""
         async for part in self.parts():
-            *lines, rest = (rest + part).split(b"\n\n")
-            for line in lines:
-                if line.startswith(b"data: "):
-                    yield line[6:]
+            *events, rest = (rest + part).split(b"\n\n")
+            for event in events:
+                for line in event.split(b"\n"):
+                    if line.startswith(b"data: "):
+                        yield line[6:]
 
     async def _feed(self) -> None:
         try:

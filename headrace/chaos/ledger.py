@@ -35,6 +35,14 @@ AT_ONCE_S = 0.25
 PIECE = 24  # characters
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an exchange ended."""
+
+    outcome: Outcome
+    detail: str = ""
+
+
 @dataclass(slots=True)
 class Entry:
     """One request. Times are seconds of one monotonic clock; `came`: when each piece of its stream did."""
@@ -68,6 +76,18 @@ class Injury:
     held: frozenset[str] | None = None
     crash: bool = False
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A stream that stood still from `from_s` on, under a fault of this kind made to `victim` at `fault_s`."""
+
+    kind: str
+    victim: str
+    fault_s: float
+    request: str
+    from_s: float
+    length_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +154,19 @@ class Ledger:
     def pauses(self) -> dict[str, list[float]]:
         """Kind of fault → for every stream that it touched, the longest pause between two pieces, in seconds.
 
-        A pause belongs to the last fault that was made before the piece ahead of it had come, or right after that. Requests
-        that an earlier crash had hit already count apart, as "… again": after the second they wait to run alone.
+        Requests that an earlier crash had hit already count apart, as "… again": after the second they wait to run alone.
         """
         found: dict[str, list[float]] = {}
+        for pause in self.each_pause():
+            found.setdefault(pause.kind, []).append(pause.length_s)
+        return found
+
+    def each_pause(self) -> list[Pause]:
+        """The longest one of each stream under each fault.
+
+        A pause belongs to the last fault that was made before the piece ahead of it had come, or right after that.
+        """
+        found: list[Pause] = []
         crashed: set[str] = set()
         ends = [injury.at_s - AT_ONCE_S for injury in self.injuries[1:]]
         for injury, until_s in zip(self.injuries, [*ends, float("inf")], strict=False):
@@ -145,10 +174,11 @@ class Ledger:
                 if injury.held is not None and entry.id not in injury.held:
                     continue
                 came = entry.came
-                gaps = [b - a for a, b in pairwise(came) if injury.at_s - AT_ONCE_S <= a < until_s]
+                gaps = [(b - a, a) for a, b in pairwise(came) if injury.at_s - AT_ONCE_S <= a < until_s]
                 if came and came[0] < injury.at_s < came[-1] and gaps:
                     again = " again" if injury.crash and entry.id in crashed else ""
-                    found.setdefault(injury.kind + again, []).append(max(gaps))
+                    length_s, from_s = max(gaps)
+                    found.append(Pause(injury.kind + again, injury.victim, injury.at_s, entry.id, from_s, length_s))
             if injury.crash:
                 crashed |= injury.held or frozenset()
         return found

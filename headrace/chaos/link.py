@@ -82,11 +82,11 @@ class Link:
         try:
             await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            writer.close()  # before anything that can be cancelled
+            there[1].close()
             for each in tasks:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            writer.close()
-            there[1].close()
             await asyncio.gather(writer.wait_closed(), there[1].wait_closed(), return_exceptions=True)
             self._connections.discard(task)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from broker.messages import Sampling
+from headrace.chaos.spoken import Spoken, draw_spoken
 from workers.sim.tokens import expected_text
 
 # Token ids that the bundled tokenizer surely has and that are no special ones.
@@ -35,8 +36,10 @@ class Question:
     stop: str | None = None
     cancel_after: int | None = None
 
+    path = "/v1/completions"
+
     def body(self, model: str) -> dict[str, Any]:
-        """For /v1/completions."""
+        """The request."""
         body: dict[str, Any] = {
             "model": model,
             "prompt": list(self.prompt),
@@ -85,28 +88,39 @@ class Question:
         return Sampling(temperature=1.0, seed=self.seed + choice)
 
 
-def draw_questions(seed: int, *, longest: int = 250) -> Iterator[Question]:
-    """Without end: two thirds streams, some cancelled on purpose, some with several choices, seeds, stop strings, long prompts.
+def draw_questions(seed: int, *, longest: int = 250) -> Iterator[Question | Spoken]:
+    """Without end: two thirds streams, some cancelled on purpose, some with several choices, seeds, stop strings, long prompts,
+    some very long; and a third that goes through the other APIs (`headrace.chaos.spoken`).
 
-    The same seed gives the same questions. `longest`: most tokens of an answer.
+    The same seed gives the same questions. `longest`: most tokens of an answer, of one in thirty four times as many.
     """
     rng = random.Random(f"questions {seed}")  # noqa: S311  # a load, not a secret
     prefixes = [[rng.randint(_FIRST_ID, _LAST_ID) for _ in range(_PREFIX_TOKENS)] for _ in range(_SHARED_PREFIXES)]
     number = 0
     while True:
         number += 1
+        if rng.random() < 0.35:
+            yield draw_spoken(number, rng)
+            continue
         prefix = rng.choice(prefixes) if rng.random() < 0.5 else []
         own = rng.randint(4, 60) if rng.random() < 0.85 else rng.randint(200, 1500)
         prompt = (*prefix, *(rng.randint(_FIRST_ID, _LAST_ID) for _ in range(own)))
         question = Question(
             number=number,
             prompt=prompt,
-            max_tokens=rng.randint(1, longest) if rng.random() < 0.9 else rng.randint(1, 4),
+            max_tokens=_length(rng, longest),
             stream=rng.random() < 0.67,
             choices=1 if rng.random() < 0.8 else rng.randint(2, 4),
             seed=rng.getrandbits(31) if rng.random() < 0.3 else None,
         )
         yield _with_twist(question, rng)
+
+
+def _length(rng: random.Random, longest: int) -> int:
+    kind = rng.random()
+    if kind < 0.03:
+        return 4 * longest
+    return rng.randint(1, longest) if kind < 0.9 else rng.randint(1, 4)
 
 
 def _with_twist(question: Question, rng: random.Random) -> Question:

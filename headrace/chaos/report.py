@@ -30,6 +30,7 @@ class Report:
     troubles: list[str]
     longest_stall_s: float
     server_stall_s: float = 0.0
+    epoch_s: float = 0.0  # Unix time of the ledger's zero
 
     @property
     def broken(self) -> list[str]:
@@ -67,12 +68,28 @@ class Report:
                 }
                 for kind, pauses in sorted(self.ledger.pauses().items())
             },
+            "longest_pauses": self._longest_pauses(),
             "longest_stall_s": round(self.longest_stall_s, 3),
             "server_stall_s": round(self.server_stall_s, 3),
             "residue": self.residue.counts,
             "dead_letters": self.dead_letters,
             "broken": self.broken,
         }
+
+    def _longest_pauses(self) -> list[dict[str, Any]]:
+        """The longest of all, with what is needed to find them in the logs: whose they are and when (Unix time) they began."""
+        longest = sorted(self.ledger.each_pause(), key=lambda pause: -pause.length_s)[:_MOST_SHOWN]
+        return [
+            {
+                "pause_s": round(pause.length_s, 3),
+                "kind": pause.kind,
+                "victim": pause.victim,
+                "request": pause.request,
+                "at": round(pause.from_s + self.epoch_s, 3),
+                "fault_at": round(pause.fault_s + self.epoch_s, 3),
+            }
+            for pause in longest
+        ]
 
 
 def render(report: Report) -> str:

@@ -110,7 +110,7 @@ async def chaos(options: ChaosOptions, folder: Path) -> Report:
                 watching.cancel()
                 await asyncio.gather(load, watching, return_exceptions=True)
             residue = await until_at_rest(connection, names, deployment.frontends, timeout_s=_REST_TIMEOUT_S)
-            dead = [letter for letter in await letters(connection, names) if not letter.moved]
+            dead = await letters(connection, names)
     return Report(
         seed=options.seed,
         mode=options.shape.mode,
@@ -121,6 +121,7 @@ async def chaos(options: ChaosOptions, folder: Path) -> Report:
         troubles=injuring.troubles,
         longest_stall_s=stalls.own_s,
         server_stall_s=stalls.server_s,
+        epoch_s=time.time() - time.monotonic(),
     )
 
 

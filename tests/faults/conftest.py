@@ -10,6 +10,11 @@ import pytest
 from tests.running_up import RunningUp
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`make` runs this folder for its mark alone: nothing in it may be without."""
+    item.add_marker("fault")
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningUp]]:
     """`start(*flags)`: a ready `headrace up --engine sim`."""

@@ -25,11 +25,11 @@ from headrace.control import live_workers
 from jetstream.client import Connection, ConnectOptions
 from jetstream.errors import QueueFull
 from jetstream.subjects import Subjects
+from tests.integration.nixl_peer import needs_nixl
 from tests.running_up import RunningUp
 from workers.sim.tokens import expected_text
 
-pytestmark = pytest.mark.fault
-pytest.importorskip("nixl", reason="NIXL is not installed")
+pytestmark = [pytest.mark.fault, needs_nixl]
 
 SUBJECTS = Subjects()
 TIMING = '{"prefill_tokens_per_s": 2000, "decode_base_s": 0.01, "transfer_per_descriptor_s": 1.0}'

@@ -58,9 +58,9 @@ async def bury(connection: Connection, subjects: Subjects, name: str, *, at: flo
 
 
 async def advise(connection: Connection, subjects: Subjects) -> int:
-    said = {"type": "io.nats.jetstream.advisory.v1.terminated", "stream": "S", "consumer": "C", "stream_seq": 1}
+    said = {"type": "io.nats.jetstream.advisory.v1.max_deliver", "stream": "S", "consumer": "C", "stream_seq": 1}
     stream = subjects.stream("WORK")
-    subject = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{stream}.W_w"
+    subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{stream}.W_w"
     return (await connection.publish(subject, json.dumps(said).encode())).seq
 
 
@@ -76,9 +76,9 @@ async def test_letters_are_listed_and_shown_by_number_and_by_request(
     assert head.split()[0] == "number"
     assert one.split()[:5:2] == [str(first), "poison", "m"]
     assert one.endswith("w-1, w-2, w-3")
-    assert two.split()[:3:2] == [str(second), "terminated"]
+    assert two.split()[:3:2] == [str(second), "max_deliver"]
     assert await command("ls", "--json") == 0
-    assert [row["reason"] for row in json.loads(capsys.readouterr().out)] == ["poison", "terminated"]
+    assert [row["reason"] for row in json.loads(capsys.readouterr().out)] == ["poison", "max_deliver"]
     for name in (str(first), "r1", "chatcmpl-r1"):
         assert await command("show", name) == 0
         assert capsys.readouterr().out.startswith(f"{first}: request r1, poison\n")

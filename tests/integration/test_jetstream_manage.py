@@ -115,21 +115,25 @@ async def test_status_shows_depth_age_and_consumers(connection: Connection, subj
     assert await purge(connection, subjects.stream("WORK")) == 4
 
 
-async def test_advisories_of_our_queues_become_dead_letters(connection: Connection, subjects: Subjects) -> None:
-    spec = work_consumer(subjects, "p", "w")
+async def test_what_the_server_gives_up_becomes_a_dead_letter_and_what_is_moved_does_not(
+    connection: Connection, subjects: Subjects
+) -> None:
+    spec = dataclasses.replace(work_consumer(subjects, "p", "w"), max_deliver=1)
     await connection.ensure_consumer(spec)
-    await connection.publish(subjects.work("p", "w"), b"x")
+    await connection.publish(subjects.work("p", "w"), b"moved")
+    await connection.publish(subjects.work("p", "w"), b"given up")
     got: list[Delivery] = []
-    loop = connection.pull(spec.stream, spec.name, got.append, credit=1)
+    loop = connection.pull(spec.stream, spec.name, got.append, credit=3)
     async with running(loop):
-        await until(lambda: len(got) == 1)
-        got[0].term("hopeless")
-        await connection.barrier()
-    subject = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{spec.stream}.{spec.name}"
-    async with asyncio.timeout(2.0):
+        await until(lambda: len(got) == 2)
+        await connection.delete_message(spec.stream, got[0].stream_seq)  # the server calls this terminated
+        got[1].nak()
+    subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{spec.stream}.{spec.name}"
+    async with asyncio.timeout(10.0):
         while not (found := await connection.subject_messages(subjects.stream("DLQ"), subject)):
             await asyncio.sleep(0.01)
-    assert json.loads(found[0].data)["reason"] == "hopeless"
+    assert json.loads(found[0].data)["deliveries"] == 1
+    assert (await connection.stream_state(subjects.stream("DLQ"))).messages == 1
 
 
 # -- the command line ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ import pytest
 
 from tests.running_up import RunningUp
 
+pytestmark = pytest.mark.deployment
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -207,6 +207,7 @@ def free_port() -> int:
     return port
 
 
+@pytest.mark.fault
 async def test_a_killed_worker_in_the_middle_of_a_batch_costs_no_input_and_computes_none_twice(
     nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -239,6 +240,7 @@ async def test_a_killed_worker_in_the_middle_of_a_batch_costs_no_input_and_compu
 # -- two models behind one ingress ---------------------------------------------------------------------------------
 
 
+@pytest.mark.deployment
 async def test_a_chat_model_and_an_embedding_model_behind_one_headrace_up(tmp_path: Path) -> None:
     up = RunningUp(tmp_path, "--served-name", CHAT)
     try:

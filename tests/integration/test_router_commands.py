@@ -15,6 +15,8 @@ import pytest
 
 from tests.running_up import RunningUp
 
+pytestmark = pytest.mark.deployment
+
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:

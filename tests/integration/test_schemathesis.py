@@ -22,6 +22,8 @@ from schemathesis.specs.openapi.checks import (
 from frontend.openapi import build_openapi
 from tests.running_up import RunningUp
 
+pytestmark = pytest.mark.deployment
+
 EXAMPLES = 20  # per route
 MODEL = "sim"
 ENGINES = {

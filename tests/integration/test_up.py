@@ -57,6 +57,7 @@ def _no_longer(pids: list[int]) -> bool:
     return not any(map(_alive, pids))
 
 
+@pytest.mark.deployment
 def test_up_serves_says_so_once_and_leaves_nothing_behind(start: Callable[..., RunningUp]) -> None:
     up = start("--workers", "2")
     up.until_ready()
@@ -145,6 +146,7 @@ def test_a_drained_worker_is_not_started_again(start: Callable[..., RunningUp]) 
     assert "worker-1-" in unknown.stderr
 
 
+@pytest.mark.deployment
 def test_wrong_settings_of_a_worker_end_up_with_its_message(start: Callable[..., RunningUp]) -> None:
     up = start("--engine-arg", "no_such_setting=1")
     assert up.process.wait(START_S) == 78, up.log()
@@ -208,6 +210,7 @@ def _metric(up: RunningUp, worker: str, pattern: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(pattern, line))
 
 
+@pytest.mark.deployment
 def test_disagg_has_prompts_computed_by_the_prefill_worker(start: Callable[..., RunningUp]) -> None:
     up = start("--mode", "disagg", "--prefill", "always", "--metrics-port", "0")
     up.until_ready()
@@ -254,6 +257,7 @@ def test_disagg_has_prompts_computed_by_the_prefill_worker(start: Callable[..., 
     assert _no_longer(pids)
 
 
+@pytest.mark.deployment
 def test_prefill_workers_alone_are_not_ready_until_one_becomes_a_decode_worker(start: Callable[..., RunningUp]) -> None:
     up = start("--mode", "disagg", "--decode-workers", "0", "--prefill-workers", "2")
     _until_joined(up, {"prefill-1": "prefill", "prefill-2": "prefill"})
@@ -269,6 +273,7 @@ def test_prefill_workers_alone_are_not_ready_until_one_becomes_a_decode_worker(s
     assert up.chat()
 
 
+@pytest.mark.deployment
 def test_an_engine_that_was_started_aggregated_refuses_another_role(start: Callable[..., RunningUp]) -> None:
     up = start()
     up.until_ready()

@@ -143,6 +143,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Cancel and finish all tasks, then close. Their process must be unable to reach anything by now."""
         self.set_exception_handler(lambda _loop, _context: None)
         self.resume()
+        outer, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
         self.enter()
         for _ in range(rounds):
             if not (tasks := self.pending_tasks()):
@@ -157,6 +158,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.clear()
         self.close()
+        asyncio._set_running_loop(outer)
+        sys.set_asyncgen_hooks(*hooks)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass

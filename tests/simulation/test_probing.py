@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from itertools import pairwise
 
@@ -59,9 +60,23 @@ def test_a_broker_that_is_gone_for_a_while_is_nobodys_death(length_s: float) -> 
 
 
 def test_right_after_a_reconnect_nobody_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing.Prober, "_settled", True)
+    monkeypatch.setattr(probing.Prober, "_may_suspect", lambda _self, _worker: True)
     revoked = sum(run(Fault(7.0 + n / 5, "outage", "", 1.0), config=LATE)[1] for n in range(5))
     assert revoked > 0
+
+
+def test_whoever_watches_suspects_those_that_have_answered_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that were killed right before, and so are new, see the third one die."""
+    at_s: list[float] = []
+    revoke = probing.Prober._revoke
+
+    async def noted(self: probing.Prober, worker: str) -> None:
+        at_s.append(asyncio.get_running_loop().time())
+        await revoke(self, worker)
+
+    monkeypatch.setattr(probing.Prober, "_revoke", noted)
+    run(Fault(6.0, "crash", "W1"), Fault(6.1, "crash", "W2"), Fault(9.0, "crash", "W0"))
+    assert min(at for at in at_s if at > 9.0) < 10.0
 
 
 def test_a_frozen_worker_is_left_to_its_lease() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from broker.codec import encode
-from broker.messages import DeadLetter, Envelope, HistoryEntry
+from broker.messages import DeadLetter, Envelope, HistoryEntry, Unreadable
 from headrace.dlq import details, read_letter, summary, told
 from jetstream.ports import StoredMessage
 from jetstream.subjects import Subjects
@@ -69,11 +69,7 @@ def test_nothing_that_is_shown_contains_the_prompt() -> None:
     ("fields", "reason", "words"),
     [
         ({}, "max_deliver", "the server gave up delivering it"),
-        (
-            {"type": "io.nats.jetstream.advisory.v1.terminated", "reason": "hopeless"},
-            "terminated",
-            "a reader refused it for good: hopeless",
-        ),
+        ({"type": "io.nats.jetstream.advisory.v1.other", "reason": "because"}, "other", "other: because"),
     ],
 )
 def test_an_advisory_of_the_server_is_shown_as_such(fields: dict[str, object], reason: str, words: str) -> None:
@@ -84,12 +80,12 @@ def test_an_advisory_of_the_server_is_shown_as_such(fields: dict[str, object], r
     assert summary(letter)["stream_seq"] == 5
 
 
-def test_the_trace_of_a_moved_message_is_told_from_trouble() -> None:
-    data = advisory(type="io.nats.jetstream.advisory.v1.terminated", reason="Unacknowledged message was deleted")
-    moved = read_letter(StoredMessage(ADVISORY, 3, data), NAMES)
-    assert moved.moved
-    assert "no trouble" in told(moved)
-    assert not read_letter(StoredMessage(ADVISORY, 3, advisory()), NAMES).moved
+def test_a_message_that_nobody_could_read_is_shown_with_why_and_when() -> None:
+    buried = encode(Unreadable(subject="hr.work.p.w", why="not an Envelope: no id", data=b"secret", at=310.0))
+    letter = read_letter(StoredMessage(NAMES.dlq("p"), 4, buried), NAMES)
+    assert (letter.reason, letter.at, letter.id) == ("unreadable", 310.0, "")
+    assert told(letter) == "4: cannot be read (not an Envelope: no id; 6 bytes of hr.work.p.w), on hr.dlq.p\n"
+    assert "secret" not in json.dumps(details(letter))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from headrace.chaos.ledger import BROKEN, FINE, Entry, Injury, Ledger, Outcome, 
 from headrace.chaos.questions import Question, draw_questions
 from headrace.chaos.report import Report, render
 from headrace.chaos.settling import Residue
+from headrace.chaos.spoken import Spoken
 
 QUESTION = Question(number=1, prompt=tuple(range(300, 340)), max_tokens=30, stream=True, choices=2, seed=5)
 
@@ -220,16 +221,23 @@ def test_percentiles_are_values_that_were_measured(share: float, value: float) -
 
 def test_the_same_seed_asks_the_same_and_everything_there_is() -> None:
     one, two = draw_questions(3), draw_questions(3)
-    drawn = [next(one) for _ in range(200)]
-    assert drawn == [next(two) for _ in range(200)]
-    assert drawn != [next(draw_questions(4)) for _ in range(1)]
+    every = [next(one) for _ in range(300)]
+    assert every == [next(two) for _ in range(300)]
+    assert every[0] != next(draw_questions(4))
+    spoken = [question for question in every if isinstance(question, Spoken)]
+    assert {question.api for question in spoken} == {"chat", "responses", "messages", "completions"}
+    assert {question.stream for question in spoken} == {True, False}
+    for kind in ("reasoning", "calls", "logprobs", "pattern", "content"):
+        assert any(getattr(question, kind) for question in spoken), kind
+    drawn = [question for question in every if isinstance(question, Question)]
     assert {question.stream for question in drawn} == {True, False}
     for kind in ("stop", "seed", "cancel_after"):
         assert any(getattr(question, kind) is not None for question in drawn), kind
     assert any(question.choices > 1 for question in drawn)
     assert any("stop" in question.finishes for question in drawn)
     assert max(len(question.prompt) for question in drawn) > 500
-    assert len({question.prompt for question in drawn}) == 200
+    assert max(question.max_tokens for question in drawn) == 1000
+    assert len({question.prompt for question in drawn}) == len(drawn)
 
 
 def test_what_is_wrong_is_named_once_enough_has_come_to_tell() -> None:

@@ -148,3 +148,13 @@ def test_tombstones_expire_and_are_bounded() -> None:
     stones.expire(61.5)
     assert "b" not in stones
     assert "c" in stones
+
+
+def test_another_message_under_the_sequence_of_a_held_one_is_no_redelivery() -> None:
+    """A stream that was deleted and made again counts from 1."""
+    table = RunTable()
+    run = make(5)
+    table.add(run)
+    assert table.displaced(FakeDelivery(5, num_delivered=2)) is None
+    assert table.displaced(FakeDelivery(5, data=b"another")) is run
+    assert table.displaced(FakeDelivery(6, data=b"another")) is None

@@ -76,7 +76,7 @@ class FakeSession:
         self.computed: list[int] = []
         self.flushes = 0
 
-    def append(self, run: Run, choice: int, ids: list[int], texts: list[str], *, logprobs=None, fin=None) -> None:
+    def append(self, run: Run, choice: int, ids: list[int], texts: list[str], logprobs=None, fin=None) -> None:
         run.append(choice, ids, texts, logprobs, fin)
         assert len(ids) == len(texts)
         self.text[choice] = self.text.get(choice, "") + "".join(texts) + (fin.tail if fin else "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,7 +171,7 @@ async def test_the_tables_for_spelling_are_made_beside_the_event_loop(monkeypatc
     args = {"tokenizer_dir": str(BUNDLED_TOKENIZER)}  # read anew
     await engine.start(EngineConfig(model="sim", served_name="sim", args=args), lambda outputs: None)
     for name in ("a", "b"):
-        sequence = dataclasses.replace(asked("text"), id=name)
+        sequence = msgspec.structs.replace(asked("text"), id=name)
         await engine.submit(sequence)
     await engine.submit(Sequence(id="plain", token_ids=[1], prompt_tokens=1, sampling=Sampling(max_tokens=1)))
     await engine.stop(1.0)

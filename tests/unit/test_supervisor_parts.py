@@ -15,7 +15,8 @@ import pytest
 from broker.messages import WorkerMember
 from headrace.control import find_worker
 from headrace.errors import AlreadyRunning, CommandError, SettingsError
-from headrace.probe import base_url, choose_port, get, ready_text, served_models
+from headrace.examples import ready_text
+from headrace.probe import base_url, choose_port, get, kinds_of, served_models
 from headrace.runfile import RunFile
 from headrace.signals import stop_signals
 from headrace.terminal import Terminal
@@ -92,12 +93,27 @@ async def test_nobody_listening_is_status_zero_and_no_models() -> None:
     port = choose_port("127.0.0.1", 0)
     assert await get("127.0.0.1", port, "/ready") == (0, b"")
     assert await served_models("127.0.0.1", port) == []
+    assert await kinds_of("127.0.0.1", port, "sim") == []
 
 
-def test_the_ready_text_can_be_pasted() -> None:
-    text = ready_text("http://127.0.0.1:8000", "sim", after_s=1.23)
+@pytest.mark.parametrize(
+    ("kinds", "route"),
+    [
+        ([], "chat/completions"),
+        (["chat", "completion"], "chat/completions"),
+        (["embedding"], "embeddings"),
+        (["embedding", "score"], "embeddings"),
+        (["score", "classify"], "rerank"),
+        (["classify"], "classify"),
+    ],
+)
+def test_the_ready_text_can_be_pasted_and_asks_for_what_the_model_does(kinds: list[str], route: str) -> None:
+    text = ready_text("http://127.0.0.1:8000", "sim", after_s=1.23, kinds=kinds)
     body = text.split("-d '")[1].split("'\n")[0]
     assert json.loads(body)["model"] == "sim"
+    assert f"curl http://127.0.0.1:8000/v1/{route} " in text
+    if "in Python" not in text:
+        return
     assert text.count("http://127.0.0.1:8000/v1") == 3
     python = text.split("or in Python:\n")[1].split("Ctrl-C")[0]
     compile("\n".join(line[2:] for line in python.splitlines()), "snippet", "exec")

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-import pytest
+from tests.integration.nixl_peer import needs_nixl
 
-pytest.importorskip("nixl", reason="NIXL is not installed")
+pytestmark = needs_nixl  # which does not import it: it brings PyTorch along
 
 SHOW = """
 from workers.vllm.pacing import PAUSE_US, pace_nixl

@@ -36,7 +36,7 @@ class PartsSession(FakeSession):
         super().__init__()
         self.texts: dict[int, list[Text]] = {}
 
-    def append(self, run: Run, choice: int, ids: list[int], texts: list[Any], *, logprobs: Any = None, fin: Any = None) -> None:
+    def append(self, run: Run, choice: int, ids: list[int], texts: list[Any], logprobs: Any = None, fin: Any = None) -> None:
         run.append(choice, ids, texts, logprobs, fin)
         assert len(ids) == len(texts)
         self.texts.setdefault(choice, []).extend(texts)

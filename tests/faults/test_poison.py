@@ -1,0 +1,97 @@
+"""A request that crashes its workers is taken out of service after the third, and what ran beside it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from jetstream.errors import JetStreamError
+from tests.faults.test_workers_come_and_go import SLOW, holders
+from tests.running_up import RunningUp
+from workers.sim.tokens import expected_text
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+REQUESTS = 64
+TOKENS = 60
+POISON = list(range(300, 340))
+
+
+def headrace(up: RunningUp, *words: str) -> str:
+    """What a command says."""
+    command = [sys.executable, "-P", "-m", "headrace", *words, "--nats", up.state()["nats"]["url"]]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def dead_letters(up: RunningUp) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(headrace(up, "dlq", "ls", "--json"))
+    return found
+
+
+def client(up: RunningUp) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+async def text_of(api: openai.AsyncOpenAI, prompt: list[int], tokens: int, **extra: Any) -> str:
+    stream = await api.completions.create(
+        model="sim", prompt=prompt, max_tokens=tokens, temperature=0, stream=True, extra_body={"ignore_eos": True, **extra}
+    )
+    return "".join([choice.text async for chunk in stream for choice in chunk.choices])
+
+
+async def test_one_of_64_requests_crashes_three_workers_and_the_63_beside_it_are_answered(
+    start: Callable[..., RunningUp],
+) -> None:
+    up = start("--workers", "3", "--engine-arg", "allow_request_faults=true", *SLOW)
+    await asyncio.to_thread(up.until, "all workers joined", lambda: len(holders(up)) == 3, 90)
+    innocents = [[400 + n, 500 + n] for n in range(REQUESTS - 1)]
+    async with client(up) as api, asyncio.TaskGroup() as group:
+        texts = [group.create_task(text_of(api, prompt, TOKENS)) for prompt in innocents]
+        with pytest.raises(openai.APIError) as ended:
+            await text_of(api, POISON, 40, vllm_xargs={"sim": {"crash_at_token": 10}})
+    assert ended.value.code == "poison"
+    assert [text.result() for text in texts] == [expected_text(prompt, TOKENS) for prompt in innocents]
+    (letter,) = dead_letters(up)
+    assert letter["reason"] == "poison"
+    assert len({entry["worker"] for entry in letter["history"]}) == 3
+    number = str(letter["number"])
+    assert f"request {letter['request']}, poison" in headrace(up, "dlq", "show", number)
+    assert headrace(up, "dlq", "drop", number) == "1 dead letter dropped\n"
+    assert dead_letters(up) == []
+
+
+async def test_drains_and_a_broker_restart_never_count(start: Callable[..., RunningUp]) -> None:
+    """As many hand-overs as a poison request has lives, and a broker that is killed."""
+    up = start("--workers", "4", "--engine-arg", 'timing_overrides={"decode_base_s": 0.04}')
+    await asyncio.to_thread(up.until, "all workers joined", lambda: len(holders(up)) == 4, 90)
+
+    def busy() -> list[str]:
+        with contextlib.suppress(JetStreamError):
+            return [worker for worker, (_, runs) in holders(up).items() if runs]
+        return []
+
+    async with client(up) as api, asyncio.TaskGroup() as group:
+        text = group.create_task(text_of(api, POISON, 400))
+        was: list[str] = []
+        for turn in range(3):
+            async with asyncio.timeout(30):
+                while not (found := await asyncio.to_thread(busy)) or found == was:
+                    await asyncio.sleep(0.05)
+            was = found
+            if turn == 1:
+                os.kill(up.state()["nats"]["pid"], signal.SIGKILL)
+                await asyncio.to_thread(up.until, "the broker is back", lambda: bool(busy()))
+            await asyncio.to_thread(headrace, up, "worker", "drain", was[0], "--grace", "0")
+        assert not text.done(), "it was to be handed over to the end"
+    assert text.result() == expected_text(POISON, 400)
+    assert dead_letters(up) == []
