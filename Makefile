@@ -25,8 +25,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 # "Conflicts" are what we leave out on purpose; what is asked for is checked all the same.
 INSTALL := $(PIP) install --no-warn-conflicts
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
+# The folders in their order, which begins with the slow ones: the last file should not be one that the other process waits for.
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Everything that takes long says so in one line first.
 SAY = @printf '==> %s\n'
+
+# Without bytecode of our own each process compiles us anew, and each run of the tests rewrites all their asserts again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -46,15 +51,26 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=agg
 		$(if $(WORKERS),--workers '$(WORKERS)') $(if $(PREFILL_WORKERS),--prefill-workers '$(PREFILL_WORKERS)') \
 		$(if $(DECODE_WORKERS),--decode-workers '$(DECODE_WORKERS)') $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-# Two runs: engines and kills want the machine for themselves. A run that has nothing to do (5) is fine, as long as the other has.
+# Three runs: what kills wants no work beside it but its like, which mostly waits, and engines want the machine for themselves.
+# A run that has nothing to do (5) is fine, as long as another has.
 test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
-	@$(BIN)/pytest -m 'not engine and not fault' -n 2 --dist loadfile $(ARGS); first=$$?; \
-	$(BIN)/pytest -m 'engine or fault' $(ARGS); second=$$?; \
-	for code in $$first $$second; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done; \
-	[ $$first -eq 0 ] || [ $$second -eq 0 ] || { echo 'no test was run' >&2; exit 5; }
+	@all=5; \
+	run() { \
+		$(BIN)/pytest "$$@" $(ARGS); code=$$?; \
+		case $$all,$$code in *,5) ;; 5,0) all=0 ;; 0,*|5,*) all=$$code ;; esac; \
+	}; \
+	run -m 'not engine and not fault' $(IN_TWO) --ignore=tests/engines --ignore=tests/faults; \
+	run -m 'fault and not engine' $(IN_TWO) --ignore=tests/engines; \
+	run -m engine; \
+	[ $$all -ne 5 ] || echo 'no test was run' >&2; \
+	exit $$all
 
-test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests that need no engine, kill no processes and search not long (about three minutes)
-	$(BIN)/pytest -m 'not engine and not fault and not deep' -n 2 --dist loadfile $(ARGS)
+# Searches try a fifth of their examples here, and the protocol is played with fewer seeds. The folders left out have nothing to run.
+test-fast: export HEADRACE_SEEDS ?= 1
+test-fast: export HEADRACE_EVERY ?= 97
+test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests without engines, kills, whole deployments of processes and long searches (a minute)
+	$(BIN)/pytest -m 'not engine and not fault and not deployment and not deep' $(IN_TWO) --hypothesis-profile=fast \
+		--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/test_schemathesis.py $(ARGS)
 
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
 	$(BIN)/pytest tests/docs $(ARGS)

@@ -71,17 +71,23 @@ def median_rows(runs: list[list[dict[str, object]]]) -> list[dict[str, object]]:
 def table(rows: list[dict[str, object]]) -> str:
     """The figures as Markdown."""
     lines = [
-        "| streams × tokens | req/s (min–max) | chunks/s | TTFT p50 / p99 ms | CPU frontend, workers, nats, client | RSS MiB |",
-        "|---|---|---|---|---|---|",
+        (
+            "| streams × tokens | req/s (min–max) | chunks/s | TTFT p50 / p99 ms "
+            "| CPU cores: frontend, workers, nats, client | the same in µs per request | RSS MiB |"
+        ),
+        "|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         cpu: dict[str, float] = r["cpu"]  # type: ignore[assignment]
         rss: dict[str, float] = r["rss_mib"]  # type: ignore[assignment]
+        each: dict[str, float] = r["cpu_us_per_request"]  # type: ignore[assignment]
         workers = sum(v for k, v in cpu.items() if k.startswith("worker"))
         lines.append(
             f"| {r['streams']} × {r['tokens']} | {r['req_s']:,.0f} ({r['req_s_min']:,.0f}–{r['req_s_max']:,.0f}) "
             f"| {r['chunks_s']:,.0f} | {r['ttft_p50_ms']:.1f} / {r['ttft_p99_ms']:.1f} "
             f"| {cpu.get('frontend', 0):.2f}, {workers:.2f}, {cpu.get('nats-server', 0):.2f}, {cpu['client']:.2f} "
+            f"| {each.get('frontend', 0):.0f}, {sum(v for k, v in each.items() if k.startswith('worker')):.0f}, "
+            f"{each.get('nats-server', 0):.0f}, {each['client']:.0f} "
             f"| {', '.join(f'{k} {v:.0f}' for k, v in rss.items() if k != 'client')} |"
         )
     return "\n".join(lines)

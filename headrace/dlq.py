@@ -17,7 +17,7 @@ import msgspec
 
 from broker.codec import decode
 from broker.errors import WireError
-from broker.messages import DeadLetter
+from broker.messages import DeadLetter, Unreadable
 from headrace.asking import columns, connected
 from headrace.errors import EXIT_OK, CommandError
 from headrace.settings import Settings
@@ -29,11 +29,7 @@ _MOST = 10_000  # letters read at once
 _PREFIXES = ("chatcmpl-", "cmpl-")
 _ADVISORIES = {
     "max_deliver": "the server gave up delivering it",
-    "terminated": "a reader refused it for good",
 }
-
-# What the server says whenever we move a message: publish, then delete. It is no trouble.
-_MOVED = "Unacknowledged message was deleted"
 
 
 class Advisory(msgspec.Struct, frozen=True):
@@ -54,12 +50,16 @@ class Advisory(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One message of the stream DLQ. One that cannot be read has neither a request nor an advisory, and `trouble` says why."""
+    """One message of the stream DLQ: a request, a message of a queue that nobody could read, or an advisory of the server.
+
+    One that cannot itself be read has none of them. `trouble` says what cannot be read about either.
+    """
 
     seq: int
     subject: str
     request: DeadLetter | None = None
     advisory: Advisory | None = None
+    unreadable: Unreadable | None = None
     trouble: str = ""
 
     @property
@@ -72,18 +72,13 @@ class Letter:
         """Unix time, 0 when it is not known."""
         if self.request:
             return self.request.at
+        if self.unreadable:
+            return self.unreadable.at
         return parse_time(self.advisory.timestamp).timestamp() if self.advisory and self.advisory.timestamp else 0.0
-
-    @property
-    def moved(self) -> bool:
-        """Only the trace of a request that went on elsewhere."""
-        return self.advisory is not None and self.advisory.reason == _MOVED
 
     @property
     def reason(self) -> str:
         """In one word."""
-        if self.moved:
-            return "moved"
         if self.request:
             return self.request.reason
         return self.advisory.kind if self.advisory else "unreadable"
@@ -93,13 +88,28 @@ def read_letter(message: StoredMessage, names: Subjects) -> Letter:
     """What lies at one place of the stream. Never raises: a letter that cannot be read must still be shown, and dropped."""
     try:
         if message.subject.startswith(f"{names.prefix}.dlq."):
-            return Letter(message.seq, message.subject, request=decode(DeadLetter, message.data))
+            return _of_ours(message)
         advisory = msgspec.json.decode(message.data, type=Advisory)
         if advisory.timestamp:
             parse_time(advisory.timestamp)
         return Letter(message.seq, message.subject, advisory=advisory)
     except (WireError, msgspec.DecodeError, ValueError) as error:
         return Letter(message.seq, message.subject, trouble=str(error))
+
+
+def _of_ours(message: StoredMessage) -> Letter:
+    """Raises WireError."""
+    try:
+        return Letter(message.seq, message.subject, request=decode(DeadLetter, message.data))
+    except WireError:
+        try:
+            unreadable = decode(Unreadable, message.data)
+        except WireError:
+            unreadable = None
+        if unreadable is None:
+            raise
+    trouble = f"{unreadable.why}; {len(unreadable.data)} bytes of {unreadable.subject}"
+    return Letter(message.seq, message.subject, unreadable=unreadable, trouble=trouble)
 
 
 async def letters(messaging: Messaging, names: Subjects) -> list[Letter]:
@@ -122,19 +132,16 @@ async def find_letter(messaging: Messaging, names: Subjects, wanted: str) -> Let
     raise CommandError(f"there is no dead letter {wanted!r}: name its number or the id of its request, as in headrace dlq ls")
 
 
-def list_letters(settings: Settings, *, moves: bool, as_json: bool) -> int:
-    """`headrace dlq ls`. `moves`: also the traces of requests that went on elsewhere."""
-    every = connected(settings, letters, name="headrace dlq")
-    found = [letter for letter in every if moves or not letter.moved]
+def list_letters(settings: Settings, *, as_json: bool) -> int:
+    """`headrace dlq ls`."""
+    found = connected(settings, letters, name="headrace dlq")
     if as_json:
         sys.stdout.write(json.dumps([summary(letter) for letter in found], indent=1) + "\n")
         return EXIT_OK
     head = ["number", "since", "reason", "request", "model", "attempt", "crashed on"]
     rows = [head, *map(_row, found)]
     sys.stdout.write(columns(rows) if found else "there are no dead letters\n")
-    if len(found) < len(every):
-        sys.stderr.write(f"{len(every) - len(found)} advisories of messages that were moved are not shown: --moves\n")
-    if len(every) == _MOST:
+    if len(found) == _MOST:
         sys.stderr.write(f"only the oldest {_MOST} were read\n")
     return EXIT_OK
 
@@ -256,8 +263,6 @@ def _told_of_the_rest(letter: Letter) -> str:
     if advisory is None:
         return f"{letter.seq}: cannot be read ({letter.trouble}), on {letter.subject}\n"
     why = _ADVISORIES.get(advisory.kind, advisory.kind) + (f": {advisory.reason}" if advisory.reason else "")
-    if letter.moved:
-        why = "its request was moved to another worker: no trouble"
     return (
         f"{letter.seq}: advisory of the server, {_when(letter.at)}\n"
         f"  message {advisory.stream_seq} of {advisory.stream}, consumer {advisory.consumer}, "

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import pytest_asyncio
 import structlog
+from hypothesis import settings as searching
 
 from jetstream.client import Connection, ConnectOptions
 from jetstream.errors import JetStreamError
@@ -23,6 +26,9 @@ from jetstream.manage import ensure_topology, remove_topology
 from jetstream.server import EmbeddedServer, ServerSettings
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
+from tests.support import examples
+from workers.sim.tokens import BUNDLED_TOKENIZER
+from workers.text.tokens import TokenTable
 
 Connect = Callable[..., Awaitable[Connection]]
 
@@ -37,6 +43,26 @@ def _configure_for_one_test(*args: Any, **options: Any) -> None:
 
 
 structlog.configure = _configure_for_one_test
+
+for _processor in structlog.get_config()["processors"]:
+    if isinstance(_processor, structlog.dev.ConsoleRenderer):  # painting a traceback takes a tenth of a second each
+        _processor.exception_formatter = structlog.dev.plain_traceback
+
+_load_table = TokenTable.load
+_bundled_table = functools.cache(lambda: _load_table(BUNDLED_TOKENIZER))
+
+
+def _load_table_once(tokenizer_dir: str | Path) -> TokenTable:
+    """Every worker works out the same table, which nobody can change; here hundreds of workers start in one process."""
+    return _bundled_table() if Path(tokenizer_dir) == BUNDLED_TOKENIZER else _load_table(tokenizer_dir)
+
+
+mock.patch.object(TokenTable, "load", _load_table_once).start()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if searching.get_current_profile_name() == examples.FAST:
+        examples.shorten(items)
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ async def serving(
 
     # one process of many tests: what a process of its own does for itself would outlive them
     with (
-        mock.patch.object(frontend.server, "_quiet_gc"),
+        mock.patch.object(frontend.server, "quiet_gc"),
         mock.patch.object(workers.main, "_quiet_gc"),
         mock.patch.object(frontend.server, "_signals", no_signals),
     ):

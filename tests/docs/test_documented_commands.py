@@ -13,6 +13,8 @@ import pytest
 from tests.docs.blocks import ROOT, Block, blocks_of, documents
 from tests.running_up import RunningUp
 
+pytestmark = pytest.mark.deployment
+
 BLOCKS = [block for path in documents() if path.is_file() for block in blocks_of(path.read_text(), str(path.relative_to(ROOT)))]
 TIMEOUT_S = 60
 

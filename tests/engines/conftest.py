@@ -32,6 +32,11 @@ def chat(question: str) -> str:
     )
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`make` runs this folder for its mark alone: nothing in it may be without."""
+    item.add_marker("engine")
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     return bundled.prepare(

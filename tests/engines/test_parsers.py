@@ -24,7 +24,7 @@ from workers.parsing.choosing import Chosen, choose
 from workers.parsing.families import REASONING as REASONING_RULES
 from workers.parsing.families import TOOLS as TOOL_RULES
 from workers.parsing.settling import settle
-from workers.vllm.parsing import LATE, VllmBrand, VllmParsers
+from workers.vllm.parsing import LATE, LEADING, VllmBrand, VllmParsers, _late_reasoning
 
 pytestmark = [
     pytest.mark.engine,
@@ -38,18 +38,11 @@ ALPHABETS = {"bytes": tokenizer_with, "words": words_with}
 
 # Parsers that cannot be tried here, and why.
 NOT_HERE = {
-    "cohere_command3": "needs the package cohere_melody",
-    "cohere_command4": "needs the package cohere_melody",
     "openai": "only together with openai_gptoss, on harmony's own vocabulary: tested apart",
     "openai_gptoss": "only together with openai, on harmony's own vocabulary: tested apart",
     "hf": "needs a model whose tokenizer brings a response template",
 }
 NEEDS_WORDS = {"olmo3"}  # looks for its marks in whole tokens
-# Parsers whose streamed and whole answers contradict each other, and why nothing can be done about it here.
-CONTRADICTS = {
-    ("reasoning", "hunyuan_a13b"): "knows its marks by the ids of its own vocabulary",
-    ("reasoning", "inkling"): "without its tool parser it lets the last mark through when streamed",
-}
 
 
 @cache
@@ -105,11 +98,9 @@ def test_every_rule_of_auto_names_a_parser_that_vllm_has() -> None:
 
 @pytest.mark.parametrize("alphabet", sorted(ALPHABETS))
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_a_streamed_answer_is_the_whole_one(kind: str, name: str, alphabet: str, request: pytest.FixtureRequest) -> None:
+def test_a_streamed_answer_is_the_whole_one(kind: str, name: str, alphabet: str) -> None:
     if alphabet == "bytes" and kind == "reasoning" and name in NEEDS_WORDS:
         pytest.skip("it cannot be used with this tokenizer")
-    if (kind, name) in CONTRADICTS:
-        request.applymarker(pytest.mark.xfail(reason=CONTRADICTS[kind, name], strict=True))
     of = parsers(kind, name, alphabet)
     sample = (TOOLS if kind == "tool" else REASONING)[name]
     whole = said(take_apart(of, of.tokenizer, sample.text, asking(kind, whole=True))[0])
@@ -300,5 +291,47 @@ def test_tools_that_vllm_cannot_use_are_an_error_of_the_request() -> None:
         of.plan(Parsing(tools=[{"type": "function", "function": {}}]), Generation(token_ids=b""), [1])
 
 
+@pytest.mark.parametrize(
+    ("tool", "reasoning", "late"), [(None, "hunyuan_a13b", True), (None, "inkling", True), ("inkling", "inkling", False)]
+)
+def test_reasoning_comes_at_the_end_where_its_parser_cannot_be_streamed(tool: str | None, reasoning: str, late: bool) -> None:
+    sample = REASONING[reasoning]
+    tokenizer = tokenizer_with(sample.marks)
+    of = VllmParsers(tokenizer, None, tool=tool, reasoning=reasoning)
+    parsing = Parsing(choice="none", template_kwargs=THINKING)
+    plan = of.plan(parsing, Generation(token_ids=b""), [72])
+    parser = plan.parser("request", 0)
+    fed = pieces_of(tokenizer, sample.text, skip_special_tokens=plan.asked.skip_special_tokens)
+    before = [part for token, piece in fed[:-1] for part in parser.push(token, piece)]
+    assert bool(before) != late
+    assert said(before + parser.finish(*fed[-1])).reasoning == sample.reasoning
+
+
+def test_hunyuan_is_streamed_in_the_vocabulary_that_its_parser_is_made_for() -> None:
+    class Own:
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return [14023, 771, 397]
+
+    assert not _late_reasoning(Own(), tool=None, reasoning="hunyuan_a13b")
+
+
+JAMBA = st.lists(
+    st.sampled_from([" ", "Hm. ", "<", "<tool", "\n", TOOLS["jamba"].text, "<tool_calls>[", "</tool_calls>"]), max_size=4
+).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=JAMBA)
+def test_content_that_is_certain_is_not_held_back_to_the_end(text: str) -> None:
+    if not text:
+        return
+    of = parsers("tool", "jamba", "words")
+    streamed = take_apart(of, of.tokenizer, text, asking("tool", whole=False))[0]
+    whole = said(take_apart(of, of.tokenizer, text, asking("tool", whole=True))[0])
+    assert settle(said(streamed), whole) == ("same", [])
+    if "Hm. Hm. " in text.partition("<tool_calls>")[0]:
+        assert sum(part.kind == "content" for part in streamed) > 1
+
+
 def test_late_parsers_are_among_the_known() -> None:
-    assert set(known().tools) >= LATE
+    assert set(known().tools) >= LATE >= set(LEADING)

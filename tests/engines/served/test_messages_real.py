@@ -6,8 +6,6 @@ In float32, alone in the batch, at temperature 0: everything but ids and times m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,16 +13,12 @@ import httpx
 import openai
 import pytest
 
-from tests.engines.conftest import ARGS
-from tests.engines.own_server import own_server
-from tests.running_up import RunningUp
+from tests.engines.served.conftest import MODEL
 from tests.unit.frontend.anthropic import machine as anthropic_machine
 from tests.unit.frontend.responses import machine as responses_machine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-ENGINE_START_S = 240.0
-MODEL = "small"
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}},
@@ -82,7 +76,6 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "result": {"input": CALLED, "tools": [FUNCTION]},
 }
 UNREADABLE = "vLLM's own server fails on arguments that are no object, which this small model may well write"
-PARSER = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 
 
 def message(url: str, request: dict[str, Any]) -> Any:
@@ -119,56 +112,37 @@ def response(url: str, request: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def expected(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What vLLM's own server answers. It has ended before anything else starts: there is memory for one engine."""
-    flags = [f for name, value in ARGS.items() for f in (f"--{name.replace('_', '-')}", str(value))]
-    with own_server(tmp_path_factory.mktemp("own"), str(model_dir), "--served-model-name", MODEL, *PARSER, *flags) as server:
-        messages = {name: message(server.url, request) for name, request in MESSAGES.items()}
-        responses = {name: response(server.url, request) for name, request in RESPONSES.items()}
-    return {"messages": messages, "responses": responses}
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, expected: dict[str, Any]) -> Iterator[str]:
-    """The URL of a deployment. Depends on `expected` so that two engines are never up at the same time."""
-    flags = [f for name, value in ARGS.items() for f in ("--engine-arg", f"{name}={value}")]
-    up = RunningUp(
-        tmp_path_factory.mktemp("served"),
-        *("--model", str(model_dir), "--served-name", MODEL, "--tool-parser", "hermes", *flags),
-        engine="vllm",
-    )
-    try:
-        up.until("ready", lambda: up.state()["ready"], ENGINE_START_S)
-        yield up.state()["url"]
-        up.process.terminate()
-        assert up.process.wait(60) == 0, up.log()
-    finally:
-        up.stop()
+def expected(vllm: str) -> dict[str, Any]:
+    """What vLLM's own server answers."""
+    return {
+        "messages": {name: message(vllm, request) for name, request in MESSAGES.items()},
+        "responses": {name: response(vllm, request) for name, request in RESPONSES.items()},
+    }
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_is_the_one_of_vllms_server(served: str, expected: dict[str, Any], name: str) -> None:
-    ours, theirs = message(served, MESSAGES[name]), expected["messages"][name]
+def test_a_message_is_the_one_of_vllms_server(ours: str, expected: dict[str, Any], name: str) -> None:
+    answer, theirs = message(ours, MESSAGES[name]), expected["messages"][name]
     if theirs is UNREADABLE:
-        assert [block["type"] for block in ours["content"]] == ["tool_use"]
+        assert [block["type"] for block in answer["content"]] == ["tool_use"]
     else:
-        assert ours == theirs
+        assert answer == theirs
 
 
 @pytest.mark.parametrize("name", RESPONSES)
-def test_a_response_is_the_one_of_vllms_server(served: str, expected: dict[str, Any], name: str) -> None:
-    assert response(served, RESPONSES[name]) == expected["responses"][name]
+def test_a_response_is_the_one_of_vllms_server(ours: str, expected: dict[str, Any], name: str) -> None:
+    assert response(ours, RESPONSES[name]) == expected["responses"][name]
 
 
-def test_a_streamed_message_says_what_the_whole_one_does(served: str) -> None:
-    with anthropic.Anthropic(base_url=served, api_key="none", max_retries=0) as client:
+def test_a_streamed_message_says_what_the_whole_one_does(ours: str) -> None:
+    with anthropic.Anthropic(base_url=ours, api_key="none", max_retries=0) as client:
         for request in (MESSAGES["plain"], MESSAGES["any"]):
             machine = anthropic_machine.Machine()
             asked: Any = {"model": MODEL, "max_tokens": 24, "extra_body": {"temperature": 0}, **request}
             for event in client.messages.create(stream=True, **asked):
                 machine.take(event.to_dict())
             assert machine.state == "ended"
-            whole = message(served, request)
+            whole = message(ours, request)
             content = [{k: v for k, v in block.items() if k not in ("id", "signature")} for block in machine.content()]
             for block in content:  # the arguments need not be an object: nothing forces this small model to write one
                 if not isinstance(block.get("input", {}), dict):
@@ -177,8 +151,8 @@ def test_a_streamed_message_says_what_the_whole_one_does(served: str) -> None:
             assert machine.delta["delta"]["stop_reason"] == whole["stop_reason"]
 
 
-def test_a_streamed_response_says_what_the_whole_one_does(served: str) -> None:
-    with openai.OpenAI(base_url=f"{served}/v1", api_key="none", max_retries=0) as client:
+def test_a_streamed_response_says_what_the_whole_one_does(ours: str) -> None:
+    with openai.OpenAI(base_url=f"{ours}/v1", api_key="none", max_retries=0) as client:
         for request in (RESPONSES["plain"], RESPONSES["required"]):
             machine = responses_machine.Machine()
             asked: Any = {"model": MODEL, "max_output_tokens": 24, "temperature": 0, **request}
@@ -191,8 +165,8 @@ def test_a_streamed_response_says_what_the_whole_one_does(served: str) -> None:
             assert plain == [{k: v for k, v in item.items() if k not in ids} for item in whole["output"]]
 
 
-def test_a_conversation_goes_on_by_its_id_and_finds_its_prefix(served: str) -> None:
-    with openai.OpenAI(base_url=f"{served}/v1", api_key="none", max_retries=0) as client:
+def test_a_conversation_goes_on_by_its_id_and_finds_its_prefix(ours: str) -> None:
+    with openai.OpenAI(base_url=f"{ours}/v1", api_key="none", max_retries=0) as client:
         asked: Any = {"model": MODEL, "max_output_tokens": 24, "temperature": 0}
         first = client.responses.create(input="My name is Ada. Say hello to me.", **asked)
         second = client.responses.create(input="What is my name?", previous_response_id=first.id, **asked)
@@ -204,7 +178,7 @@ def test_a_conversation_goes_on_by_its_id_and_finds_its_prefix(served: str) -> N
         assert second.usage.input_tokens_details.cached_tokens > 0
 
 
-def test_a_grammar_forces_what_is_said(served: str, expected: dict[str, Any]) -> None:
+def test_a_grammar_forces_what_is_said(ours: str, expected: dict[str, Any]) -> None:
     assert list(json.loads(expected["responses"]["schema"]["output"][0]["content"][0]["text"])) == ["city"]
-    (call,) = response(served, RESPONSES["named"])["output"]
+    (call,) = response(ours, RESPONSES["named"])["output"]
     assert (call["type"], call["name"]) == ("function_call", "weather")

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.engines.conftest import ARGS, DIRECT_TOKENS, QUESTIONS
-from tests.running_up import RunningUp
+from tests.engines.conftest import DIRECT_TOKENS, QUESTIONS
+from tests.engines.served.conftest import MODEL
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
-
-ENGINE_START_S = 180.0
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, direct: list[list[int]]) -> Iterator[RunningUp]:
-    """Depends on `direct` only so that the two engines are not up at the same time."""
-    flags = [f for name, value in ARGS.items() for f in ("--engine-arg", f"{name}={value}")]
-    up = RunningUp(
-        tmp_path_factory.mktemp("served"), "--model", str(model_dir), "--served-name", "small", *flags, engine="vllm"
-    )
-    try:
-        up.until("ready", lambda: up.state()["ready"], ENGINE_START_S)
-        yield up
-        up.process.terminate()
-        assert up.process.wait(60) == 0, up.log()
-    finally:
-        up.stop()
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def api(served: RunningUp) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.state()['url']}/v1", api_key="none", max_retries=0, timeout=120) as client:
+def api(ours: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{ours}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
@@ -44,7 +25,7 @@ def test_chat_is_token_for_token_what_the_engine_alone_answers(
     api: openai.OpenAI, direct: list[list[int]], tokenizer: Any, number: int
 ) -> None:
     messages: Any = [{"role": "user", "content": QUESTIONS[number]}]
-    options: Any = {"model": "small", "messages": messages, "max_tokens": DIRECT_TOKENS, "temperature": 0}
+    options: Any = {"model": MODEL, "messages": messages, "max_tokens": DIRECT_TOKENS, "temperature": 0}
     whole = api.chat.completions.create(logprobs=True, **options)
     expected = direct[number]
     choice = whole.choices[0]
@@ -66,14 +47,14 @@ def test_chat_is_token_for_token_what_the_engine_alone_answers(
 
 def test_the_answer_is_sensible(api: openai.OpenAI) -> None:
     answer = api.chat.completions.create(
-        model="small", messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=24, temperature=0
+        model=MODEL, messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=24, temperature=0
     )
     assert "Paris" in (answer.choices[0].message.content or "")
 
 
 def test_structured_output_reaches_the_engine(api: openai.OpenAI) -> None:
     answer = api.chat.completions.create(
-        model="small",
+        model=MODEL,
         messages=[{"role": "user", "content": "Is the sky blue? Answer yes or no."}],
         max_tokens=8,
         extra_body={"guided_choice": ["yes", "no"]},
@@ -83,5 +64,5 @@ def test_structured_output_reaches_the_engine(api: openai.OpenAI) -> None:
 
 def test_a_wrong_parameter_is_refused_by_name(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature") as refused:
-        api.chat.completions.create(model="small", messages=[{"role": "user", "content": "x"}], temperature=9)
+        api.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], temperature=9)
     assert refused.value.param == "temperature"

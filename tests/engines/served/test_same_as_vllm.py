@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.engines.conftest import ARGS as ENGINE
-from tests.engines.conftest import ROOT
-from tests.running_up import RunningUp
+from tests.engines.served.conftest import MODEL
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-ARGS = ENGINE | {"enforce_eager": True}
-START_S = 400.0
-MODEL = "small"
 LOGPROB = 1e-3  # of a log probability: the same numbers are summed in another order when another part of a prompt was cached
 
 DIFFERENT = {
@@ -144,6 +133,7 @@ TEXT = "Once upon a time"
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "plain": {"prompt": TEXT},
     "default length": {"prompt": TEXT, "max_tokens": None},
+    "more than fits": {"prompt": [500 + i % 100 for i in range(1010)], "max_tokens": 500},  # of a context of 1024
     "stream": {"prompt": TEXT, **USAGE},
     "two prompts": {"prompt": [TEXT, "The sea"]},
     "ids": {"prompt": [12092, 28, 905]},
@@ -183,67 +173,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "ids outside": ("/v1/completions", {"prompt": [10_000_000]}),
     "prompt log probabilities of a stream": ("/v1/completions", {"prompt": TEXT, "prompt_logprobs": 1, "stream": True}),
 }
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[str]:
-    """vLLM's own server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = [
-        flag
-        for name, value in ARGS.items()
-        for flag in (f"--{name.replace('_', '-')}", *(() if value is True else (str(value),)))
-    ]
-    flags += ["--served-model-name", MODEL, "--port", str(port), "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    environ = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-    log = tmp_path_factory.mktemp("vllm") / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir), *flags],
-            cwd=ROOT,
-            env=environ,
-            stdout=out,
-            stderr=out,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_S
-        while not _healthy(url):
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, vllm: str) -> Iterator[str]:
-    """Headrace. Started once vLLM's server is up: both at once would take longer than one after the other."""
-    flags = [f for name, value in ARGS.items() for f in ("--engine-arg", f"{name}={value}")]
-    flags += ["--model", str(model_dir), "--served-name", MODEL, "--tool-parser", "hermes", "--reasoning-parser", "none"]
-    up = RunningUp(tmp_path_factory.mktemp("ours"), *flags, engine="vllm")
-    try:
-        up.until("ready", lambda: up.state()["ready"], START_S)
-        yield up.state()["url"]
-        up.process.terminate()
-        assert up.process.wait(60) == 0, up.log()
-    finally:
-        up.stop()
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> Any:

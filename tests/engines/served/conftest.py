@@ -1,0 +1,39 @@
+"""vLLM's own server and Headrace with the same model and engine arguments, each started once for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import ARGS
+from tests.engines.own_server import own_server
+from tests.running_up import RunningUp
+
+MODEL = "small"
+ENGINE_START_S = 400.0
+PARSER = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice")
+
+
+@pytest.fixture(scope="package")
+def vllm(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, direct: list[list[int]]) -> Iterator[str]:
+    """The URL of vLLM's own server. Depends on `direct` only so that this engine is gone before."""
+    flags = [flag for name, value in ARGS.items() for flag in (f"--{name.replace('_', '-')}", str(value))]
+    with own_server(tmp_path_factory.mktemp("vllm"), str(model_dir), "--served-model-name", MODEL, *PARSER, *flags) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="package")
+def ours(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, vllm: str) -> Iterator[str]:
+    """The URL of Headrace. Started once vLLM's server is up: both at once would take longer than one after the other."""
+    flags = [flag for name, value in ARGS.items() for flag in ("--engine-arg", f"{name}={value}")]
+    flags += ["--model", str(model_dir), "--served-name", MODEL, "--tool-parser", "hermes", "--reasoning-parser", "none"]
+    up = RunningUp(tmp_path_factory.mktemp("ours"), *flags, engine="vllm")
+    try:
+        up.until("ready", lambda: up.state()["ready"], ENGINE_START_S)
+        yield up.state()["url"]
+        up.process.terminate()
+        assert up.process.wait(60) == 0, up.log()
+    finally:
+        up.stop()
