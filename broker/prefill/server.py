@@ -43,6 +43,7 @@ log = structlog.get_logger()
 
 FRESH_S = 1.0  # a younger job of a first delivery is started without a question
 POLL_S = 0.05
+PROMISED_S = 2.0  # what a decode worker asks for before it fetches; a worker that leaves keeps its word
 ASK_AGAIN_S = 2.0  # blocks that are kept for longer: does anybody want them? That nobody does is said once, and may get lost
 
 
@@ -77,6 +78,7 @@ class Held:
     started_s: float = 0.0
     kept_until_s: float = 0.0  # by the engine, once it is computed
     asked_s: float = 0.0  # when the decode worker was last asked
+    promised_until_s: float = 0.0  # it was told that the blocks are kept, and may be fetching them
     answer: PrefillDone | None = None
     computed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -113,6 +115,7 @@ class PrefillServer:
         self._wall = wall
         self._loop = asyncio.get_running_loop()
         self._held: dict[str, Held] = {}
+        self._leaving = False
         self._tasks: asyncio.TaskGroup | None = None
         self._pulls: list[PullLoop] = []
         self._specs = (prefill_consumer(subjects, pool, worker), prefill_consumer(subjects, pool))
@@ -165,8 +168,12 @@ class PrefillServer:
         settled_by = self._loop.time() + self._timing.rpc_timeout_s
         while any(held.state == "telling" for held in self._held.values()) and self._loop.time() < settled_by:
             await asyncio.sleep(POLL_S)
+        self._leaving = True
+        while any(held.promised_until_s > self._loop.time() for held in self._held.values()):
+            await asyncio.sleep(POLL_S)
         for job in list(self._held):
             self.drop(job)
+        self._leaving = False  # it may come back to this role
 
     async def ensure_consumers(self) -> None:
         """Before the first pull; later on each is made again when it is missing. Raises JetStreamError."""
@@ -355,4 +362,8 @@ class PrefillServer:
             return PrefillState(state="unknown")
         if held.answer is None or held.answer.params is None:
             return PrefillState(state="running")
-        return PrefillState(state="held", left_s=max(0.0, held.kept_until_s - self._loop.time()))
+        now = self._loop.time()
+        if self._leaving:
+            return PrefillState(state="held", left_s=max(0.0, held.promised_until_s - now))
+        held.promised_until_s = min(held.kept_until_s, now + PROMISED_S)
+        return PrefillState(state="held", left_s=max(0.0, held.kept_until_s - now))

@@ -72,8 +72,30 @@ def a_drop_that_got_lost_is_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(server, "ASK_AGAIN_S", 1000.0)
 
 
+class NobodyDies:
+    """What a prefill worker knows of others, but for their deaths."""
+
+    def __init__(self, members: Any) -> None:
+        self._members = members
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._members, name)
+
+    async def worker_gone(self, pool: str, worker: str) -> bool:
+        return False
+
+
 def the_dead_want_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefillServer, "_drop_all_of", lambda self, decode_worker: None)
+    make = PrefillServer.__init__
+
+    def init(self: PrefillServer, messaging: Any, subjects: Any, members: Any, *others: Any, **named: Any) -> None:
+        make(self, messaging, subjects, NobodyDies(members), *others, **named)  # type: ignore[arg-type]
+
+    patch.setattr(PrefillServer, "__init__", init)
+
+
+def who_leaves_keeps_what_it_has_promised(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(server, "PROMISED_S", 0.0)
 
 
 def a_stopped_run_gives_its_hand_over_up(patch: pytest.MonkeyPatch) -> None:
@@ -107,7 +129,8 @@ WHERE: dict[Guard, tuple[str, int]] = {
     what_is_not_wanted_is_dropped: ("kept for ever", 538),
     a_job_that_nobody_waits_for_is_stale: ("kept for ever", 0),
     a_drop_that_got_lost_is_noticed: ("kept for ever", 2),
-    the_dead_want_nothing: ("kept for ever", 943),
+    the_dead_want_nothing: ("kept for ever", 0),
+    who_leaves_keeps_what_it_has_promised: ("kept for ever", 943),
     a_stopped_run_gives_its_hand_over_up: ("kept for ever", 0),
     a_role_changes_only_when_the_engine_is_empty: ("roles", 0),
     what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 0),
