@@ -97,6 +97,8 @@ class Intake:
                 loop.add_credit(wanted - loop.credit)
 
     def _on_delivery(self, delivery: Delivery, request_class: RequestClass) -> None:
+        if (old := self._window.displaced(delivery, request_class)) is not None:
+            self._let_go(old)
         if self._window.redelivered(delivery, request_class):
             self.balance()
             return
@@ -125,6 +127,14 @@ class Intake:
         else:
             delivery.nak(self._retry_s)
             self.balance()
+
+    def _let_go(self, old: Held) -> None:
+        """No ack: its sequence is another request's now. Its judge submits it again."""
+        log.warning("request.displaced", request_id=old.id, seq=old.delivery.stream_seq)
+        metrics.DROPPED.labels("displaced").inc()
+        if old.state == "waiting":
+            self._scheduler.cancel([old.id])
+        self._window.remove(old)
 
     def _makes_way(self, held: Held) -> bool:
         """One copy of a request is looked at at a time. A later attempt goes first; the other one comes again."""

@@ -98,6 +98,11 @@ class Window:
         """The request of this id that is held, of which there is one at a time."""
         return self._by_id.get(request_id)
 
+    def displaced(self, delivery: Delivery, request_class: RequestClass) -> Held | None:
+        """What is held under this sequence, if it is quite another message: the stream was deleted and made again."""
+        held = self._by_key.get((request_class == "re", delivery.stream_seq))
+        return held if held is not None and held.delivery.data != delivery.data else None
+
     def redelivered(self, delivery: Delivery, request_class: RequestClass) -> bool:
         """True when this stored message is held already: only its ack handle is new."""
         held = self._by_key.get((request_class == "re", delivery.stream_seq))

@@ -84,6 +84,15 @@ async def test_a_redelivered_message_replaces_the_handle_and_nothing_else() -> N
     assert not window.redelivered(FakeDelivery(8), "std")
 
 
+async def test_another_message_under_a_held_sequence_is_told_from_a_redelivery() -> None:
+    window = Window("p", ack_wait_s=3.0)
+    one = held(7)
+    window.add(one)
+    assert window.displaced(FakeDelivery(7), "std") is None
+    assert window.displaced(FakeDelivery(7, data=b"another"), "std") is one
+    assert window.displaced(FakeDelivery(7, data=b"another"), "re") is None
+
+
 async def test_two_requests_of_one_id_are_never_held_together() -> None:
     window = Window("p", ack_wait_s=3.0)
     window.add(held(1))
