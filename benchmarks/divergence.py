@@ -1,10 +1,14 @@
 """Does the served model say what the engine alone says? Token by token, at temperature 0.
 
     .venv/bin/python -m benchmarks.divergence --dtype bfloat16
+    .venv/bin/python -m benchmarks.divergence --dtype bfloat16 --resume
 
 The same prompts go through a whole deployment (HTTP, NATS, worker) and straight into vLLM in another process.  In float32 the
 answers must be equal; in bfloat16 a near tie may fall the other way, so the first difference is reported with the margin
 between the two best log-probabilities at that position.  One engine runs at a time.
+
+With --resume the answers are also continued as after a worker's death: a quarter, a half and three quarters of each are given
+to a fresh engine as a forced prefix, and what it says next is compared with the rest.
 """
 
 from __future__ import annotations
@@ -86,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--resume", action="store_true", help="continue the answers from parts of them, too")
     parser.add_argument("--data-dir", type=Path, default=Path(".headrace"))
     args = parser.parse_args()
     model = bundled.prepare((args.data_dir / "models" / bundled.NAME).resolve(), progress=print)
@@ -99,6 +104,26 @@ def main() -> None:
         at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
         print(f"{question!r}: first difference at token {at}, margin {margin[at]:.4f} nats")
     print(f"{args.dtype}: {equal} of {len(QUESTIONS)} answers equal token for token, {args.tokens} tokens at most")
+    if args.resume:
+        compare_resumed(model, args.dtype, prompts, answers, margins)
+
+
+def compare_resumed(
+    model: Path, dtype: str, prompts: list[list[int]], answers: list[list[int]], margins: list[list[float]]
+) -> None:
+    """Print where answers that go on after a part of themselves leave their own course, if they do."""
+    cuts = [(n, len(answer) * quarter // 4) for n, answer in enumerate(answers) for quarter in (1, 2, 3)]
+    forced = [prompts[n] + answers[n][:cut] for n, cut in cuts]
+    equal = 0
+    for (n, cut), resumed in zip(cuts, direct(model, dtype, forced, max(map(len, answers))), strict=True):
+        rest = answers[n][cut:]
+        at = next((i for i, (a, b) in enumerate(zip(rest, resumed, strict=False)) if a != b), min(len(rest), len(resumed)))
+        if at == len(rest):  # the resumed one was asked for more than is left
+            equal += 1
+        else:
+            where = cut + at
+            print(f"{QUESTIONS[n]!r} resumed at {cut}: first difference at token {where}, margin {margins[n][where]:.4f} nats")
+    print(f"{dtype}: {equal} of {len(cuts)} resumed answers equal token for token")
 
 
 if __name__ == "__main__":
