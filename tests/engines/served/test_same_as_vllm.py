@@ -208,9 +208,10 @@ def _added_up(stream: str) -> dict[str, Any]:
                 elif key == "token_ids" and value:
                     choice[key] = choice.get(key, []) + value
                 elif key == "logprobs" and value:
-                    held = choice.setdefault(key, {name: [] for name in value})
+                    held = choice.setdefault(key, {})
                     for name, items in value.items():
-                        held[name] = held[name] + items
+                        if items is not None:
+                            held[name] = held.get(name, []) + items
                 elif key not in ("index", "delta", "logprobs", "token_ids") and value is not None:
                     choice[key] = value
     return out | {"choices": [choices[i] for i in sorted(choices)]}
