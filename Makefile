@@ -68,7 +68,7 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 # Searches try a fifth of their examples here, and the protocol is played with fewer seeds. The folders left out have nothing to run.
 test-fast: export HEADRACE_SEEDS ?= 1
 test-fast: export HEADRACE_EVERY ?= 97
-test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests without engines, kills, whole deployments of processes and long searches (a minute)
+test-fast: $(VENV)/.test $(VENV)/.nixl ## the tests without engines, kills, whole deployments of processes and long searches (some minutes)
 	$(BIN)/pytest -m 'not engine and not fault and not deployment and not deep' $(IN_TWO) --hypothesis-profile=fast \
 		--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/test_schemathesis.py $(ARGS)
 
