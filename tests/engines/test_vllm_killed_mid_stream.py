@@ -1,4 +1,7 @@
-"""One of two real engines is killed under several streams: every one of them ends as it would have without that."""
+"""One of two real engines is killed under several streams: every one of them ends as it would have without that.
+
+What vLLM cannot continue in the middle (a grammar, penalties that count generated tokens only) ends as a typed error.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ from tests.running_up import RunningUp
 pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(400)]
 
 ENGINES_START_S = 300.0
+SEQUENCES = {"max_num_seqs": 16}  # all of them at once on the engine that is killed
 TOKENS = 96
 LONG = 4  # of `KINDS`: it surely takes all its tokens …
 KILL_AFTER = 24  # … and somebody is killed after so many
+TOGETHER = {"X-Session-ID": "all of them", "X-Headrace-Session-Affinity": "hard"}
 
 # Each goes with its own question. What a stop string, a limit or a count would notice if tokens came twice or not at all.
 KINDS: tuple[dict[str, Any], ...] = (
@@ -32,6 +37,14 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"stop": ["\n\n"], "extra_body": {"min_tokens": 40}},
     {"extra_body": {"ignore_eos": True}},
     {"extra_body": {"ignore_eos": True, "repetition_penalty": 1.3}},
+    {"logit_bias": {"260": -100}, "extra_body": {"ignore_eos": True}},
+    {"tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]},
+)
+# Each takes all its tokens, if nobody kills its engine.
+NOT_CONTINUED: tuple[dict[str, Any], ...] = (
+    {"extra_body": {"structured_outputs": {"regex": "[a-z ]{600,700}"}}},
+    {"presence_penalty": 0.5, "extra_body": {"ignore_eos": True}},
+    {"frequency_penalty": 0.5, "extra_body": {"ignore_eos": True}},
 )
 
 
@@ -43,8 +56,10 @@ class Heard:
     finishes: dict[int, str | None] = field(default_factory=dict)
     tokens: list[tuple[str, float]] = field(default_factory=list)
     usage: tuple[int, int] = (0, 0)
+    pieces: int = field(default=0, compare=False)
 
     def take(self, chunk: Any) -> None:
+        self.pieces += 1
         for choice in chunk.choices:
             self.texts[choice.index] = self.texts.get(choice.index, "") + (choice.delta.content or "")
             self.finishes[choice.index] = choice.finish_reason or self.finishes.get(choice.index)
@@ -56,9 +71,21 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[RunningUp]:
-    flags = [f for name, value in ARGS.items() for f in ("--engine-arg", f"{name}={value}")]
+    flags = [f for name, value in {**ARGS, **SEQUENCES}.items() for f in ("--engine-arg", f"{name}={value}")]
     folder = tmp_path_factory.mktemp("two")
-    up = RunningUp(folder, "--workers", "2", "--model", str(model_dir), "--served-name", "small", *flags, engine="vllm")
+    up = RunningUp(
+        folder,
+        "--workers",
+        "2",
+        "--model",
+        str(model_dir),
+        "--served-name",
+        "small",
+        "--tool-parser",
+        "hermes",
+        *flags,
+        engine="vllm",
+    )
     try:
         up.until("ready", lambda: up.state()["ready"], ENGINES_START_S)
         up.until("both workers joined", lambda: len(holders(up)) == 2, ENGINES_START_S)
@@ -69,8 +96,9 @@ def two(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[R
         up.stop()
 
 
-async def ask(api: openai.AsyncOpenAI, number: int, midway: asyncio.Event | None = None) -> Heard:
-    heard, pieces = Heard(), 0
+async def ask(
+    api: openai.AsyncOpenAI, number: int, kind: dict[str, Any], heard: Heard, midway: asyncio.Event | None = None
+) -> Heard:
     options: Any = {
         "model": "small",
         "messages": [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
@@ -78,23 +106,34 @@ async def ask(api: openai.AsyncOpenAI, number: int, midway: asyncio.Event | None
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **KINDS[number],
+        "extra_headers": TOGETHER,
+        **kind,
     }
     async for chunk in await api.chat.completions.create(**options):
         heard.take(chunk)
-        pieces += 1
-        if midway is not None and pieces == KILL_AFTER:
+        if midway is not None and heard.pieces == KILL_AFTER:
             midway.set()
     return heard
 
 
-async def test_streams_of_a_killed_engine_go_on_with_the_next_token(two: RunningUp) -> None:
+async def ask_for_the_impossible(api: openai.AsyncOpenAI, number: int, heard: Heard) -> str | None:
+    """The code of the error that it ends with."""
+    with pytest.raises(openai.APIError) as told:
+        await ask(api, number, NOT_CONTINUED[number], heard)
+    return told.value.code
+
+
+async def test_streams_of_a_killed_engine_go_on_with_the_next_token_or_say_why_not(two: RunningUp) -> None:
     async with openai.AsyncOpenAI(base_url=f"{two.state()['url']}/v1", api_key="none", max_retries=0, timeout=200) as api:
-        undisturbed = [await ask(api, number) for number in range(len(KINDS))]
+        undisturbed = [await ask(api, number, kind, Heard()) for number, kind in enumerate(KINDS)]
+        heard, refused = [Heard() for _ in KINDS], [Heard() for _ in NOT_CONTINUED]
         midway = asyncio.Event()
 
         async def kill() -> int:
             await midway.wait()
+            async with asyncio.timeout(60):
+                while not all(one.pieces for one in refused):  # else they would start again, and end well
+                    await asyncio.sleep(0.01)
             held = await asyncio.to_thread(holders, two)
             pid, runs = max(held.values(), key=lambda one: one[1])
             os.kill(pid, signal.SIGKILL)
@@ -102,6 +141,10 @@ async def test_streams_of_a_killed_engine_go_on_with_the_next_token(two: Running
 
         async with asyncio.TaskGroup() as group:
             killing = group.create_task(kill())
-            asking = [group.create_task(ask(api, n, midway if n == LONG else None)) for n in range(len(KINDS))]
-    assert killing.result() > 0, "nothing ran on the engine that was killed"
+            failing = [group.create_task(ask_for_the_impossible(api, n, one)) for n, one in enumerate(refused)]
+            asking = [
+                group.create_task(ask(api, n, kind, heard[n], midway if n == LONG else None)) for n, kind in enumerate(KINDS)
+            ]
+    assert killing.result() >= len(NOT_CONTINUED) + 1, "what should have been killed ran elsewhere"
     assert [task.result() for task in asking] == undisturbed
+    assert [task.result() for task in failing] == ["resume_impossible"] * len(NOT_CONTINUED)

@@ -14,10 +14,11 @@ from broker.codec import encode
 from broker.messages import DeadLetter, Envelope, Generation, HistoryEntry, Spill
 from broker.models import publish_card
 from headrace.cli import main
+from headrace.dlq import letters
 from jetstream.client import Connection
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
-from tests.integration.test_job_path import CARD, POOL, nothing_stored, worker
+from tests.integration.test_job_path import CARD, POOL, collect, has_worker, ingress, job, nothing_stored, worker
 from tests.support.executor import expected
 
 Command = Callable[..., Awaitable[int]]
@@ -166,3 +167,24 @@ async def test_letters_are_dropped_by_name_by_age_and_all(
     assert await command("drop", "--all", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["dropped"]) == 1
     assert await left() == []
+
+
+async def test_a_message_that_nobody_can_read_becomes_a_letter_and_holds_up_nothing(
+    connection: Connection, subjects: Subjects, command: Command, capsys: Captured
+) -> None:
+    async with ingress(connection, subjects) as served, worker(connection, subjects, "w1"):
+        await has_worker(served)
+        for subject in (subjects.req(POOL, "std"), subjects.work(POOL, "w1")):
+            await connection.publish(subject, b"not what anybody \xc1 writes")
+        request = job(6)
+        assert await collect(await served.submit(request)) == expected(request.id, 0, 6)
+        await nothing_stored(connection, subjects)
+        async with asyncio.timeout(5):
+            while len(found := await letters(connection, subjects)) < 2:
+                await asyncio.sleep(0.02)
+    assert sorted(one.unreadable.subject for one in found if one.unreadable) == sorted(
+        [subjects.req(POOL, "std"), subjects.work(POOL, "w1")]
+    )
+    assert {one.unreadable.data for one in found if one.unreadable} == {b"not what anybody \xc1 writes"}
+    assert await command("ls") == 0
+    assert capsys.readouterr().out.count("unreadable") == 2

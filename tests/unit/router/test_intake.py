@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.codec import encode, job_headers
-from broker.messages import Envelope
+from broker.burying import MOST_BYTES
+from broker.codec import decode, encode, job_headers
+from broker.messages import Envelope, Unreadable
 from broker.protocol.runs import Tombstones
 from jetstream.subjects import Subjects
 from router.options import SessionOptions
@@ -33,10 +34,19 @@ def request(request_id: str, seq: int) -> FakeDelivery:
     return FakeDelivery(seq, body, headers=job_headers(1, []))
 
 
-async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_made_again_is_taken() -> None:
-    window, scheduler = Window("p", ack_wait_s=3.0), Scheduler()
-    intake = Intake(
-        None,  # type: ignore[arg-type]
+class Sent:
+    """A connection that keeps what it was told to send."""
+
+    def __init__(self) -> None:
+        self.letters: list[tuple[str, bytes]] = []
+
+    def send(self, subject: str, data: bytes) -> None:
+        self.letters.append((subject, data))
+
+
+def intake_of(window: Window, scheduler: Scheduler, sent: Sent | None = None) -> Intake:
+    return Intake(
+        sent or Sent(),  # type: ignore[arg-type]
         Subjects(),
         window,
         scheduler,  # type: ignore[arg-type]
@@ -46,10 +56,32 @@ async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_ma
         may_take=lambda: True,
         on_offered=lambda: None,
         refuse=lambda held, fault: None,
+        wall=lambda: 1234.5,
     )
+
+
+async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_made_again_is_taken() -> None:
+    window, scheduler = Window("p", ack_wait_s=3.0), Scheduler()
+    intake = intake_of(window, scheduler)
     old, new, again = request("old", 7), request("new", 7), request("new", 7)
     for delivery in (old, new, again):
         intake._on_delivery(delivery, "std")
     assert [held.id for held in window] == ["new"]
     assert (scheduler.offered, scheduler.cancelled) == (["old", "new"], ["old"])
     assert old.said == new.said == []  # an ack of the old one would be one of the new one
+
+
+async def test_a_request_that_cannot_be_read_becomes_a_dead_letter_and_does_not_come_again() -> None:
+    window, scheduler, sent = Window("p", ack_wait_s=3.0), Scheduler(), Sent()
+    intake = intake_of(window, scheduler, sent)
+    garbage = FakeDelivery(8, b"\xc1" * 100_000, subject="hr.req.p.std.t")
+    intake._on_delivery(garbage, "std")
+    [(subject, data)] = sent.letters
+    letter = decode(Unreadable, data)
+    assert (subject, letter.subject, letter.at) == ("hr.dlq.p", "hr.req.p.std.t", 1234.5)
+    assert letter.why
+    assert letter.data == b"\xc1" * MOST_BYTES, "its beginning is kept"
+    assert garbage.said == ["ack"]
+    assert scheduler.offered == []
+    intake._on_delivery(request("right", 9), "std")
+    assert scheduler.offered == ["right"]
