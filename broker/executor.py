@@ -18,6 +18,9 @@ class Executor(Protocol):
     def stop(self, run: Run) -> None:
         """Abort whatever still runs for it and free its blocks. Called once for every started run, finished ones too."""
 
+    def resumable(self, run: Run) -> bool:
+        """Another worker could go on with it where it stands."""
+
     def park(self, run: Run) -> None:
         """The lease is lost and enough has been decoded ahead: stop the engine's sequences, keep the logs."""
 

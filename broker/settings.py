@@ -16,6 +16,7 @@ class Timing:
     rpc_timeout_s: float = 1.0
     retry_s: float = 0.2
     janitor_s: float = 1.0
+    alone_patience_s: float = 0.25  # so long a job in its last life waits for its neighbours, then they may be moved
     tombstone_s: float = 60.0
     publish_timeout_s: float = 2.0
     load_period_s: float = 0.2

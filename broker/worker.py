@@ -16,6 +16,7 @@ import structlog
 
 from broker import metrics
 from broker.adapters import AdapterChanges
+from broker.clearing import Clearing
 from broker.codec import encode
 from broker.executor import AdapterPort, Executor, KvPort
 from broker.frames import FrameSender
@@ -162,6 +163,17 @@ class WorkerSession:
             executor,
             drop=lambda run, how: self.drop(run, how=how),
             go_on=self._out.go_on,
+        )
+        self._clearing = Clearing(
+            messaging,
+            subjects,
+            self.runs,
+            pool=self.pool,
+            worker=self.worker,
+            patience_s=self._timing.alone_patience_s,
+            serving=lambda: [member.worker for member in self.members.serving_workers(self.pool)],
+            movable=self._goes_on_elsewhere,
+            move=lambda run, reason: self.move(run, suspect=None, reason=reason),
         )
         self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, retry_s=self._timing.retry_s)
         self.adapters = AdapterChanges(self, messaging, subjects, self._lease, adapters, timing=self._timing)
@@ -433,6 +445,11 @@ class WorkerSession:
         )
         self._forget(run, "moved")
 
+    def _goes_on_elsewhere(self, run: Run) -> bool:
+        able = self.members.having(self.pool, run.envelope.adapter)
+        there = any(member.worker != self.worker for member in able)
+        return there and run.state is RunState.RUNNING and self._executor.resumable(run)
+
     # -- settle ----------------------------------------------------------------------------------------------
 
     def drop(self, run: Run, *, how: str) -> None:
@@ -475,6 +492,8 @@ class WorkerSession:
             wall = self._wall()
             if self._tasks is not None:
                 self._lapses.recheck(self._tasks)
+                if self._lease.held and self.taking:
+                    self._clearing.look(self._tasks)
             self._look_for_judges(now)
             for run in self.runs:
                 if run.state is RunState.ENDED:

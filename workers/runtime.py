@@ -324,6 +324,11 @@ class Runtime:
         self._pooling.stop(run)
         self._withdraw(run)
 
+    def resumable(self, run: Run) -> bool:
+        able = self._engine.capabilities
+        mine = (choice for choice in self._active.values() if choice.run is run)
+        return all(cannot_resume(run, choice.generation, able) is None for choice in mine)
+
     def _withdraw(self, run: Run) -> list[ChoiceRun]:
         mine = [choice for choice in self._active.values() if choice.run is run]
         for choice in mine:

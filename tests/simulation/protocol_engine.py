@@ -59,6 +59,9 @@ class SimEngine:
         self.running.pop(run, None)
         self.parked.discard(run)
 
+    def resumable(self, run: Run) -> bool:
+        return True
+
     def park(self, run: Run) -> None:
         self.parked.add(run)
 

@@ -42,6 +42,9 @@ class ScriptedExecutor:
         self.running.pop(run, None)
         self.parked.discard(run)
 
+    def resumable(self, run: Run) -> bool:
+        return True
+
     def park(self, run: Run) -> None:
         self.parked.add(run)
 
