@@ -51,7 +51,8 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=agg
 		$(if $(WORKERS),--workers '$(WORKERS)') $(if $(PREFILL_WORKERS),--prefill-workers '$(PREFILL_WORKERS)') \
 		$(if $(DECODE_WORKERS),--decode-workers '$(DECODE_WORKERS)') $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-# Three runs: what kills wants no work beside it but its like, which mostly waits, and engines want the machine for themselves.
+# Three runs: what kills wants no work beside it but its like, which mostly waits, and engines want the machine for themselves,
+# two of them at a time: starting one is the work of a single core for most of the time.
 # A run that has nothing to do (5) is fine, as long as another has.
 test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
 	@all=5; \
@@ -61,7 +62,7 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 	}; \
 	run -m 'not engine and not fault' $(IN_TWO) --ignore=tests/engines --ignore=tests/faults; \
 	run -m 'fault and not engine' $(IN_TWO) --ignore=tests/engines; \
-	run -m engine; \
+	run -m engine $(IN_TWO) $(foreach other,docs faults integration simulation unit,--ignore=tests/$(other)); \
 	[ $$all -ne 5 ] || echo 'no test was run' >&2; \
 	exit $$all
 

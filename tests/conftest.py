@@ -26,7 +26,7 @@ from jetstream.manage import ensure_topology, remove_topology
 from jetstream.server import EmbeddedServer, ServerSettings
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
-from tests.support import examples
+from tests.support import examples, sharing
 from workers.sim.tokens import BUNDLED_TOKENIZER
 from workers.text.tokens import TokenTable
 
@@ -61,8 +61,19 @@ mock.patch.object(TokenTable, "load", _load_table_once).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = sharing.ordered(items)
     if searching.get_current_profile_name() == examples.FAST:
         examples.shorten(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile` knows which files belong together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import SharedScheduling
+
+    return SharedScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
-"""One real vLLM engine for all tests of this folder, in float32 and alone on the machine."""
+"""One real vLLM engine for the tests of this folder that need no other, in float32."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import json
 import os
@@ -23,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": 96 << 20, "max_num_seqs": 8}
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Write one sentence about the sea.")
 DIRECT_TOKENS = 32
+
+if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:  # several engines at once: none should wait on the other's core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def chat(question: str) -> str:
@@ -57,10 +61,31 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def direct(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What vLLM's own offline API answers to each prompt at temperature 0, one prompt at a time, in a process of its own."""
+def direct(model_dir: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What vLLM's own offline API answers to each prompt at temperature 0, one prompt at a time, in a process of its own.
+
+    Asked once, however many processes the tests run in.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    kept = folder / "direct.json"
+    with (folder / "direct.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps(ask_directly(model_dir, prompts)))
+        answers: list[list[int]] = json.loads(kept.read_text())
+    return answers
+
+
+def ask_directly(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
     order = {"model": str(model_dir), "args": ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}
-    environ = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    environ = os.environ | {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # three processes would each import vLLM first
+    }
     done = subprocess.run(
         [sys.executable, "-m", "tests.engines.direct"],
         input=json.dumps(order),
@@ -72,10 +97,10 @@ def direct(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[list[int]] = json.loads(
+    told: list[list[int]] = json.loads(
         next(line for line in done.stdout.splitlines() if line.startswith("answers ")).removeprefix("answers ")
     )
-    return answers
+    return told
 
 
 class Bench:
