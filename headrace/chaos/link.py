@@ -32,7 +32,7 @@ class Link:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, self._to[0], 0)
+        self._server = await asyncio.start_server(self._connected, self._to[0], 0)
         return self
 
     async def __aexit__(self, *_raised: object) -> None:
@@ -62,10 +62,13 @@ class Link:
         self._late_s = 0.0
         self._open.set()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  # a server's callback runs in a task
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: asyncio looks at the outcome of its own ones as if they could not be cancelled.
+        task = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 there = await asyncio.open_connection(*self._to)
@@ -73,7 +76,6 @@ class Link:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
-            self._connections.discard(task)
             return
         away, back = (asyncio.Queue[Late](_MOST_LATE) for _ in range(2))
         ways = ((reader, away, there[1]), (there[0], back, writer))
@@ -88,7 +90,6 @@ class Link:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(writer.wait_closed(), there[1].wait_closed(), return_exceptions=True)
-            self._connections.discard(task)
 
     async def _take(self, reader: asyncio.StreamReader, queue: asyncio.Queue[Late]) -> None:
         loop = asyncio.get_running_loop()

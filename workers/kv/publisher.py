@@ -24,7 +24,7 @@ from workers.kv.translate import Change
 
 log = structlog.get_logger()
 
-GAP_S = 0.002  # between two messages: no real engine's steps are shorter, and a simulated one's are merged
+GATHER_S = 0.005  # a step's tokens leave before its cache changes, and steps shorter than this share a message
 DUMP_EVERY_S = 1.0
 LOOK_S = 0.5  # how often it looks for the lease without being told
 FAILING_LOG_S = 10.0
@@ -61,7 +61,6 @@ class KvPublisher:
         self._begun = False
         self._dump_wanted = False
         self._dumped_s = -DUMP_EVERY_S
-        self._stored_s = 0.0
         self._failing_s: float | None = None
         self._logged_s = 0.0
         self._state = "starting"
@@ -117,7 +116,6 @@ class KvPublisher:
             for message in messages:
                 if not await self._store(message, lease_held):
                     break
-            self._stored_s = self._loop.time()
 
     def _dump_due(self) -> bool:
         return self._dump_wanted and self._loop.time() >= self._dumped_s + DUMP_EVERY_S
@@ -129,9 +127,8 @@ class KvPublisher:
             wait_s = LOOK_S
             if self._primed and lease_held():
                 if self._outbox or not self._begun or self._dump_due():
-                    pause_s = self._stored_s + GAP_S - now
-                    if pause_s > 0:
-                        await asyncio.sleep(pause_s)
+                    if self._begun:
+                        await asyncio.sleep(GATHER_S)
                     return
                 if self._dump_wanted:
                     wait_s = min(wait_s, self._dumped_s + DUMP_EVERY_S - now)
