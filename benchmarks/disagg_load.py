@@ -23,7 +23,8 @@ from typing import Literal, get_args
 
 import structlog
 
-from benchmarks.disagg_world import Request, Served, World
+from benchmarks.disagg_node import Request, Served
+from benchmarks.disagg_world import World
 from broker.blocks import block_chain
 from router.bench.trace import BLOCK_TOKENS, SAMPLE, read_trace
 from router.placement.limits import LimitSettings

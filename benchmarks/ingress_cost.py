@@ -5,29 +5,25 @@ hold this package plus Starlette's routing and nothing else: validation, chat te
 `--http` the bytes of an HTTP request go through uvicorn's protocol to a transport that only counts, so that parsing and framing
 are in the numbers and the kernel is not.
 
-    python benchmarks/ingress_cost.py [--http] [--requests 2000] [--prompt-words 20] [--batch 1] [--profile]
+    python -m benchmarks.ingress_cost [--http] [--requests 2000] [--prompt-words 20] [--batch 1] [--profile]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import gc
 import json
-import logging
-import pstats
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import structlog
 import uvicorn
-import uvloop
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from uvicorn.server import ServerState
 
+from benchmarks.profiling import parse_and_run
 from broker.cards import ModelCard
 from broker.errors import UnknownModel
 from broker.jobs import Job
@@ -237,17 +233,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--access-log", action="store_true")
     parser.add_argument("--no-gc-tuning", dest="gc", action="store_false")
-    parser.add_argument("--profile", action="store_true")
-    args = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    if not args.profile:
-        uvloop.run(measure(args))
-        return
-    profile = cProfile.Profile()
-    profile.enable()
-    uvloop.run(measure(args))
-    profile.disable()
-    pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+    parse_and_run(parser, measure, lines=30)
 
 
 if __name__ == "__main__":

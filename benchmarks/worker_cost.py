@@ -13,19 +13,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import gc
-import logging
-import pstats
 import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any
 
-import structlog
-import uvloop
-
+from benchmarks.profiling import parse_and_run
 from broker.blocks import block_chain
 from broker.codec import decode, encode, pack_u32, pack_u64
 from broker.messages import Answer, Answers, Envelope, Frame, Generation, Sampling, WorkerMember
@@ -287,17 +282,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=110)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--profile", action="store_true")
-    args = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    if not args.profile:
-        uvloop.run(measure(args))
-        return
-    profile = cProfile.Profile()
-    profile.enable()
-    uvloop.run(measure(args))
-    profile.disable()
-    pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+    parse_and_run(parser, measure, lines=45)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ last worker has died (503, try again) from one that was unloaded everywhere (404
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,8 +18,9 @@ import structlog
 from broker.codec import encode
 from broker.executor import AdapterPort
 from broker.registry import adapter_gone, adapter_served
+from broker.retrying import until_done
 from broker.settings import Timing
-from jetstream.errors import HeadraceError, JetStreamError
+from jetstream.errors import HeadraceError
 from jetstream.lease import LeaseKeeper
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 POLL_S = 0.05
+QUIET_S = 1.0  # without a run on an adapter: nothing that was accepted for it waits any more
 MOST_ADAPTERS = 256  # of one worker: their names travel with every renewal of its lease
 LONGEST_NAME = 256
 GRACE_S = 60.0
@@ -125,36 +128,34 @@ class AdapterChanges:
     async def _announce(self, adapters: list[str]) -> None:
         session = self._session
         session.member = msgspec.structs.replace(session.member, adapters=adapters)
-        while not session.draining:  # who leaves meanwhile announces that
-            try:
-                await self._lease.update(encode(session.member))
-            except JetStreamError as error:
-                log.warning("adapter.retry", worker=session.worker, error=str(error))
-                await asyncio.sleep(self._timing.retry_s)
-            else:
-                return
+        await self._until_done(lambda: self._lease.update(encode(session.member)))
 
     async def _tell_card(self, name: str, *, served: bool) -> None:
         tell = adapter_served if served else adapter_gone
-        while not self._session.draining:
-            try:
-                await tell(self._messaging, self._subjects, self._session.pool, name)
-            except JetStreamError as error:
-                log.warning("adapter.retry", worker=self._session.worker, error=str(error))
-                await asyncio.sleep(self._timing.retry_s)
-            else:
-                return
+        await self._until_done(lambda: tell(self._messaging, self._subjects, self._session.pool, name))
+
+    async def _until_done(self, attempt: Callable[[], Awaitable[object]]) -> None:
+        session = self._session
+        await until_done(
+            attempt,
+            event="adapter.retry",
+            retry_s=self._timing.retry_s,
+            wanted=lambda: not session.draining,  # who leaves meanwhile announces that
+            worker=session.worker,
+        )
 
     async def _finish(self, name: str, grace_s: float) -> None:
-        """No run on it is left afterwards."""
+        """No run on it is left afterwards.
+
+        What was accepted before may still be on its way from the queue, so it is over only when nothing has come for a while.
+        """
         session = self._session
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
-
-        def left() -> bool:
-            return any(run.envelope.adapter == name for run in session.runs)
-
-        while left() and loop.time() < deadline:
+        seen_s = loop.time()
+        while loop.time() < min(deadline, seen_s + QUIET_S):
+            if any(run.envelope.adapter == name for run in session.runs):
+                seen_s = loop.time()
             await asyncio.sleep(POLL_S)
         for run in [run for run in session.runs if run.envelope.adapter == name]:
             await session.move(run, suspect=None, reason="adapter")

@@ -3,53 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from os import getpid
 
-import structlog
-
 from broker import metrics
-from broker.codec import decode, encode, job_headers
-from broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge, WireError
+from broker.cancelling import Cancelling
+from broker.codec import encode
+from broker.errors import BrokerUnavailable, NoWorker, Overloaded, RequestTooLarge
 from broker.explaining import Decisions
 from broker.ingress_inbox import IngressInbox
 from broker.jobs import Job
 from broker.members import Members
-from broker.messages import (
-    Cancel,
-    CancelJob,
-    DeadLetter,
-    Done,
-    Explanation,
-    HistoryEntry,
-    IngressMember,
-    JobFault,
-    Since,
-    SinceItem,
-    Spill,
-)
+from broker.messages import Explanation, IngressMember, JobFault, Since, SinceItem
 from broker.models import ModelDirectory
-from broker.moving import message_ttl_s
 from broker.open_jobs import OpenJob, OpenJobs
 from broker.outbox import JudgeOutbox
 from broker.protocol.judge import JobRecord, Judge
+from broker.resubmitting import Resubmitting, poison_letter, sorted_history
 from broker.settings import IngressSettings
-from broker.spill import sha256_hex
 from broker.stream import JobStream
-from jetstream.errors import JetStreamError, NoResponder, PayloadTooLarge, PublishUnknown, QueueFull
+from broker.submitting import Submitter
 from jetstream.lease import LeaseKeeper
 from jetstream.ports import BrokerStanding, Messaging
 from jetstream.subjects import Subjects
 
-log = structlog.get_logger()
-
 TICK_S = 0.25
-SUBMIT_TRIES = 3
-QUEUE_FULL_RETRY_AFTER_S = 1.0
 
 
 class Ingress:
@@ -85,10 +67,12 @@ class Ingress:
         self._draining = False
         self._lapsed = False
         self._open = OpenJobs()
-        self._cancels: dict[str, list[str]] = {}
         self._outbox = JudgeOutbox(messaging, subjects, self._on_poison)
         self._judge = Judge(self._outbox)
         self._members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)
+        self._submitter = Submitter(messaging, subjects, self.settings, standing)
+        self._again = Resubmitting(messaging, subjects, self._timing, wall=wall)
+        self._ends = Cancelling(messaging, subjects, self._judge, self._open, self._members, own=self.id)
         self.models = ModelDirectory(messaging, subjects, self._members, namespace=namespace)
         self._key = subjects.ingress_key(self.id)
         self._lease = LeaseKeeper(
@@ -109,7 +93,7 @@ class Ingress:
             self._members,
             self._decisions,
             bucket=subjects.bucket("state"),
-            cancel=self._withdraw,
+            cancel=self._ends.withdraw,
         )
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -169,7 +153,7 @@ class Ingress:
         while len(self._judge) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         for record in self._judge:
-            self._end(record.id, JobFault("cancelled", "the server is shutting down", retriable=True), cause="drain")
+            self._ends.end(record.id, JobFault("cancelled", "the server is shutting down", retriable=True), cause="drain")
         await self._lease.release()
 
     async def judge_gone(self, ingress: str) -> bool:
@@ -200,11 +184,9 @@ class Ingress:
         payload = job.payload()
         spill = None
         if len(payload) > self.settings.spill_bytes:
-            spill, payload = await self._spill(job, payload), b""
+            spill, payload = await self._submitter.spill(job, payload), b""
         body = encode(job.envelope(judge=self.id, now=wall, payload=payload, spill=spill))
-        stream = JobStream(
-            job.id, limit=self.settings.max_rows, drained=self._on_drained, cancel=lambda i: self._cancel(i, "client")
-        )
+        stream = JobStream(job.id, limit=self.settings.max_rows, drained=self._on_drained, cancel=self._on_cancel)
         record = JobRecord(job.id, job.card.pool, job.choices, stream, now)
         if job.explain:
             self._decisions.expect(job.id)
@@ -213,7 +195,7 @@ class Ingress:
             OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
         )
         try:
-            await self._publish_first(job, body)
+            await self._submitter.publish(job, body)
         except BaseException:
             # Whatever may be stored all the same is dropped by the worker that asks this judge about it.
             self._judge.close(job.id, None)
@@ -230,102 +212,17 @@ class Ingress:
         if not self._members.having(job.card.pool, job.adapter):
             raise NoWorker(f"model {job.adapter or job.card.model!r} has no ready worker")
 
-    async def _spill(self, job: Job, payload: bytes) -> Spill:
-        if len(payload) > self.settings.max_payload_bytes:
-            raise RequestTooLarge(f"the request takes {len(payload)} bytes; the limit is {self.settings.max_payload_bytes}")
-        try:
-            await self._messaging.objects(self._subjects.bucket("spill")).put(job.id, payload)
-        except JetStreamError as error:
-            raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
-        return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))
+    # -- ends ------------------------------------------------------------------------------------------------
 
-    async def _publish_first(self, job: Job, body: bytes) -> None:
-        subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)
-        started = self._loop.time()
-        for attempt in range(SUBMIT_TRIES):
-            try:
-                await self._messaging.publish(
-                    subject,
-                    body,
-                    msg_id=f"{job.id}.1",
-                    ttl_s=job.deadline_s + self._timing.ttl_slack_s,
-                    timeout_s=self._timing.publish_timeout_s,
-                )
-            except PublishUnknown as error:  # the same id again: stored twice would be harmless, not at all would not
-                if attempt + 1 == SUBMIT_TRIES:
-                    self._note(error)
-                    raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
-            except QueueFull as error:
-                raise Overloaded(
-                    f"the queue of this model is full ({error.scope})", retry_after_s=QUEUE_FULL_RETRY_AFTER_S
-                ) from error
-            except PayloadTooLarge as error:
-                raise RequestTooLarge(str(error)) from error
-            except JetStreamError as error:
-                self._note(error)
-                raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
-            else:
-                if self._standing is not None:
-                    self._standing.stored()
-                metrics.SUBMIT_S.observe(self._loop.time() - started)
-                return
-
-    def _note(self, error: JetStreamError) -> None:
-        if self._standing is not None:
-            self._standing.failed(error)
-
-    # -- ends that start here --------------------------------------------------------------------------------
-
-    def _cancel(self, request_id: str, cause: str) -> None:
-        self._end(request_id, JobFault("cancelled", "the request was cancelled"), cause=cause)
-
-    def _withdraw(self, name: str, tenant: str) -> int:
-        open_now = [job for job in self._open.called(name, tenant) if self._judge.get(job.id) is not None]
-        for job in open_now:
-            log.info("job.withdrawn", request_id=job.id, name=name)
-            self._end(job.id, JobFault("request_cancelled", "the request was cancelled by a call"), cause="call")
-        return len(open_now)
+    def _on_cancel(self, request_id: str) -> None:
+        self._ends.end(request_id, JobFault("cancelled", "the request was cancelled"), cause="client")
 
     async def cancel(self, name: str, tenant: str, *, timeout_s: float) -> bool:
         """End a request by its id, or by what its client called it, at whichever ingress it is open.
 
         False when it is nowhere. Raises BrokerUnavailable when some ingress could not be asked and no other one had it.
         """
-        if self._withdraw(name, tenant):
-            return True
-        others = [ingress for ingress in self._members.ingresses() if ingress != self.id]
-        question = encode(CancelJob(name=name, tenant=tenant))
-        answers = await asyncio.gather(*(self._ask_to_cancel(ingress, question, timeout_s) for ingress in others))
-        if any(answers):
-            return True
-        if None in answers or not self._messaging.connected:
-            raise BrokerUnavailable("not every frontend could be asked whether it has this request; try again shortly")
-        return False
-
-    async def _ask_to_cancel(self, ingress: str, question: bytes, timeout_s: float) -> bool | None:
-        """None: it did not answer."""
-        try:
-            return decode(
-                Done, await self._messaging.request(self._subjects.control(ingress), question, timeout_s=timeout_s)
-            ).ok
-        except NoResponder:
-            return False  # its process is gone, and its requests with it
-        except (JetStreamError, WireError):
-            return None
-
-    def _end(self, request_id: str, fault: JobFault, *, cause: str) -> None:
-        record = self._judge.close(request_id, fault)
-        if record is None:
-            return
-        metrics.CANCELLED.labels(cause).inc()
-        if not self._cancels:
-            asyncio.get_running_loop().call_soon(self._send_cancels)
-        self._cancels.setdefault(record.pool, []).append(request_id)
-
-    def _send_cancels(self) -> None:
-        for pool, ids in self._cancels.items():
-            self._messaging.send(self._subjects.cancel(pool), encode(Cancel(ids=ids)))
-        self._cancels.clear()
+        return await self._ends.everywhere(name, tenant, timeout_s=timeout_s)
 
     def _on_drained(self, request_id: str) -> None:
         self._judge.resume_reading(request_id)
@@ -333,29 +230,9 @@ class Ingress:
 
     def _on_poison(self, record: JobRecord, crashes: int) -> None:
         job = self._open.get(record.id)
-        if job is None or self._tasks is None:
-            return
-        log.error(
-            "job.poisoned", request_id=record.id, crashes=crashes, history=[[h.attempt, h.worker] for h in _sorted(record)]
-        )
-        letter = DeadLetter(
-            envelope=job.envelope(),
-            reason="poison",
-            attempt=record.attempt,
-            history=_sorted(record),
-            at=self._wall(),
-        )
-        self._tasks.create_task(self._dead_letter(record.pool, record.id, encode(letter)))
-
-    async def _dead_letter(self, pool: str, request_id: str, letter: bytes) -> None:
-        while True:
-            try:
-                await self._messaging.publish(self._subjects.dlq(pool), letter, msg_id=f"{request_id}.dlq")
-            except JetStreamError as error:
-                log.warning("deadletter.retry", request_id=request_id, error=str(error))
-                await asyncio.sleep(self._timing.retry_s)
-            else:
-                return
+        if job is not None and self._tasks is not None:
+            letter = poison_letter(job, record, crashes, at=self._wall())
+            self._tasks.create_task(self._again.bury(record.pool, record.id, letter))
 
     # -- time and trouble ------------------------------------------------------------------------------------
 
@@ -368,15 +245,16 @@ class Ingress:
             for job in self._open:
                 if now >= job.deadline_s:
                     fault = JobFault("deadline_exceeded", "the request did not finish before its deadline", retriable=True)
-                    self._end(job.id, fault, cause="deadline")
+                    self._ends.end(job.id, fault, cause="deadline")
                 elif job.stream.paused_since_s is not None and now - job.stream.paused_since_s > self.settings.slow_client_s:
-                    self._end(job.id, JobFault("slow_client", "the stream was not read in time"), cause="slow_client")
+                    fault = JobFault("slow_client", "the stream was not read in time")
+                    self._ends.end(job.id, fault, cause="slow_client")
             self._ask_after(self._judge.silent(now, self._timing.silence_s), cause="silence")
             metrics.OPEN.set(len(self._judge))
 
     def _forget_ended(self) -> None:
         for job in self._open:
-            if self._judge.get(job.id) is None:
+            if not self._is_open(job.id):
                 self._open.remove(job.id)
 
     def _ask_after(self, records: list[JobRecord], *, cause: str) -> None:
@@ -411,28 +289,8 @@ class Ingress:
         for record, attempt in self._judge.on_lapse():
             job = self._open.get(record.id)
             if job is not None:
-                self._tasks.create_task(self._resubmit(job, attempt, _sorted(record)))
+                wanted = partial(self._is_open, record.id)
+                self._tasks.create_task(self._again.submit(job, attempt, sorted_history(record), wanted=wanted))
 
-    async def _resubmit(self, job: OpenJob, attempt: int, history: list[HistoryEntry]) -> None:
-        log.warning("job.resubmitted", request_id=job.id, attempt=attempt)
-        metrics.RESUBMITTED.inc()
-        nonce = f"{random.getrandbits(32):08x}"  # a nonce, not a secret
-        while self._judge.get(job.id) is not None:
-            try:
-                await self._messaging.publish(
-                    self._subjects.req(job.pool, "re", job.tenant),
-                    job.body,
-                    headers=job_headers(attempt, history),
-                    msg_id=f"{job.id}.{attempt}@{nonce}",
-                    ttl_s=message_ttl_s(job.deadline, self._wall(), self._timing.ttl_slack_s),
-                    timeout_s=self._timing.publish_timeout_s,
-                )
-            except JetStreamError as error:
-                log.warning("resubmit.retry", request_id=job.id, error=str(error))
-                await asyncio.sleep(self._timing.retry_s)
-            else:
-                return
-
-
-def _sorted(record: JobRecord) -> list[HistoryEntry]:
-    return sorted(record.history, key=lambda entry: (entry.attempt, entry.worker))
+    def _is_open(self, request_id: str) -> bool:
+        return self._judge.get(request_id) is not None

@@ -13,7 +13,7 @@ from broker.ingress_inbox import drained_key
 from broker.moving import Mover
 from broker.protocol.crashes import ENGINE_DEATH
 from broker.protocol.runs import RunState
-from jetstream.errors import JetStreamError
+from broker.retrying import until_done
 from jetstream.lease import LeaseKeeper
 from jetstream.ports import Messaging
 from jetstream.subjects import Subjects
@@ -82,17 +82,14 @@ class Leaving:
         """Before anything else: what a mover sees of this worker from now on is no crash. The record outlives the lease."""
         self.announced = True
         await self._session.stop_taking()
-        while True:
-            try:
-                await self._state.put(drained_key(self._session.worker), b"1")
-                session = self._session
-                session.member = msgspec.structs.replace(session.member, draining=True)
-                await self._lease.update(encode(session.member))
-            except JetStreamError as error:
-                log.warning("drain.retry", worker=self._session.worker, error=str(error))
-                await asyncio.sleep(self._retry_s)
-            else:
-                return
+        session = self._session
+
+        async def announce() -> None:
+            await self._state.put(drained_key(session.worker), b"1")
+            session.member = msgspec.structs.replace(session.member, draining=True)
+            await self._lease.update(encode(session.member))
+
+        await until_done(announce, event="drain.retry", retry_s=self._retry_s, worker=session.worker)
 
     async def _move_unstarted(self) -> None:
         """What is stored for this worker but not running yet does not wait for the grace period."""

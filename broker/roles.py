@@ -15,7 +15,8 @@ import structlog
 
 from broker.codec import encode
 from broker.moving import Mover
-from jetstream.errors import HeadraceError, JetStreamError
+from broker.retrying import until_done
+from jetstream.errors import HeadraceError
 from jetstream.lease import LeaseKeeper
 
 if TYPE_CHECKING:
@@ -72,14 +73,13 @@ class RoleChange:
     async def _announce(self, role: str, *, draining: bool) -> None:
         session = self._session
         session.member = msgspec.structs.replace(session.member, role=role, draining=draining)
-        while not session.draining:  # who leaves meanwhile announces that
-            try:
-                await self._lease.update(encode(session.member))
-            except JetStreamError as error:
-                log.warning("role.retry", worker=session.worker, error=str(error))
-                await asyncio.sleep(self._retry_s)
-            else:
-                return
+        await until_done(
+            lambda: self._lease.update(encode(session.member)),
+            event="role.retry",
+            retry_s=self._retry_s,
+            wanted=lambda: not session.draining,  # who leaves meanwhile announces that
+            worker=session.worker,
+        )
 
     async def _finish(self, grace_s: float) -> None:
         """No sequence is in the engine afterwards."""

@@ -13,6 +13,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from broker.errors import AdapterRefused
+from frontend.checks import model_name
 from frontend.decode import decode_body
 from frontend.direct import DirectEndpoint
 from frontend.errors import BadRequest
@@ -106,14 +107,7 @@ class AdapterApi:
         return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
     def _model(self, name: str | None) -> Served:
-        if name is None:
-            names = self._models.names()
-            if len(names) != 1:
-                served = ", ".join(names) or "nothing"
-                raise BadRequest(
-                    f"missing required parameter: model, one of: {served}", param="model", code="missing_required_parameter"
-                )
-            name = names[0]
+        name = model_name(name, self._models)
         found = self._models.get(name)
         if found.adapter is not None:
             raise BadRequest(f"{name!r} is an adapter itself", param="model")

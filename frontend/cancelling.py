@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from frontend.errors import RequestUnknown
-from frontend.planning import TENANT_HEADER
 from frontend.ports import JobPort
+from frontend.terms import TENANT_HEADER
 from jetstream.subjects import tenant_token
 
 ANSWER_ID = re.compile(r"[a-z-]+[-_](?P<job>[0-9a-f]{26})")  # what answers are called after their job

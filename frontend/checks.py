@@ -1,4 +1,7 @@
-"""Looking into parts of a request that are mappings: what they may be depends on their type. Errors name the place."""
+"""What a request must have, and of which type: parts of it are mappings, and what they may be depends on theirs.
+
+Errors name the place.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frontend.errors import BadRequest
+from frontend.ports import Models
 
 
 def text_at(value: Mapping[str, Any], key: str, where: str) -> str:
@@ -35,9 +39,19 @@ def list_at(value: Any, where: str) -> Sequence[Any]:
     return value
 
 
-def missing(param: str) -> BadRequest:
-    """The error for a parameter that must be there."""
-    return BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+def model_name(name: str | None, models: Models) -> str:
+    """The only one there is where the request names none. Raises BadRequest when there are others, or none at all."""
+    if name is not None:
+        return name
+    names = models.names()
+    if len(names) != 1:
+        raise missing("model", f", one of: {', '.join(names) or 'nothing'}")
+    return names[0]
+
+
+def missing(param: str, more: str = "") -> BadRequest:
+    """The error for a parameter that must be there. `more` ends the message."""
+    return BadRequest(f"missing required parameter: {param}{more}", param=param, code="missing_required_parameter")
 
 
 def wrong(param: str, wanted: str) -> BadRequest:

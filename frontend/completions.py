@@ -7,6 +7,7 @@ from typing import cast
 import msgspec
 
 from frontend import embeds
+from frontend.checks import missing
 from frontend.decode import decode_request, kinds_of
 from frontend.errors import BadRequest, FrontendError
 from frontend.exchange import Exchange
@@ -83,7 +84,7 @@ async def list_prompts(request: CompletionRequest) -> list[str | list[int]]:
     if not prompt and request.prompt_embeds:
         return []
     if prompt is None:
-        raise BadRequest("missing required parameter: prompt", param="prompt", code="missing_required_parameter")
+        raise missing("prompt")
     if isinstance(prompt, str):
         return [prompt]
     kinds = await kinds_of(prompt)

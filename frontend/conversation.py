@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from frontend.checks import missing
 from frontend.errors import BadRequest
 from frontend.sampling import unsupported
 from frontend.schema.chat import Message
@@ -32,8 +33,7 @@ def _plain(message: Message, where: str, parts: bool) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")
     if content is None and role != "assistant":  # an assistant may have said nothing but called tools
-        param = f"{where}.content"
-        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+        raise missing(f"{where}.content")
     texts = [content] if isinstance(content, str) else _texts(content or (), where)
     plain: dict[str, Any] = {"role": role}
     if parts and role != "tool":
@@ -62,14 +62,13 @@ def _texts(parts: Sequence[Mapping[str, Any]], where: str) -> list[str]:
 def _text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind is None:
-        raise BadRequest(f"missing required parameter: {where}.type", param=f"{where}.type", code="missing_required_parameter")
+        raise missing(f"{where}.type")
     key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
         raise unsupported(f"{where}.type", f"{str(kind)[:100]!r} is not supported here: text parts only")
     text = part.get(key, part.get("text"))
     if text is None:
-        param = f"{where}.{key}"
-        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+        raise missing(f"{where}.{key}")
     if not isinstance(text, str):
         raise BadRequest(f"invalid value for {where}.{key}: expected a string", param=f"{where}.{key}")
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -17,46 +17,18 @@ from frontend.errors import BadRequest
 from frontend.exchange import DisconnectWatch, Exchange
 from frontend.logprobs import LogprobWriter
 from frontend.parsed import ParsedWriter
-from frontend.routing import routing_of
 from frontend.sampling import guided_of, sampling_of, stops_of
 from frontend.schema.chat import ChatRequest
 from frontend.schema.common import GenerationRequest
 from frontend.settings import FrontendSettings
 from frontend.shelf import ReadyModel
 from frontend.sse import AnswerOptions, EventForm, EventWriter, Head
+from frontend.terms import terms_of, tier_of
 from frontend.tokenize import Fit, Prompt
 from frontend.usage import Tally
 from frontend.writing import StreamWriter, WholeWriter
-from jetstream.subjects import RequestClass, tenant_token
 
-TENANT_HEADER = b"x-headrace-tenant"
-TIMEOUT_HEADER = b"x-request-timeout-s"
-MOST_PRIORITY = 2**31 - 1
-
-
-class Tier(NamedTuple):
-    """What a service tier of OpenAI's means here: the class it waits in, how much later inside it, and what the answer says."""
-
-    request_class: RequestClass
-    later: int
-    name: str
-
-
-STANDARD = Tier("std", 0, "default")
 Detached = Callable[[Exchange, DisconnectWatch], Awaitable[None]]
-FLEX_LATER = 1 << 20  # behind everything that has a priority of its own within reason
-TIERS: dict[str, Tier] = {
-    "auto": STANDARD,
-    "default": STANDARD,
-    "scale": STANDARD,
-    "flex": Tier("std", FLEX_LATER, "flex"),
-    "priority": Tier("hi", 0, "priority"),
-}
-
-
-def tier_of(name: str | None) -> Tier:
-    """A tier that nobody knows, and none, is the usual one."""
-    return TIERS.get(name or "auto", STANDARD)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -181,14 +153,10 @@ def _jobs(
     card = model.card
     stop = stops_of(request)
     guided = guided_of(request)
-    tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
-    deadline_s = deadline_of(request.timeout, exchange, settings)
-    tier = tier_of(request.service_tier)
-    routing = routing_of(exchange, session_id=request.session_id)
+    terms, routing = terms_of(request, exchange, settings, session_id=request.session_id)
     extra = dict(request.vllm_xargs or {})
     if request.thinking_token_budget is not None and request.thinking_token_budget >= 0:
         extra["thinking_token_budget"] = request.thinking_token_budget
-    name = exchange.name  # before the first job takes the request's own id
     jobs: list[Job] = []
     for prompt in wishes.prompts:
         room = card.context_length - prompt.tokens
@@ -212,39 +180,16 @@ def _jobs(
         )
         jobs.append(
             Job(
+                **terms,
                 id=exchange.job_id(),
-                name=name,
                 card=card,
                 generation=generation,
                 prompt_tokens=prompt.tokens,
                 max_tokens=max_tokens,
                 hashes=prompt.hashes,
                 choices=request.n or 1,
-                request_class=tier.request_class,
-                tenant=tenant,
-                priority=min((request.priority or 0) + tier.later, MOST_PRIORITY),
-                deadline_s=deadline_s,
-                session=routing.session,
-                affinity=routing.affinity,
-                worker=routing.worker,
-                require=routing.require,
-                prefer=routing.prefer,
                 adapter=model.adapter or "",
                 explain=routing.explain and not jobs,
             )
         )
     return jobs
-
-
-def deadline_of(wanted: float | None, exchange: Exchange, settings: FrontendSettings) -> float:
-    """Seconds from now; `wanted` is the body's timeout, the header wins. Raises BadRequest naming the header."""
-    asked = exchange.header(TIMEOUT_HEADER)
-    if asked is not None:
-        name = TIMEOUT_HEADER.decode()
-        try:
-            wanted = float(asked)
-        except ValueError:
-            raise BadRequest(f"{name} must be a number of seconds, got {asked!r}", param=name) from None
-        if not 0 < wanted < float("inf"):
-            raise BadRequest(f"{name} must be above 0, got {asked}", param=name)
-    return min(wanted, settings.max_deadline_s) if wanted is not None else settings.deadline_s

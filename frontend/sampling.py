@@ -9,6 +9,7 @@ import msgspec
 
 from broker.cards import ModelCard
 from broker.messages import Sampling
+from frontend.checks import missing
 from frontend.errors import BadRequest
 from frontend.schema.common import MAX_STOPS, GenerationRequest, ResponseFormat, StructuredOutputs
 
@@ -129,8 +130,7 @@ def _shaped(shape: ResponseFormat) -> tuple[str, str, Any]:
     if shape.type == "text":
         return "json", "response_format", None
     if shape.json_schema is None or shape.json_schema.schema is None:
-        param = "response_format.json_schema.schema"
-        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+        raise missing("response_format.json_schema.schema")
     return "json", "response_format", shape.json_schema.schema
 
 
@@ -142,8 +142,7 @@ def _structural_tag(shape: ResponseFormat) -> str:
     elif shape.structures is not None and shape.triggers is not None:
         tag |= {"structures": shape.structures, "triggers": shape.triggers}
     else:
-        param = "response_format.format"
-        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+        raise missing("response_format.format")
     return msgspec.json.encode(tag).decode()
 
 

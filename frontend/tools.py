@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.cards import ModelCard
+from frontend.checks import missing
 from frontend.errors import BadRequest
 from frontend.sampling import unsupported
 from frontend.schema.chat import ChatRequest, NamedTool, Tool, ToolChoice
@@ -72,8 +73,7 @@ def _tool(tool: Tool, index: int) -> dict[str, Any]:
         raise unsupported(f"tools[{index}].type", f"{tool.type[:100]!r} is not supported here: functions only")
     function = tool.function
     if function is None:
-        param = f"tools[{index}].function"
-        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+        raise missing(f"tools[{index}].function")
     described: dict[str, Any] = {
         "name": function.name,
         "description": function.description,
@@ -88,8 +88,7 @@ def _named(choice: ToolChoice | NamedTool, names: set[str], param: str) -> str:
     if choice.type != "function":
         raise unsupported(f"{param}.type", f"{choice.type[:100]!r} is not supported here: functions only")
     if choice.function is None:
-        where = f"{param}.function"
-        raise BadRequest(f"missing required parameter: {where}", param=where, code="missing_required_parameter")
+        raise missing(f"{param}.function")
     name = choice.function.name
     if name not in names:
         where = f"{param}.function.name"
@@ -101,8 +100,7 @@ def _allowed(tools: list[dict[str, Any]], names: set[str], choice: ToolChoice) -
     """The model is shown only the tools it may use."""
     allowed = choice.allowed_tools
     if allowed is None:
-        param = "tool_choice.allowed_tools"
-        raise BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+        raise missing("tool_choice.allowed_tools")
     kept = {_named(tool, names, f"tool_choice.allowed_tools.tools[{i}]") for i, tool in enumerate(allowed.tools)}
     return Toolbox(tools=[tool for tool in tools if tool["function"]["name"] in kept], choice=allowed.mode)
 

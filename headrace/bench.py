@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.cli.groups import add_group
 from headrace.errors import EXIT_OK, CommandError
 from headrace.logs import configure
 from router.bench.classic import SWEEP, WIDE_SWEEP
@@ -38,20 +39,8 @@ what is modelled and what the columns mean."""
 
 def add_parser(subparsers: Any) -> None:
     """Add `bench` and its actions to the command line."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="benchmarks without a GPU",
-        description="Benchmarks that need neither a GPU nor a NATS server.",
-        allow_abbrev=False,
-    )
-
-    def show_help(_parsed: argparse.Namespace) -> int:
-        parser.print_help(sys.stderr)
-        return 2
-
-    parser.set_defaults(run=show_help, prog="headrace bench")
-    actions = parser.add_subparsers(metavar="ACTION", title="actions")
-    _add_replay(actions)
+    about, description = "benchmarks without a GPU", "Benchmarks that need neither a GPU nor a NATS server."
+    _add_replay(add_group(subparsers, "bench", about=about, description=description))
 
 
 def _add_replay(actions: Any) -> None:

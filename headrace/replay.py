@@ -17,6 +17,7 @@ from broker.codec import decode
 from broker.errors import WireError
 from broker.messages import Routed
 from headrace.cli.flags import add_setting_flags, read_settings
+from headrace.cli.groups import add_group
 from headrace.compose import connect_options, subjects
 from headrace.control import live_workers
 from headrace.errors import EXIT_OK, CommandError, StartFailed
@@ -47,21 +48,13 @@ Action = Callable[[Connection, Subjects, str, argparse.Namespace], Awaitable[str
 
 def add_parser(commands: Any) -> None:
     """Add `replay` and its actions to the command line."""
-    parser = commands.add_parser(
+    actions = add_group(
+        commands,
         "replay",
-        help="rebuild the index of the past, or place its requests by another policy",
+        about="rebuild the index of the past, or place its requests by another policy",
         description="Rebuild the prefix index as it was, or place the requests of the past by another policy.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        examples=_EXAMPLES,
     )
-
-    def show_help(_parsed: argparse.Namespace) -> int:
-        parser.print_help(sys.stderr)
-        return 2
-
-    parser.set_defaults(run=show_help, prog="headrace replay")
-    actions = parser.add_subparsers(metavar="ACTION", title="actions")
     index = _add(actions, "index", run_index, "rebuild the prefix index at a message of the KV stream and show it")
     index.add_argument("--at", type=int, default=0, metavar="SEQ", help="stream sequence (default: the last one)")
     index.add_argument("--block", action="append", default=[], metavar="HASH", help="also say who holds this block; repeatable")

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.cli.flags import add_setting_flags, read_settings
+from headrace.cli.groups import add_group
 from headrace.compose import connect_options, subjects
 from headrace.errors import EXIT_CONFIGURATION, EXIT_OK, EXIT_UNAVAILABLE, CommandError, StartFailed
 from headrace.logs import configure_tool
@@ -32,21 +33,13 @@ Action = Callable[[Connection, Topology, argparse.Namespace], Awaitable[str]]
 
 def add_parser(subparsers: Any) -> None:
     """Add `streams` and its actions to the command line."""
-    parser = subparsers.add_parser(
+    actions = add_group(
+        subparsers,
         "streams",
-        help="plan, apply, show or purge what Headrace keeps in NATS",
+        about="plan, apply, show or purge what Headrace keeps in NATS",
         description="Plan, apply, show or purge the streams, buckets and object stores of a deployment.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        examples=_EXAMPLES,
     )
-
-    def show_help(_parsed: argparse.Namespace) -> int:
-        parser.print_help(sys.stderr)
-        return 2
-
-    parser.set_defaults(run=show_help, prog="headrace streams")
-    actions = parser.add_subparsers(metavar="ACTION", title="actions")
     _add(actions, "plan", run_plan, "show what apply would change, field by field")
     _add(actions, "apply", run_apply, "create what is missing and update what differs")
     _add(actions, "status", run_status, "show depth, age, redeliveries and consumers")

@@ -35,8 +35,8 @@ from jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessa
 from jetstream.publish import Mux
 from jetstream.pull import StreamPull
 from jetstream.reads import Reader
+from jetstream.specs import consumer_config
 from jetstream.subjects import Subjects
-from jetstream.topology import consumer_config
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,8 @@ from typing import Any
 from jetstream.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
 from jetstream.client import Connection
 from jetstream.errors import DiskFull, JetStreamError, TopologyError
-from jetstream.topology import StreamSpec, Topology
+from jetstream.specs import StreamSpec
+from jetstream.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

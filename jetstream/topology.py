@@ -1,150 +1,24 @@
-"""Every stream, consumer, bucket and object store of a deployment, as data. `jetstream.manage` makes it so.
+"""Every stream, bucket and object store of a deployment, as data. `jetstream.manage` makes it so.
 
-Two decisions that are not obvious:
-
-* **Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
-  subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the
-  capped `REQ`.  `request_stream` says where a class lies.
-* **All buckets keep one revision and write limit markers.**  With more revisions the server makes the marker's life a lower
-  bound of every message TTL, which would stretch short leases.
+**Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
+subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the
+capped `REQ`.  `request_stream` says where a class lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from jetstream import wire
-from jetstream.ports import ConsumerSpec
-from jetstream.pull import GROUP
+from jetstream.specs import BucketSpec, ObjectStoreSpec, StreamSpec
 from jetstream.subjects import RequestClass, Subjects
 
-TOPOLOGY_VERSION = "1"
 MIB = 1024 * 1024
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-REQ_ACK_WAIT_S = 3.0
-WORK_INACTIVE_S = 15 * 60.0
-MARKER_TTL_S = 10.0
-DUPLICATE_WINDOW_S = 30.0
-
 # The streams whose dead letters are ours to keep.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
-    """A stream as data. -1 means no limit; a duration of 0 means for ever."""
-
-    name: str
-    subjects: tuple[str, ...]
-    description: str
-    retention: Literal["limits", "workqueue"] = "limits"
-    storage: Literal["file", "memory"] = "file"
-    discard: Literal["old", "new"] = "old"
-    max_msgs: int = -1
-    max_bytes: int = -1
-    max_msgs_per_subject: int = -1
-    max_msg_size: int = -1
-    max_age_s: float = 0.0
-    duplicate_window_s: float = DUPLICATE_WINDOW_S
-    discard_new_per_subject: bool = False
-    allow_direct: bool = True
-    allow_msg_ttl: bool = False
-    marker_ttl_s: float = 0.0
-    allow_rollup_hdrs: bool = False
-    deny_delete: bool = False
-    no_ack: bool = False
-    replicas: int = 1
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    def config(self) -> dict[str, Any]:
-        """As the server names it."""
-        window_s = min(self.duplicate_window_s, self.max_age_s) if self.max_age_s else self.duplicate_window_s
-        config: dict[str, Any] = {
-            "name": self.name,
-            "subjects": list(self.subjects),
-            "description": self.description,
-            "retention": self.retention,
-            "storage": self.storage,
-            "discard": self.discard,
-            "max_consumers": -1,
-            "max_msgs": self.max_msgs,
-            "max_bytes": self.max_bytes,
-            "max_msgs_per_subject": self.max_msgs_per_subject,
-            "max_msg_size": self.max_msg_size,
-            "max_age": wire.nanoseconds(self.max_age_s),
-            "duplicate_window": wire.nanoseconds(window_s),
-            "discard_new_per_subject": self.discard_new_per_subject,
-            "allow_direct": self.allow_direct,
-            "allow_msg_ttl": self.allow_msg_ttl,
-            "allow_rollup_hdrs": self.allow_rollup_hdrs,
-            "deny_delete": self.deny_delete,
-            "no_ack": self.no_ack,
-            "num_replicas": self.replicas,
-            "metadata": {"owner": "headrace", "version": TOPOLOGY_VERSION, **self.metadata},
-        }
-        if self.marker_ttl_s:
-            config["subject_delete_marker_ttl"] = wire.nanoseconds(self.marker_ttl_s)
-        return config
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketSpec:
-    """A key-value bucket as data."""
-
-    name: str
-    description: str
-    max_bytes: int = -1
-    replicas: int = 1
-
-    def stream(self) -> StreamSpec:
-        return StreamSpec(
-            name=f"KV_{self.name}",
-            subjects=(f"$KV.{self.name}.>",),
-            description=self.description,
-            discard="new",
-            max_msgs_per_subject=1,
-            max_bytes=self.max_bytes,
-            duplicate_window_s=120.0,
-            allow_msg_ttl=True,
-            marker_ttl_s=MARKER_TTL_S,
-            allow_rollup_hdrs=True,
-            deny_delete=True,
-            replicas=self.replicas,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectStoreSpec:
-    """An object store as data. `ttl_s` 0 keeps objects for ever; with `own_ttls` each object may have a life of its own.
-
-    `discard`: what happens when it is full, the new object is refused or the oldest make room.
-    """
-
-    name: str
-    description: str
-    ttl_s: float = 0.0
-    own_ttls: bool = False
-    discard: Literal["old", "new"] = "new"
-    max_bytes: int = -1
-    replicas: int = 1
-
-    def stream(self) -> StreamSpec:
-        return StreamSpec(
-            name=f"OBJ_{self.name}",
-            subjects=(f"$O.{self.name}.C.>", f"$O.{self.name}.M.>"),
-            description=self.description,
-            discard=self.discard,
-            max_bytes=self.max_bytes,
-            max_age_s=self.ttl_s,
-            duplicate_window_s=120.0,
-            allow_msg_ttl=self.own_ttls,
-            allow_rollup_hdrs=True,
-            replicas=self.replicas,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,71 +209,3 @@ class Topology:
 def request_stream(subjects: Subjects, request_class: RequestClass) -> str:
     """The stream in which requests of this class lie."""
     return subjects.stream("MOVED" if request_class == "re" else "REQ")
-
-
-def request_consumer(subjects: Subjects, pool: str, request_class: RequestClass) -> ConsumerSpec:
-    """Shared by all routers (priority 0) and, without a router, workers (priority 9) of a pool."""
-    return ConsumerSpec(
-        stream=request_stream(subjects, request_class),
-        name=subjects.req_consumer(pool, request_class),
-        filter_subjects=(subjects.req_filter(pool, request_class),),
-        ack_wait_s=REQ_ACK_WAIT_S,
-        max_ack_pending=65536,
-        prioritized=True,
-        description=f"requests of class {request_class}, pool {pool}",
-    )
-
-
-def work_consumer(subjects: Subjects, pool: str, worker: str) -> ConsumerSpec:
-    """Read by its worker alone. Goes away by itself when that worker has been gone for long; its messages stay."""
-    return ConsumerSpec(
-        stream=subjects.stream("WORK"),
-        name=subjects.work_consumer(worker),
-        filter_subjects=(subjects.work(pool, worker),),
-        ack_wait_s=REQ_ACK_WAIT_S,
-        max_ack_pending=65536,
-        inactive_threshold_s=WORK_INACTIVE_S,
-        description=f"work of {worker}",
-    )
-
-
-def prefill_consumer(subjects: Subjects, pool: str, worker: str | None = None) -> ConsumerSpec:
-    """Shared by the prefill workers of a pool, or one worker's own, which goes away when that worker has been gone for long."""
-    return ConsumerSpec(
-        stream=subjects.stream("PREFILL"),
-        name=subjects.prefill_consumer(pool, worker),
-        filter_subjects=(subjects.prefill(pool, worker),),
-        ack_wait_s=REQ_ACK_WAIT_S,
-        max_ack_pending=65536,
-        inactive_threshold_s=None if worker is None else WORK_INACTIVE_S,
-        description=f"prefill jobs of pool {pool}" if worker is None else f"prefill jobs for {worker}",
-    )
-
-
-def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
-    """As the server names it."""
-    config: dict[str, Any] = {
-        "name": spec.name,
-        "durable_name": spec.name,
-        "description": spec.description,
-        "deliver_policy": "all",
-        "ack_policy": "explicit",
-        "replay_policy": "instant",
-        "ack_wait": wire.nanoseconds(spec.ack_wait_s),
-        "max_deliver": spec.max_deliver,
-        "max_ack_pending": spec.max_ack_pending,
-        "max_waiting": spec.max_waiting,
-        "mem_storage": spec.mem_storage,
-        "num_replicas": 1 if spec.mem_storage else 0,
-        "metadata": {"owner": "headrace", "version": TOPOLOGY_VERSION, **spec.metadata},
-    }
-    if len(spec.filter_subjects) == 1:
-        config["filter_subject"] = spec.filter_subjects[0]
-    else:
-        config["filter_subjects"] = list(spec.filter_subjects)
-    if spec.inactive_threshold_s is not None:
-        config["inactive_threshold"] = wire.nanoseconds(spec.inactive_threshold_s)
-    if spec.prioritized:
-        config["priority_groups"] = [GROUP]
-        config["priority_policy"] = "prioritized"
-    return config

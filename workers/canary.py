@@ -47,7 +47,7 @@ class Canary:
     async def run(self) -> None:
         """Until cancelled, or until the engine does not answer: then the runtime knows that it is dead."""
         while self._idle_s and not self._runtime.dead.done():
-            rest_s = self._idle_s - self._runtime.idle_s
+            rest_s = self._idle_s - self._runtime.watchdog.idle_s
             if rest_s > 0 or not self._may():
                 await asyncio.sleep(max(rest_s, min(1.0, self._idle_s / 4)))
                 continue
@@ -61,14 +61,16 @@ class Canary:
                 await (self._pool() if POOLING_KINDS & set(self._info.kinds) else self._generate())
         except TimeoutError:
             metrics.CANARIES.labels("silent").inc()
-            self._runtime.declare_dead(f"a request of one token was not answered within {self._timeout_s:g} s after idling")
+            self._runtime.watchdog.declare_dead(
+                f"a request of one token was not answered within {self._timeout_s:g} s after idling"
+            )
         except EngineDead as error:
             metrics.CANARIES.labels("dead").inc()
-            self._runtime.declare_dead(str(error))
+            self._runtime.watchdog.declare_dead(str(error))
         except WorkerError as error:  # it answers, if only to refuse
             metrics.CANARIES.labels("refused").inc()
             log.warning("canary.refused", error=str(error))
-            self._runtime.stepped()
+            self._runtime.watchdog.stepped()
         else:
             metrics.CANARIES.labels("answered").inc()
             log.debug("canary.answered", took_s=round(self._loop.time() - began, 3))
@@ -82,12 +84,12 @@ class Canary:
                 done.set_result(output)
 
         sampling = Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
-        self._runtime.submit_raw(Sequence(id=name, token_ids=[self._token], prompt_tokens=1, sampling=sampling), on_output)
+        self._runtime.raw.submit_raw(Sequence(id=name, token_ids=[self._token], prompt_tokens=1, sampling=sampling), on_output)
         try:
             fault = (await done).fault
         finally:
             if not done.done():
-                self._runtime.abort_raw(name)
+                self._runtime.raw.abort_raw(name)
         if fault is not None:
             raise WorkerError(fault.message)
 
@@ -98,7 +100,7 @@ class Canary:
         tokens = [self._token] * (2 if pair else 1)
         item = PoolItem(id=f"canary-{next(self._numbers)}", task=task, token_ids=tokens, second=1 if pair else None)  # type: ignore[arg-type]
         await self._engine.pool(item)
-        self._runtime.stepped()
+        self._runtime.watchdog.stepped()
 
     @property
     def _token(self) -> int:

@@ -42,7 +42,7 @@ class PoolRuns:
         *,
         refused: Callable[[Run, WorkerError], None],
         dead: Callable[[str], None],
-        progress: Callable[[], None],
+        progress: Callable[[], object],
     ) -> None:
         """`refused`: the engine did not take an input. `dead`: the engine is gone. `progress`: it works."""
         self._engine = engine

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import structlog
+
+from broker.messages import JobFault
+from broker.worker import WorkerSession
+from workers import metrics
 from workers.choice import ChoiceRun
+
+log = structlog.get_logger()
 
 
 class Stuck(NamedTuple):
@@ -39,3 +46,12 @@ class Progress:
             if now_s - since_s > (self._first_token_s if first else self._token_s):
                 stuck.append(Stuck(choice, now_s - since_s, first))
         return stuck
+
+
+def give_up(stuck: Stuck, session: WorkerSession) -> None:
+    """Others may do better. What the engine has of it is aborted when its run is moved."""
+    choice, when = stuck.choice, "first" if stuck.first else "next"
+    metrics.STUCK.labels(when).inc()
+    log.warning("sequence.stuck", sequence=choice.id, seconds=round(stuck.seconds, 1), waits_for=f"{when} token")
+    message = f"the engine gave no {when} token for {stuck.seconds:.0f} s"
+    session.retry_elsewhere(choice.run, JobFault("engine_error", message, retriable=True))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.cards import ModelCard
+from frontend.checks import missing
 from frontend.errors import BadRequest
 from frontend.media.sniff import KINDS, Kind
 from frontend.schema.chat import Message
@@ -107,7 +108,7 @@ def with_parts(messages: list[dict[str, Any]], contents: Contents) -> list[dict[
 def _kind(part: Mapping[str, Any], param: str) -> Kind:
     type_ = part.get("type")
     if type_ is None:
-        raise _missing(param)
+        raise missing(param)
     kind = _KINDS.get(type_) if isinstance(type_, str) else None
     if kind is None:
         known = ", ".join(["text", *_KINDS])
@@ -139,7 +140,7 @@ def _url(part: Mapping[str, Any], key: str, param: str) -> tuple[str, str]:
         detail = value.get("detail", detail)
         value = value.get("url")
     if value is None:
-        raise _missing(where)
+        raise missing(where)
     if not isinstance(value, str) or not value:
         raise BadRequest(f"invalid value for {where}: expected a URL", param=where)
     if detail is not None and detail not in _DETAILS:
@@ -151,12 +152,12 @@ def _sound(part: Mapping[str, Any], param: str) -> MediaPart:
     sound = part.get("input_audio")
     where = f"{param}.input_audio"
     if sound is None:
-        raise _missing(where)
+        raise missing(where)
     if not isinstance(sound, Mapping):
         raise BadRequest(f"invalid value for {where}: expected an object with data and format", param=where)
     for key in ("data", "format"):
         if sound.get(key) is None:
-            raise _missing(f"{where}.{key}")
+            raise missing(f"{where}.{key}")
         if not isinstance(sound[key], str):
             raise BadRequest(f"invalid value for {where}.{key}: expected a string", param=f"{where}.{key}")
     if sound["format"] not in AUDIO_FORMATS:
@@ -165,7 +166,3 @@ def _sound(part: Mapping[str, Any], param: str) -> MediaPart:
         )
     data = sound["data"]
     return MediaPart("audio", data, f"{where}.data", inline=not data.startswith("data:"))
-
-
-def _missing(param: str) -> BadRequest:
-    return BadRequest(f"missing required parameter: {param}", param=param, code="missing_required_parameter")

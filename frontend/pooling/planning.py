@@ -8,14 +8,12 @@ from broker.jobs import Job
 from broker.messages import Pooling, PoolingTask
 from frontend.errors import BadRequest
 from frontend.exchange import Exchange
-from frontend.planning import MOST_PRIORITY, TENANT_HEADER, deadline_of, tier_of
 from frontend.pooling.inputs import Encoded
 from frontend.pooling.schema import PoolingBase
-from frontend.routing import routing_of
 from frontend.sampling import unsupported
 from frontend.settings import FrontendSettings
 from frontend.shelf import ReadyModel
-from jetstream.subjects import tenant_token
+from frontend.terms import terms_of
 
 
 def pooling_jobs(
@@ -30,11 +28,7 @@ def pooling_jobs(
     normalize: bool | None = None,
 ) -> list[Job]:
     """Jobs of several inputs each, in order: choice i of all jobs, counted through, is input i. Raises BadRequest."""
-    tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
-    deadline_s = deadline_of(request.timeout, exchange, settings)
-    tier = tier_of(request.service_tier)
-    routing = routing_of(exchange, session_id=None)
-    name = exchange.name  # before the first job takes the request's own id
+    terms, routing = terms_of(request, exchange, settings, session_id=None)
     jobs: list[Job] = []
     for part in split(inputs, most=settings.job_inputs, most_tokens=settings.job_input_tokens):
         pooling = Pooling(
@@ -46,22 +40,13 @@ def pooling_jobs(
         )
         jobs.append(
             Job(
+                **terms,
                 id=exchange.job_id(),
-                name=name,
                 card=model.card,
                 pooling=pooling,
                 prompt_tokens=sum(encoded.tokens for encoded in part),
                 max_tokens=1,  # nothing is generated; 0 would stand for a whole context
                 choices=len(part),
-                request_class=tier_of(request.service_tier).request_class,
-                tenant=tenant,
-                priority=min((request.priority or 0) + tier.later, MOST_PRIORITY),
-                deadline_s=deadline_s,
-                session=routing.session,
-                affinity=routing.affinity,
-                worker=routing.worker,
-                require=routing.require,
-                prefer=routing.prefer,
                 explain=routing.explain and not jobs,
             )
         )

@@ -18,7 +18,7 @@ from frontend.errors import BadRequest, ContextTooLong, FrontendError
 from frontend.exchange import DisconnectWatch, Exchange
 from frontend.logprobs import LogprobWriter
 from frontend.metrics import Metrics
-from frontend.planning import TENANT_HEADER, Draft, Plan, Wishes
+from frontend.planning import Draft, Plan, Wishes
 from frontend.ports import ResponseStore
 from frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
 from frontend.responses.background import Background
@@ -30,6 +30,7 @@ from frontend.responses.writers import BackgroundEvents, Keep, Progress, Respons
 from frontend.sampling import unsupported
 from frontend.schema.chat import ChatRequest
 from frontend.settings import FrontendSettings
+from frontend.terms import TENANT_HEADER
 from jetstream.subjects import tenant_token
 
 log = structlog.get_logger()

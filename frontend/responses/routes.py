@@ -13,12 +13,12 @@ from starlette.routing import Route
 from broker.errors import ResponseUnknown
 from broker.stored import StoredResponse
 from frontend.errors import BadRequest
-from frontend.planning import TENANT_HEADER
 from frontend.ports import ResponseStore
 from frontend.responses.answer import DeletedResponse, ItemList
 from frontend.responses.background import Background
 from frontend.responses.eventlog import END, EventLog
 from frontend.sampling import unsupported
+from frontend.terms import TENANT_HEADER
 from jetstream.subjects import tenant_token
 
 DEFAULT_LIMIT = 20

@@ -7,6 +7,7 @@ from functools import partial
 import msgspec
 
 from broker.codec import unpack_u32
+from frontend.checks import model_name
 from frontend.conversation import named_roles, plain_messages
 from frontend.decode import decode_request
 from frontend.errors import BadRequest
@@ -72,15 +73,7 @@ class TokensApi:
         return await model.encoder.aside(answer, size=len(ids))
 
     async def _model(self, name: str | None) -> ReadyModel:
-        if name is None:
-            names = self._models.names()
-            if len(names) != 1:
-                served = ", ".join(names) or "nothing"
-                raise BadRequest(
-                    f"missing required parameter: model, one of: {served}", param="model", code="missing_required_parameter"
-                )
-            name = names[0]
-        return await self._shelf.get(name)
+        return await self._shelf.get(model_name(name, self._models))
 
 
 async def _conversation(request: TokenizeRequest, model: ReadyModel, exchange: Exchange) -> str:

@@ -8,22 +8,14 @@ from typing import Any
 
 from headrace.cli import texts
 from headrace.cli.flags import add_setting_flags, read_settings
-from headrace.cli.tools import show_help
+from headrace.cli.groups import add_group
 
 
 def add_adapter_commands(actions: Any) -> None:
     """`adapter` below `headrace worker`."""
     text = "load or unload an adapter (LoRA) on running workers"
-    adapter = actions.add_parser(
-        "adapter",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=texts.ADAPTER,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    adapter.set_defaults(run=lambda _parsed: show_help(adapter), prog="headrace worker adapter")
-    ways = adapter.add_subparsers(metavar="ACTION", title="actions")
+    described = f"{text[0].upper()}{text[1:]}."
+    ways = add_group(actions, "worker adapter", about=text, description=described, examples=texts.ADAPTER)
     load = _add(ways, "worker adapter load", _run_load, "load an adapter: requests that name it as their model reach it")
     unload = _add(ways, "worker adapter unload", _run_unload, "finish what runs on an adapter, and unload it")
     for parser in (load, unload):

@@ -8,21 +8,18 @@ from typing import Any
 
 from headrace.cli import texts
 from headrace.cli.flags import add_setting_flags, read_settings
-from headrace.cli.tools import show_help
+from headrace.cli.groups import add_group
 
 
 def add_dlq(commands: Any) -> None:
     """`headrace dlq` with its actions."""
-    dlq = commands.add_parser(
+    actions = add_group(
+        commands,
         "dlq",
-        help="list, show, run again or drop the requests that were taken out of service",
+        about="list, show, run again or drop the requests that were taken out of service",
         description="Dead letters: requests that were taken out of service, and what the server took out of our queues.",
-        epilog=texts.DLQ,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        examples=texts.DLQ,
     )
-    dlq.set_defaults(run=lambda _parsed: show_help(dlq), prog="headrace dlq")
-    actions = dlq.add_subparsers(metavar="ACTION", title="actions")
     _add(actions, "ls", _run_ls, "list all dead letters, oldest first")
     show = _add(actions, "show", _run_show, "show one dead letter, its history and why it is here")
     retry = _add(actions, "retry", _run_retry, "run the request of a dead letter once more and print its answer")

@@ -6,7 +6,9 @@ import argparse
 import sys
 from typing import Any
 
+from headrace.cli.adapters import add_model_commands
 from headrace.cli.flags import add_setting_flags, read_settings
+from headrace.cli.groups import add_group
 
 
 def add_streams(commands: Any, *, complete: bool) -> None:
@@ -41,11 +43,7 @@ def add_replay(commands: Any, *, complete: bool) -> None:
 
 def add_model(commands: Any) -> None:
     """`headrace model`."""
-    from headrace.cli.adapters import add_model_commands  # it takes its help from here
-
-    model = commands.add_parser("model", help="list or forget the models that are known, prepare the bundled one")
-    model.set_defaults(run=lambda _parsed: show_help(model), prog="headrace model")
-    actions = model.add_subparsers(metavar="ACTION", title="actions")
+    actions = add_group(commands, "model", about="list or forget the models that are known, prepare the bundled one")
     prepare = actions.add_parser(
         "prepare",
         help="download and convert the bundled small chat model, if that was not done yet",
@@ -80,12 +78,6 @@ def add_version(commands: Any) -> None:
     )
     version.add_argument("--json", action="store_true", help="as JSON")
     version.set_defaults(run=_run_version, prog="headrace version")
-
-
-def show_help(parser: argparse.ArgumentParser) -> int:
-    """For a command that needs another word after it."""
-    parser.print_help(sys.stderr)
-    return 2
 
 
 def _run_model_prepare(parsed: argparse.Namespace) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 from broker.messages import Candidate, Explanation, PrefillDecision
 from router.index.types import NO_OVERLAP, Overlap
 from router.placement.eligibility import why_not
-from router.placement.load import LoadTable
+from router.placement.load import LoadTable, WorkerLoad
+from router.placement.policies import Pick
 from router.placement.settings import SchedulerSettings
 from router.placement.types import Placement, Shed, Waiting
 from router.placement.ways import Costs, costs
@@ -108,6 +109,22 @@ class Memory:
 
     def get(self, request_id: str) -> Remembered | None:
         return self._decisions.get(request_id)
+
+
+def reason_of(row: Row, load: WorkerLoad, overlap: Overlap, pick: Pick, window: Window, policy: str) -> str:
+    """Why this worker and not another one, in one word."""
+    if row.request.worker:
+        return "direct"
+    if row.session == load.column:
+        return "session"
+    if np.count_nonzero(window.eligible[row.number]) == 1:
+        return "only"
+    if policy != "kv":
+        return policy
+    if pick.aged:
+        return "aged"
+    best = max((found.blocks for found in row.overlaps.values()), default=0)
+    return "prefix" if overlap.blocks and overlap.blocks >= best else "load"
 
 
 def see(row: Row, window: Window, loads: LoadTable, workers: Workers, settings: SchedulerSettings) -> Seen:

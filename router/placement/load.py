@@ -7,11 +7,11 @@ its entry expires.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from broker.messages import LoadReport
 from router.placement.calibration import SpeedEstimate
+from router.placement.columns import Columns
 from router.placement.types import WorkerInfo
 
 
@@ -135,37 +135,11 @@ class WorkerLoad:
         return self.residency_s / max(1, self.info.slots)
 
 
-class LoadTable:
-    """All workers of a pool, each with a column of the scheduler's arrays; columns are dense, 0 … n-1."""
+class LoadTable(Columns[WorkerLoad]):
+    """All workers of a pool that get requests."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, WorkerLoad] = {}
-        self.ordered: list[WorkerLoad] = []
-
-    def __len__(self) -> int:
-        return len(self.ordered)
-
-    def __iter__(self) -> Iterator[WorkerLoad]:
-        return iter(self.ordered)
-
-    def get(self, worker: str) -> WorkerLoad | None:
-        return self._by_name.get(worker)
-
-    def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
-        """Returns whether the columns have changed."""
-        known = self._by_name.get(info.worker)
-        if known is not None:
-            known.info = info
-            return False
-        load = WorkerLoad(info, len(self.ordered), speed)
-        self._by_name[info.worker] = load
-        self.ordered.append(load)
-        return True
+        super().__init__(WorkerLoad)
 
     def remove(self, worker: str) -> WorkerLoad | None:
-        load = self._by_name.pop(worker, None)
-        if load is not None:
-            self.ordered.remove(load)
-            for column, other in enumerate(self.ordered):
-                other.column = column
-        return load
+        return self._take_out(worker)

@@ -7,7 +7,8 @@ For a request r, a decode worker d that takes hand-overs, and the prefill worker
     remote(r, d) = dispatch + wait(p) + uncached(r, p) / speed(p) + step + handover(uncached(r, d))
 
 and both plus what the tokens computed cost those who wait (`cost.py`).  *Disturbance*: all that d decodes waits for each step
-that computes prompt, and a step beyond `itl`, the longest time between two tokens that is thought good, is worse than that.
+that computes prompt, and a step beyond `itl`, the longest time between two tokens that is thought good, is worse than that;
+while the other way is bearable, it is no way at all.
 
 wait(p) is what the prefill queue holds: the more there is in it, the longer a prompt has to be for the way there to pay.  While
 no prefill worker has room, those in the window that are shorter count as well.  A prefix cached on d need neither be computed
@@ -35,9 +36,9 @@ Ints = npt.NDArray[np.intp]
 NAME_GAIN_S = 0.005  # a particular worker is named only if that saves so much
 ALIKE_S = 0.02  # workers whose waits differ by less are equally likely to pull a job first
 STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
-MARGIN = 0.9  # predicted steps are to be that much shorter than the longest that is thought good
+MARGIN = 0.85  # predicted steps are to be that much shorter than the longest that is thought good
 ANSWER_TOKENS = 200  # about as long is an answer, during which everybody beside it waits a little longer
-LEAST_WAIT_S = 0.5  # that a decode worker gives the queue
+LEAST_WAIT_S = 2.0  # that a decode worker gives the queue: what it then computes itself delays all that it decodes
 PATIENCE = 2.0  # … and in parts of the predicted wait
 
 
@@ -65,6 +66,7 @@ class PrefillSide:
     slot_wait_s: Floats  # per decode worker
     beside: Floats  # per decode worker: sequences that wait while it computes a prompt
     free_s: Floats  # … and how much of a step may be computing prompts until it is longer than thought good
+    busy: Bools  # … and whether there are any by the last report
     peace_s: Floats  # … and what it is worth that somebody else computes it, however short it is
     disturbance: float
     late: float
@@ -106,6 +108,7 @@ def look_prefill(
     base_s = np.array([load.speed.base_s for load in loads])
     waits = np.array([one.wait_s(now_s) for one in pool])
     early = settings.binding == "early"
+    busy = np.array([load.report is not None and load.report.running > 0 for load in loads], dtype=np.bool_)
     return PrefillSide(
         names=[one.info.worker for one in pool],
         wait_s=waits,
@@ -118,9 +121,8 @@ def look_prefill(
         takes=np.array([load.takes_one_more(settings.spare_slots, settings.lookahead_s) or early for load in loads]),
         slot_wait_s=np.array([load.slot_wait_s() for load in loads]),
         beside=running + 1.0,  # somebody may come meanwhile
-        peace_s=np.array(
-            [settings.prefill_patience_s if load.report is not None and load.report.running else 0.0 for load in loads]
-        ),
+        busy=busy,
+        peace_s=np.where(busy, settings.prefill_patience_s, 0.0),
         disturbance=settings.prefill_disturbance,
         late=settings.prefill_late,
         itl_s=settings.prefill_itl_s,
@@ -143,6 +145,13 @@ def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(No
     late_s = np.where(over_s > 0, np.maximum(together / budget, 1.0) * (side.itl_s + over_s), 0.0)
     cost: Floats = side.peace_s[columns] + side.beside[columns] * (side.disturbance * tokens * token_s + side.late * late_s)
     return cost
+
+
+def disturbs(tokens: Floats, side: PrefillSide) -> Bools:
+    """Where computing so many tokens makes those who decode wait longer than is thought good."""
+    longest_s = np.minimum(tokens + side.queued, side.budget) * side.own_token_s
+    found: Bools = side.busy & (longest_s > side.free_s)
+    return found
 
 
 @dataclass(slots=True)

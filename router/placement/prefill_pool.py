@@ -8,11 +8,11 @@ is ever heard holds nobody up for longer than its own work takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from broker.messages import LoadReport
 from router.placement.calibration import SpeedEstimate
+from router.placement.columns import Columns
 from router.placement.types import WorkerInfo
 
 IN_TRANSIT_S = 0.25  # a job placed longer ago than this has reached its prefill worker, if that had nothing else to do
@@ -64,47 +64,23 @@ class PrefillEntry:
     done_s: float  # predicted
 
 
-class PrefillPool:
-    """Prefill workers have columns of their own, 0 … n-1. `grace_s`: how much later than predicted a job may be reported
-    before it is forgotten."""
+class PrefillPool(Columns[PrefillLoad]):
+    """Prefill workers have columns of their own. `grace_s`: how much later than predicted a job may be reported before it is
+    forgotten."""
 
     def __init__(self, grace_s: float) -> None:
+        super().__init__(PrefillLoad)
         self._grace_s = grace_s
-        self._by_name: dict[str, PrefillLoad] = {}
-        self.ordered: list[PrefillLoad] = []
         self.jobs: dict[str, PrefillEntry] = {}
         self._awaited: dict[str, int] = {}  # KV blocks by decode worker
 
-    def __len__(self) -> int:
-        return len(self.ordered)
-
-    def __iter__(self) -> Iterator[PrefillLoad]:
-        return iter(self.ordered)
-
-    def get(self, worker: str) -> PrefillLoad | None:
-        return self._by_name.get(worker)
-
     # -- workers -------------------------------------------------------------------------------------------------------
-
-    def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
-        """Returns whether the columns have changed."""
-        known = self._by_name.get(info.worker)
-        if known is not None:
-            known.info = info
-            return False
-        load = PrefillLoad(info, len(self.ordered), speed)
-        self._by_name[info.worker] = load
-        self.ordered.append(load)
-        return True
 
     def remove(self, worker: str, now_s: float) -> PrefillLoad | None:
         """Its jobs go to others, or their decode workers compute them: they are counted at whoever is there."""
-        load = self._by_name.pop(worker, None)
+        load = self._take_out(worker)
         if load is None:
             return None
-        self.ordered.remove(load)
-        for column, other in enumerate(self.ordered):
-            other.column = column
         for job_id, job in list(load.jobs.items()):
             self.close(job_id, now_s)
             if job.done_s > now_s:

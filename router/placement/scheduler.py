@@ -12,24 +12,23 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from broker.codec import unpack_u64
 from broker.messages import Explanation, JobEvent, LoadReport
 from router.index.types import NO_OVERLAP, CacheView, Overlap
 from router.placement.calibration import Calibration
 from router.placement.cost import RecentWork, has_room, look, lookahead_tokens
 from router.placement.disaggregation import Disaggregation, Plan, no_prefill_worker
-from router.placement.explain import Memory, explanation, see, waiting
+from router.placement.explain import Memory, explanation, reason_of, see, waiting
 from router.placement.fairness import FairQueue
 from router.placement.limits import Limits, PoolSpeed
 from router.placement.load import LoadTable, WorkerLoad
-from router.placement.policies import Pick, is_remote, make_policy
+from router.placement.policies import Pick, make_policy
 from router.placement.prefill import PrefillSide
+from router.placement.sessions import prefer_session
 from router.placement.settings import SchedulerSettings
+from router.placement.stranded import Stranded
 from router.placement.turns import Turns
 from router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
-from router.placement.ways import costs
 from router.placement.window import Row, Window
 from router.placement.workers import Workers
 
@@ -54,12 +53,12 @@ class Scheduler:
         self._limits = Limits(settings.limits)
         self.apart = Disaggregation(settings, self._loads, view)
         self._window = Window(self._loads, self.apart.pool, settings.tiers)
+        self._stranded = Stranded(self._window, patience_s=settings.no_worker_s)
         self._recent = RecentWork(settings.balance_horizon)
         self._policy = make_policy(settings, self._rng)
         self._memory = Memory(settings.explained)
         self._turns = Turns(name, settings.turn_s)
         self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
-        self._nobody: dict[str, None] = {}  # waiting requests that no worker may take
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -102,7 +101,7 @@ class Scheduler:
 
     def _columns_changed(self, now_s: float) -> None:
         self._window.columns_changed(now_s)
-        self._nobody = {row.request.id: None for row in self._window.rows.values() if row.nobody_since_s is not None}
+        self._stranded.look_again()
 
     # -- load --------------------------------------------------------------------------------------------------------
 
@@ -194,8 +193,7 @@ class Scheduler:
             self._memory.shed(shed, now_s)
             return shed
         self._queue.add(request, tokens=uncached)
-        if row.nobody_since_s is not None:
-            self._nobody[request.id] = None
+        self._stranded.look(row)
         return None
 
     def _crowded(self, tenant: str) -> bool:
@@ -232,7 +230,7 @@ class Scheduler:
     def _forget(self, request_id: str) -> None:
         self._window.remove(request_id)
         self._view.untrack(request_id)
-        self._nobody.pop(request_id, None)
+        self._stranded.forget(request_id)
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
@@ -247,7 +245,7 @@ class Scheduler:
         if not len(self._window):
             return []
         self._refresh()
-        decisions: list[Decision] = self._give_up(now_s)
+        decisions: list[Decision] = [*self._give_up(now_s)]
         if not len(self._loads):
             return decisions
         while len(self._window):
@@ -302,7 +300,7 @@ class Scheduler:
 
     def _place(self, request: Waiting, pick: Pick, workers: Workers, congestion: float, now_s: float) -> Placement:
         row = self._window.rows[request.id]
-        column, remote = self._session_choice(row, pick, workers)
+        column, remote = prefer_session(row, pick, self._window, workers, self.settings)
         load = self._loads.ordered[column]
         worker = load.info.worker
         overlap = self._verified(worker, request)
@@ -319,7 +317,7 @@ class Scheduler:
             new_blocks=new_blocks,
             predicted_ttft_s=waited_s + plan.wait_s + plan.service_s,
             waited_s=waited_s,
-            reason=self._reason(row, load, overlap, pick),
+            reason=reason_of(row, load, overlap, pick, self._window, self.settings.policy),
             prefill=plan.decision,
         )
         self._memory.placed(placement, see(row, self._window, self._loads, workers, self.settings), now_s)
@@ -342,55 +340,22 @@ class Scheduler:
     def _verified(self, worker: str, request: Waiting) -> Overlap:
         return self._view.verify(worker, request.chain) if len(request.chain) else NO_OVERLAP
 
-    def _session_choice(self, row: Row, pick: Pick, workers: Workers) -> tuple[int, bool]:
-        """The session's own worker, if it has room and costs little more; and whether the prompt is computed elsewhere."""
-        column = row.session
-        if column < 0 or column == pick.column or not (workers.all_room[column] or workers.prefill is not None):
-            return pick.column, pick.remote
-        table = costs(self._window, np.array([row.number]), workers, 0.0, self.settings)
-        if not table.free[0, column]:
-            return pick.column, pick.remote
-        own, best = float(table.here[0, column]), float(table.here[0, pick.column])
-        if own <= best * (1.0 + self.settings.session_slack):
-            return column, is_remote(table, 0, column)
-        return pick.column, pick.remote
-
-    def _reason(self, row: Row, load: WorkerLoad, overlap: Overlap, pick: Pick) -> str:
-        if row.request.worker:
-            return "direct"
-        if row.session == load.column:
-            return "session"
-        if np.count_nonzero(self._window.eligible[row.number]) == 1:
-            return "only"
-        if self.settings.policy != "kv":
-            return self.settings.policy
-        if pick.aged:
-            return "aged"
-        best = max((found.blocks for found in row.overlaps.values()), default=0)
-        return "prefix" if overlap.blocks and overlap.blocks >= best else "load"
-
-    def _give_up(self, now_s: float) -> list[Decision]:
+    def _give_up(self, now_s: float) -> list[Shed]:
         """Requests whose deadline has passed, and those that nobody may take for too long."""
-        decisions: list[Decision] = []
+        decisions: list[Shed] = []
         for request in self._queue.expired(now_s):
             self._forget(request.id)
             decisions.append(self._limits.late(request, now_s))
-        for request_id in list(self._nobody):
-            row = self._window.rows.get(request_id)
-            if row is None or row.nobody_since_s is None:
-                self._nobody.pop(request_id)
-            elif len(self._loads) and now_s - row.nobody_since_s > self.settings.no_worker_s:
-                self._queue.remove(request_id)
-                self._forget(request_id)
-                decisions.append(_nobody(row.request, now_s - row.nobody_since_s))
+        refused = self._stranded.overdue(now_s) if len(self._loads) else []
         if self.settings.prefill_unready == "refuse":
-            for row in self.apart.refused(self._window, self.apart.look(now_s)):
-                self._queue.remove(row.request.id)
-                self._forget(row.request.id)
-                decisions.append(no_prefill_worker(row.request))
+            rows = self.apart.refused(self._window, self.apart.look(now_s))
+            refused += [no_prefill_worker(row.request) for row in rows]
+        for shed in refused:
+            self._queue.remove(shed.request.id)
+            self._forget(shed.request.id)
+        decisions += refused
         for shed in decisions:
-            if isinstance(shed, Shed):
-                self._memory.shed(shed, now_s)
+            self._memory.shed(shed, now_s)
         return decisions
 
     def next_wake_s(self, now_s: float) -> float | None:
@@ -429,11 +394,3 @@ class Scheduler:
             workers = self._look(self.apart.look(now_s), now_s)
             found = waiting(row, see(row, self._window, self._loads, workers, self.settings), now_s)
         return None if found is None else explanation(found, router=self.name, policy=self.settings.policy)
-
-
-def _nobody(request: Waiting, waited_s: float) -> Shed:
-    wants = [f"worker {request.worker!r}"] if request.worker else []
-    wants += [f"label {label!r}" for label in sorted(request.require)]
-    wants += [f"adapter {request.adapter!r}"] if request.adapter else []
-    message = f"no live worker may take it since {waited_s:.1f} s: it wants {', '.join(wants) or 'one that does not drain'}"
-    return Shed(request=request, code="no_eligible_worker", message=message, retry_after_s=5.0)

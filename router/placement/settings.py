@@ -54,6 +54,7 @@ class SchedulerSettings:
     prefill_disturbance: float = 0.1  # what prefill costs each sequence decoded beside it, in parts of itself
     prefill_itl_s: float = 0.05  # the longest time between two tokens that is thought good …
     prefill_patience_s: float = 0.05  # how much later a first token may come, so that those who decode are left in peace
+    prefill_bearable_s: float = 1.5  # a first token may take so long elsewhere, before others get too long a step for its sake
     prefill_late: float = 2.0  # … and what each longer step costs each sequence, in parts of the step
     prefill_lookahead_s: float = 0.1  # a prefill worker with less than this before it has room
     prefill_dispatch_s: float = 0.01  # from a placement until a prefill worker with nothing to do has its job
@@ -99,6 +100,7 @@ class SchedulerSettings:
             "prefill_disturbance",
             "prefill_late",
             "prefill_patience_s",
+            "prefill_bearable_s",
             "prefill_dispatch_s",
         ):
             _need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")

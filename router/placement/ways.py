@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.placement.prefill import PrefillSide, ahead_s, burden_s, computing
+from router.placement.prefill import PrefillSide, ahead_s, burden_s, computing, disturbs
 from router.placement.settings import SchedulerSettings
 from router.placement.window import Bools, Floats, Ints, Window
 from router.placement.workers import Workers
@@ -52,12 +52,13 @@ def _both_ways(
     fits: Bools,
 ) -> Costs:
     work, uncached, eligible = window.work[rows], window.uncached[rows], window.eligible[rows]
-    local_ok = eligible & ~_must_be_remote(uncached, side, settings)
+    remote, remote_here, remote_work = _remote(window, rows, side, congestion, settings)
+    remote = np.where(eligible, remote, np.inf)
+    bearable = disturbs(work, side) & (remote <= settings.prefill_bearable_s)
+    local_ok = eligible & ~_must_be_remote(uncached, side, settings) & ~bearable
     burden = burden_s(work, side)
     local = np.where(local_ok, workers.wait_s + service + burden + congestion * side.price_s * work, np.inf)
     local_free = fits & local_ok & workers.room
-    remote, remote_here, remote_work = _remote(window, rows, side, congestion, settings)
-    remote = np.where(eligible, remote, np.inf)
     remote_free = fits & side.takes & np.isfinite(remote_here)
     # What is preferred among workers is the same on both ways, but that only one of them disturbs.
     taste = service * (workers.unevenness - 1.0) + side.joining_s

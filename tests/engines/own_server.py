@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.engines.conftest import FEWER_PROCESSES
+
 START_S = 240.0
 STOP_S = 20.0
 
@@ -47,7 +49,7 @@ def own_server(folder: Path, model: str, *flags: str) -> Iterator[OwnServer]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core computes by itself: one process less that imports vLLM first
+        **FEWER_PROCESSES,
         "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }

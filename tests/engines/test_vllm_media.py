@@ -28,6 +28,7 @@ from broker.messages import Sampling
 from frontend.media.loader import content_digest
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
+from tests.engines.conftest import FEWER_PROCESSES
 from tests.engines.tiny_vision import IMAGE_TOKENS, write_vision_model
 from tests.serving import Serving, serving, sim
 from workers.engine import Output, Sequence
@@ -100,7 +101,7 @@ class World:
             if output.finish or output.fault:
                 ended.set()
 
-        self.parts.runtimes[0].submit_raw(sequence, take)
+        self.parts.runtimes[0].raw.submit_raw(sequence, take)
         async with asyncio.timeout(60):
             await ended.wait()
         return outputs
@@ -143,6 +144,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, nats_
         mock.patch.object(workers.main, "Runtime", Kept),
         mock.patch.object(workers.main, "ENGINE_STOP_GRACE_S", 2.0),
         mock.patch.object(tests.serving, "START_S", START_S),
+        mock.patch.dict(os.environ, FEWER_PROCESSES),
     ):
         subjects = Subjects(f"media{os.getpid()}")
         async with (

@@ -91,6 +91,7 @@ async def until(met: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_an_adapter_that_one_worker_has_is_reached_from_all(api: httpx.AsyncClient) -> None:
     """Without a router whichever worker takes a request from the queue gives it to the one that can run it."""
     moved = _counted(MOVED, reason="adapter")
@@ -114,6 +115,7 @@ async def test_an_adapter_comes_is_answered_for_and_goes(api: httpx.AsyncClient)
     assert trouble(await unload(api, "sql")) == (404, "model_not_found")
 
 
+@pytest.mark.slow
 async def test_what_was_accepted_for_an_unloaded_adapter_finishes(api: httpx.AsyncClient) -> None:
     await load(api, "sql")
     await until(lambda: _is_listed(api, "sql"))
@@ -127,6 +129,7 @@ async def test_what_was_accepted_for_an_unloaded_adapter_finishes(api: httpx.Asy
     await until(lambda: _is_unknown(api, "sql"))
 
 
+@pytest.mark.slow
 async def test_what_has_not_finished_in_time_goes_on_where_the_adapter_is(api: httpx.AsyncClient, command: Command) -> None:
     await load(api, "sql")
     await until(lambda: _is_listed(api, "sql"))
@@ -163,6 +166,7 @@ async def test_a_load_that_makes_no_sense_names_the_parameter(
     assert words in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_by_command_on_one_worker_and_on_all(
     api: httpx.AsyncClient, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +187,7 @@ async def test_by_command_on_one_worker_and_on_all(
     assert "no model 'acme/nine' is known; known: acme/one" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_prompts_of_an_adapter_are_computed_apart_by_those_who_have_it(
     nats_server: EmbeddedServer, subjects: Subjects
 ) -> None:
@@ -220,6 +225,7 @@ async def test_the_routes_are_off_unless_they_are_asked_for(nats_server: Embedde
         assert (await unload(api, "sql")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_a_model_without_workers_is_known_until_it_is_removed(
     nats_server: EmbeddedServer, subjects: Subjects, capsys: pytest.CaptureFixture[str]
 ) -> None:

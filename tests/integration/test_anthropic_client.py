@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 import pytest_asyncio
-from anthropic import AsyncAnthropic
 
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
 from tests.serving import Serving, serving, sim
 from tests.unit.frontend.anthropic.machine import Machine
+
+if TYPE_CHECKING:  # importing it takes two seconds, also of those who only collect these tests
+    from anthropic import AsyncAnthropic
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,6 +38,8 @@ THOUGHT = "<think>The user wants the weather.</think>"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def deployment(nats_server: EmbeddedServer) -> AsyncIterator[Serving]:
+    import anthropic  # noqa: F401 - before anything has a lease to keep on this event loop
+
     model = sim(MODEL, tool_parser="hermes", reasoning_parser="think", args={"context_length": 32768})
     async with serving(nats_server, Subjects(f"anth{os.getpid()}"), model) as running:
         yield running
@@ -44,6 +47,8 @@ async def deployment(nats_server: EmbeddedServer) -> AsyncIterator[Serving]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(deployment: Serving) -> AsyncIterator[AsyncAnthropic]:
+    from anthropic import AsyncAnthropic
+
     async with AsyncAnthropic(base_url=deployment.url, api_key="none", max_retries=0) as made:
         yield made
 
@@ -153,6 +158,8 @@ async def test_what_goes_in_is_counted(client: AsyncAnthropic) -> None:
 
 
 async def test_errors_are_the_ones_the_client_knows(client: AsyncAnthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         await create(client, "x", model="nobody")
     body: Any = missing.value.body
@@ -164,6 +171,7 @@ async def test_errors_are_the_ones_the_client_knows(client: AsyncAnthropic) -> N
         await create(client, tools=[{"type": "web_search_20250305", "name": "web_search"}])
 
 
+@pytest.mark.slow
 async def test_a_long_session_of_an_agent_reuses_its_prefix(client: AsyncAnthropic) -> None:
     """Thirty turns with tool use, as Claude Code plays them: several system blocks, the first of which is never the same."""
     rules = [{"type": "text", "text": f"Rule {i}: be careful with the files of the user. " * 3} for i in range(10)]

@@ -129,6 +129,7 @@ async def test_a_letter_that_cannot_be_run_stays(
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
+@pytest.mark.slow
 async def test_a_retry_that_takes_too_long_fails_frees_the_worker_and_keeps_the_letter(
     connection: Connection, subjects: Subjects, command: Command, capsys: Captured
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from broker import metrics
 from broker.ingress import Ingress
 from broker.models import publish_card
@@ -16,6 +18,7 @@ from tests.integration.test_job_path import CARD, collect, has_worker, ingress, 
 from tests.support.executor import expected
 
 
+@pytest.mark.slow
 async def test_tokens_whose_frames_were_dropped_are_fetched(connection: Connection, subjects: Subjects) -> None:
     """A subscription that drops messages, as a server does to a slow consumer: here two of three frames."""
     await publish_card(connection, subjects, CARD, {"tokenizer.json": b"{}"})
@@ -75,7 +78,7 @@ async def test_a_publisher_that_sends_the_same_request_twice_has_it_stored_once(
         stream = await served.submit(request)
         open_job = served._open.get(request.id)
         assert open_job is not None
-        await served._publish_first(request, open_job.body)
+        await served._submitter.publish(request, open_job.body)
         assert await collect(stream) == expected(request.id, 0, 20)
         await settled(session)
         await nothing_stored(connection, subjects)

@@ -71,6 +71,7 @@ async def test_a_model_without_workers_is_known_but_not_ready(
         assert answer.status_code == 404
 
 
+@pytest.mark.slow
 async def test_it_waits_for_a_server_that_comes_later(tmp_path: Path, subjects: Subjects) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -65,6 +65,7 @@ async def test_a_key_is_created_once_changed_by_revision_and_deleted(members: Kv
     await bucket.put("a.b", b"any")
 
 
+@pytest.mark.slow
 async def test_an_expired_key_is_absent_and_can_be_made_again(
     members: KvBucket, nats_server: EmbeddedServer, subjects: Subjects
 ) -> None:
@@ -158,6 +159,7 @@ async def test_a_watch_of_nothing_is_not_ready(connection: Connection) -> None:
             await watch.ready(0.1)
 
 
+@pytest.mark.slow
 async def test_a_watch_sees_the_first_change_after_a_restart_soon(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:
@@ -192,6 +194,7 @@ async def _ignore(_error: Exception) -> None:
     pass
 
 
+@pytest.mark.slow
 async def test_keys_that_vanished_while_nobody_looked_are_reported(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:
@@ -229,6 +232,7 @@ async def test_a_lost_consumer_is_replaced_without_a_reconnect(
         await until(lambda: bool(seen), timeout_s=2.5)
 
 
+@pytest.mark.slow
 async def test_watches_leave_no_consumers_behind(own_server: EmbeddedServer, connect: Connect, subjects: Subjects) -> None:
     """Trap 2: anonymous watchers recreated in a loop fill the server with orphans."""
     topology = Topology(subjects)
@@ -309,6 +313,7 @@ async def test_a_lease_is_gained_kept_changed_and_released(
         await holder.keeper.update(b"three")
 
 
+@pytest.mark.slow
 async def test_a_lease_is_taken_over_only_when_its_holder_is_gone(connection: Connection, subjects: Subjects) -> None:
     first, second = Holder(connection, subjects, b"one"), Holder(connection, subjects, b"two")
     async with running(second):
@@ -324,6 +329,7 @@ async def test_a_lease_is_taken_over_only_when_its_holder_is_gone(connection: Co
     assert "lapse" not in winner.events
 
 
+@pytest.mark.slow
 async def test_a_paused_holder_fences_itself_before_others_may_take_over(
     connection: Connection, subjects: Subjects, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +383,7 @@ async def test_a_renewal_whose_answer_was_lost_is_no_lapse(
     assert holder.events == ["gained"]
 
 
+@pytest.mark.slow
 async def test_a_short_restart_of_the_server_costs_no_lease(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:

@@ -48,6 +48,7 @@ async def test_everything_comes_in_order_then_what_is_new(connection: Connection
     assert (await connection.api.call(f"CONSUMER.LIST.{stream}"))["total"] == 0
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_holds_the_server_back(connection: Connection, subjects: Subjects) -> None:
     await publish(connection, subjects.kv("p", "w"), 1, 200)
     follow = connection.follow(subjects.stream("KV"), subjects.kv_filter("p"), start_seq=1, batch=16)
@@ -80,6 +81,7 @@ async def test_a_lost_delivery_is_noticed(connection: Connection, subjects: Subj
     await follow.close()
 
 
+@pytest.mark.slow
 async def test_it_survives_a_restart_of_the_server(own_server: EmbeddedServer, connect, subjects: Subjects) -> None:  # type: ignore[no-untyped-def]
     connection: Connection = await connect(own_server, topology=Topology(subjects))
     follow = connection.follow(subjects.stream("KV"), subjects.kv_filter("p"), start_seq=1)

@@ -19,8 +19,9 @@ from jetstream.errors import (
 )
 from jetstream.manage import ensure_topology
 from jetstream.server import EmbeddedServer, ServerSettings
+from jetstream.specs import StreamSpec
 from jetstream.subjects import Subjects
-from jetstream.topology import StreamSpec, Topology
+from jetstream.topology import Topology
 from tests.conftest import Connect
 
 
@@ -193,6 +194,7 @@ async def test_without_an_id_a_broken_publish_is_not_repeated(
         await publishing
 
 
+@pytest.mark.slow
 async def test_a_publish_while_down_waits_for_the_server(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from jetstream import wire
 from jetstream.client import Connection
+from jetstream.consumers import request_consumer, work_consumer
 from jetstream.ports import Delivery, PullLoop
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
-from jetstream.topology import Topology, request_consumer, work_consumer
+from jetstream.topology import Topology
 from tests.conftest import Connect
 from tests.integration.test_jetstream_connection import until
 
@@ -141,6 +142,7 @@ async def test_acks_naks_delays_and_terms_do_what_they_say(connection: Connectio
                 await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 async def test_progress_holds_off_redelivery(connection: Connection, subjects: Subjects) -> None:
 
     spec = dataclasses.replace(work_consumer(subjects, "p", "w"), ack_wait_s=0.3)
@@ -188,6 +190,7 @@ async def test_messages_on_their_way_to_a_stopped_loop_are_given_back(
         await until(lambda: len(taken) + len(got) == 20, timeout_s=1.0)
 
 
+@pytest.mark.slow
 async def test_an_idle_loop_does_not_spin(connection: Connection, subjects: Subjects, work: Work, connect: Connect) -> None:
     asked: list[bytes] = []
     spy = await connect()
@@ -256,6 +259,7 @@ async def test_the_first_priority_is_served_first_and_the_last_when_alone(connec
 
 
 @pytest.mark.parametrize("how", ["kill", "restart"])
+@pytest.mark.slow
 async def test_a_restart_loses_no_message_and_no_credit(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects, how: str
 ) -> None:
@@ -321,6 +325,7 @@ async def test_silence_in_spite_of_heartbeats_makes_the_loop_ask_again(
         await until(lambda: len(got) == 3, timeout_s=1.5)
 
 
+@pytest.mark.slow
 async def test_the_plain_fetch_just_waits_through_a_restart(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:

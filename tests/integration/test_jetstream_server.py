@@ -49,6 +49,7 @@ def test_a_server_is_healthy_when_started_and_keeps_its_ports(own_server: Embedd
     assert (own_server.running, own_server.pid) == (False, None)
 
 
+@pytest.mark.slow
 async def test_file_streams_survive_a_kill(own_server: EmbeddedServer, connect: Connect, prefix: str) -> None:
     connection = await connect(own_server)
     await connection.api.call(f"STREAM.CREATE.{prefix}", {"name": prefix, "subjects": [f"{prefix}.x"]})
@@ -107,6 +108,7 @@ def test_a_server_that_hangs_while_starting_is_given_up(tmp_path: Path, monkeypa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel signal is Linux's")
+@pytest.mark.slow
 def test_a_killed_parent_leaves_no_server_behind(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"

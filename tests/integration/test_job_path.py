@@ -141,6 +141,7 @@ async def test_a_cancelled_request_is_stopped_and_not_delivered_again(connection
         await nothing_stored(connection, subjects)
 
 
+@pytest.mark.slow
 async def test_a_drained_worker_hands_over_without_losing_or_repeating_a_token(
     connection: Connection, subjects: Subjects
 ) -> None:

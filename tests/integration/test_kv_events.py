@@ -184,6 +184,7 @@ async def test_the_stream_tells_exactly_what_the_engine_has(
             await worker.until_exact()
 
 
+@pytest.mark.slow
 async def test_dumps_are_made_on_request_but_not_for_everybody_anew(
     connection: Connection, subjects: Subjects, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ async def test_dumps_are_made_on_request_but_not_for_everybody_anew(
         assert decode(Inspection, await worker.ask(Inspect())).kv == "ok"
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_gone_has_missed_nothing_in_the_end(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

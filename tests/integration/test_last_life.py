@@ -91,6 +91,7 @@ async def crowded(
                 answer.cancel()
 
 
+@pytest.mark.slow
 async def test_its_neighbours_go_on_elsewhere_where_there_is_room(connection: Connection, subjects: Subjects) -> None:
     async with crowded(connection, subjects, room=NEIGHBOURS) as (answers, jobs, first, second):
         await until_started(first, {jobs[-1].id})
@@ -102,6 +103,7 @@ async def test_its_neighbours_go_on_elsewhere_where_there_is_room(connection: Co
 
 
 @pytest.mark.parametrize(("room", "resumable"), [(NEIGHBOURS - 1, True), (NEIGHBOURS, False)], ids=["room", "a way to go on"])
+@pytest.mark.slow
 async def test_they_stay_where_others_lack(connection: Connection, subjects: Subjects, room: int, resumable: bool) -> None:
     async with crowded(connection, subjects, room=room, resumable=resumable) as (_, jobs, first, second):
         await asyncio.sleep(1.5)  # several looks

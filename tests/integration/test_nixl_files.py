@@ -16,7 +16,7 @@ from workers.nixl.errors import BadBlocks, Closed
 from workers.nixl.files import BlockFile
 from workers.nixl.transfer import Transfer
 
-pytestmark = needs_nixl
+pytestmark = [needs_nixl, pytest.mark.slow]
 
 BLOCKS = 64
 PLACES = 150

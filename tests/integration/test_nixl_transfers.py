@@ -17,7 +17,7 @@ from workers.nixl.arena import Arena
 from workers.nixl.card import unpack
 from workers.nixl.errors import BadBlocks, BadCard, Closed, PeerUnknown
 
-pytestmark = needs_nixl
+pytestmark = [needs_nixl, pytest.mark.slow]
 
 BLOCKS = 96
 BLOCK_BYTES = 40_000  # not a multiple of a page
@@ -183,6 +183,7 @@ def test_nixl_is_loaded_without_torch(peer: PeerProcess) -> None:
     assert "torch" not in peer.ask("modules")
 
 
+@pytest.mark.slow
 def test_loading_nixl_leaves_logging_alone() -> None:
     """In a process of its own: another test here may have NIXL loaded by an engine, which does not put it back."""
     show = "import logging; from workers.nixl.driver import bindings; bindings(); assert logging.raiseExceptions"

@@ -102,6 +102,7 @@ async def test_an_unknown_model_is_a_404_that_names_what_is_served(client: Async
         assert name in caught.value.message
 
 
+@pytest.mark.slow
 async def test_a_models_name_wins_over_an_adapters(nats_server: EmbeddedServer, subjects: Subjects) -> None:
     clashing = sim("acme/one", args={"adapters": ["acme/two", "sql"]})
     async with (
@@ -115,6 +116,7 @@ async def test_a_models_name_wins_over_an_adapters(nats_server: EmbeddedServer, 
         assert answer["choices"][0]["text"] == expected()
 
 
+@pytest.mark.slow
 async def test_models_vanish_and_come_back_with_their_workers(nats_server: EmbeddedServer, subjects: Subjects) -> None:
     async with serving(nats_server, subjects, TWO) as running, httpx.AsyncClient(base_url=running.url, timeout=30) as client:
 

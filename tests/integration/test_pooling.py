@@ -96,6 +96,7 @@ async def test_dimensions(client: AsyncOpenAI) -> None:
     assert caught.value.param == "dimensions"
 
 
+@pytest.mark.slow
 async def test_a_large_batch_comes_back_whole_and_in_order(client: AsyncOpenAI) -> None:
     batch = [[n % 1000 + 20, n // 1000 + 20] for n in range(2048)]
     answer = await client.embeddings.create(model=EMBEDDER, input=batch)

@@ -51,6 +51,7 @@ async def until(client: AsyncOpenAI, name: str, *statuses: str) -> Any:
     return answer
 
 
+@pytest.mark.slow
 async def test_a_response_is_made_while_nobody_waits_and_read_anywhere(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
     first, second = clients
     made = await begin(first, 20)
@@ -64,6 +65,7 @@ async def test_a_response_is_made_while_nobody_waits_and_read_anywhere(clients: 
     assert (await until(first, following.id, "incomplete")).previous_response_id == made.id
 
 
+@pytest.mark.slow
 async def test_its_events_are_read_again_from_where_a_client_was(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
     first = clients[0]
     stream = await begin(first, 30, stream=True)
@@ -97,6 +99,7 @@ async def test_it_is_cancelled_through_any_frontend(clients: tuple[AsyncOpenAI, 
         assert (await second.responses.retrieve(made.id)).status == "cancelled"
 
 
+@pytest.mark.slow
 async def test_one_whose_frontend_goes_away_ends_as_failed(
     nats_server: EmbeddedServer, names: Subjects, clients: tuple[AsyncOpenAI, AsyncOpenAI]
 ) -> None:

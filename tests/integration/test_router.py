@@ -156,6 +156,7 @@ async def test_a_window_of_waiting_requests_is_given_to_slots_as_they_become_fre
     assert set(pool.placed_by()) == {"r1"}
 
 
+@pytest.mark.slow
 async def test_without_the_router_workers_place_on_themselves_until_it_is_back(pool: Pool) -> None:
     async with pool.worker("w1"):
         async with pool.router("r1"):
@@ -170,6 +171,7 @@ async def test_without_the_router_workers_place_on_themselves_until_it_is_back(p
             assert pool.placed_by(since=since) == ["r2"]
 
 
+@pytest.mark.slow
 async def test_what_a_dead_router_held_is_answered_all_the_same(pool: Pool) -> None:
     async with pool.worker("w1", slots=1, step_s=0.002):
         async with pool.router("r1") as router:
@@ -226,6 +228,7 @@ async def test_a_request_whose_deadline_passes_in_the_window_ends(pool: Pool) ->
         await nothing_stored(pool.watching, pool.subjects)
 
 
+@pytest.mark.slow
 async def test_the_work_of_a_dead_worker_is_moved_and_goes_on_where_it_was(pool: Pool) -> None:
     async with pool.router("r1"):
         async with pool.worker("w1", step_s=0.01):
@@ -251,6 +254,7 @@ async def test_a_drained_router_gives_back_what_waits_and_leaves(pool: Pool) -> 
     assert set(pool.placed_by(since=since)) == {""}
 
 
+@pytest.mark.slow
 async def test_a_router_that_lost_its_lease_decides_nothing_until_it_holds_it_again(pool: Pool) -> None:
     async with pool.worker("w1", slots=1) as worker, pool.router("r1") as router:
         busy = await pool.served.submit(job(1_000_000))
@@ -268,6 +272,7 @@ async def test_a_router_that_lost_its_lease_decides_nothing_until_it_holds_it_ag
     assert set(pool.placed_by()) == {"r1"}
 
 
+@pytest.mark.slow
 async def test_a_router_that_stood_still_lets_go_of_its_window_without_a_word(pool: Pool) -> None:
     async with pool.worker("w1", slots=1), pool.router("r1") as router:
         busy = await pool.served.submit(job(1_000_000))
@@ -310,6 +315,7 @@ async def test_it_says_why_it_placed_a_request_where_it_is(pool: Pool) -> None:
         assert (looked.component, looked.lease_held, looked.draining) == ("r1", True, False)
 
 
+@pytest.mark.slow
 async def test_requests_of_an_ingress_that_is_gone_leave_the_window(pool: Pool, connect: Connect) -> None:
     async with pool.worker("w1", slots=1), pool.router("r1") as router:
         busy = await pool.served.submit(job(1_000_000))
@@ -339,6 +345,7 @@ async def test_an_ingress_is_told_by_the_router_that_placed_the_request(pool: Po
             assert told.router == pool.placed_by()[-1]
 
 
+@pytest.mark.slow
 async def test_an_ingress_waits_for_no_explanation_that_cannot_come(pool: Pool) -> None:
     async with pool.worker("w1", slots=1) as worker:
         request = job(explain=True)

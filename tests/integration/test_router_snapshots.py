@@ -185,6 +185,7 @@ async def test_a_reader_that_lost_events_is_repaired_through_the_stream(connecti
     await asyncio.wait([watching, answering])
 
 
+@pytest.mark.slow
 async def test_a_restart_of_the_server_loses_nothing(own_server: EmbeddedServer, connect, subjects: Subjects) -> None:  # type: ignore[no-untyped-def]
     connection: Connection = await connect(own_server, topology=Topology(subjects))
     a = Worker(connection, subjects, "a")
@@ -199,6 +200,7 @@ async def test_a_restart_of_the_server_loses_nothing(own_server: EmbeddedServer,
     assert pointer.kept[0].workers == {"a": (1, 1)}
 
 
+@pytest.mark.slow
 async def test_events_purged_unread_begin_the_index_anew(connection: Connection, subjects: Subjects) -> None:
     """A reader that stood still while the stream was purged, under a stream that other pools use too."""
     await connection.publish(subjects.kv("other", "x"), b"keeps the stream's first sequence at 1")
@@ -224,6 +226,7 @@ async def test_events_purged_unread_begin_the_index_anew(connection: Connection,
             assert stalled.follower.restored.source == "snapshot"
 
 
+@pytest.mark.slow
 async def test_a_stream_made_anew_begins_the_index_anew(own_server: EmbeddedServer, connect, subjects: Subjects) -> None:  # type: ignore[no-untyped-def]
     topology = Topology(subjects)
     connection: Connection = await connect(own_server, topology=topology)
@@ -250,6 +253,7 @@ async def test_nonsense_in_the_stream_stops_nobody(connection: Connection, subje
         await until(lambda: router.view.index.held.get("a", {}).get("device") == {1, 2})  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 async def test_one_router_leads_and_another_takes_over(connection: Connection, connect, subjects: Subjects) -> None:  # type: ignore[no-untyped-def]
     second: Connection = await connect()
     one, two = Router(connection, subjects, settings=EAGER), Router(second, subjects, settings=EAGER)
@@ -266,6 +270,7 @@ async def test_one_router_leads_and_another_takes_over(connection: Connection, c
 
 
 @pytest.mark.parametrize("what", ["object", "pointer"])
+@pytest.mark.slow
 async def test_what_is_missing_is_made_up_for(connection: Connection, subjects: Subjects, what: str) -> None:
     a = Worker(connection, subjects, "a")
     async with running(Router(connection, subjects, settings=EAGER)) as router:

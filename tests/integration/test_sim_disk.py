@@ -18,7 +18,7 @@ from workers.errors import EngineStartFailed
 from workers.sim.engine import SimEngine
 from workers.sim.tokens import expected_ids
 
-pytestmark = needs_nixl
+pytestmark = [needs_nixl, pytest.mark.slow]
 
 SIZE, BYTES = 4, 4096
 ARGS: dict[str, Any] = {

@@ -19,7 +19,7 @@ from workers.sim.engine import SimEngine
 from workers.sim.nixl_fabric import NixlFabric
 from workers.sim.tokens import expected_ids
 
-pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed")
+pytestmark = [pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed"), pytest.mark.slow]
 
 PROMPT = list(range(10, 28))  # four whole blocks of four and a half
 SMALL: dict[str, Any] = {"block_size": 4, "blocks": 2048, "context_length": 512, "allow_request_faults": True}

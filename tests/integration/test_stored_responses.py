@@ -62,6 +62,7 @@ async def test_many_are_read_at_once_and_a_missing_one_is_named(store: StoredRes
         await store.get_all([*names, "resp_gone"], "t")
 
 
+@pytest.mark.slow
 async def test_a_response_expires(connection: Connection, subjects: Subjects) -> None:
     short = StoredResponses(connection, subjects, StoreLimits(ttl_s=1.0))
     await short.put(TURN)

@@ -113,7 +113,7 @@ class Deployment:
         prefilling = Prefilling(
             engine,  # type: ignore[arg-type]
             info,
-            runtime,
+            runtime.raw,
             worker=machine.id,
             cache=None,
             wall=machine.wall,
@@ -146,12 +146,13 @@ class Deployment:
             session.prefill_server._may_take = lambda: False
         desk = HandoverDesk(
             session.prefill_client,
-            runtime,
+            runtime.sequences,
             info,
             WorkerSettings(prefill_min_tokens=64, transfer_timeout_s=4.0),
             style=self.shape.style,
             worker=machine.id,
             role=lambda: session.member.role,
+            rng=machine.rng,
             wall=machine.wall,
         )
         runtime.attach(session, info, TABLE, desk)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from jetstream.errors import QueueFull, RevisionConflict, TopologyError
 from jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessage, StreamState
-from jetstream.topology import StreamSpec, Topology
+from jetstream.specs import StreamSpec
+from jetstream.topology import Topology
 from tests.simulation.buckets import SimStore
 from tests.simulation.network import CORE, Conn, SimConfig, Sub, headers_of, matches
 

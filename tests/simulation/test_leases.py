@@ -98,6 +98,7 @@ def scenario(config: SimConfig, *, own: int = 2, rivals: int = 2) -> Scenario:
     return Scenario(name="leases", build=build, config=config, victims=victims, faults=8, until_s=40.0)
 
 
+@pytest.mark.slow
 def test_a_lease_is_never_believed_in_longer_than_it_lives():
     assert assert_holds(scenario(SimConfig(noise=0.1)), range(40)) > 5000
 

@@ -17,7 +17,7 @@ from broker.starting import Starting
 from tests.simulation.search import play
 from tests.simulation.test_prefill import SCENARIOS
 from workers.handover.remote import RemotePrefill
-from workers.runtime import Runtime
+from workers.runs import Runs
 
 pytestmark = pytest.mark.deep
 
@@ -99,13 +99,13 @@ def who_leaves_keeps_what_it_has_promised(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_stopped_run_gives_its_hand_over_up(patch: pytest.MonkeyPatch) -> None:
-    def withdraw(self: Runtime, run: Any) -> list[Any]:
-        mine = [choice for choice in self._active.values() if choice.run is run]
+    def withdraw(self: Runs, run: Any) -> list[Any]:
+        mine = self._sequences.of(run)
         for choice in mine:
-            del self._active[choice.id]
+            del self._sequences.active[choice.id]
         return mine
 
-    patch.setattr(Runtime, "_withdraw", withdraw)
+    patch.setattr(Runs, "_withdraw", withdraw)
 
 
 def a_role_changes_only_when_the_engine_is_empty(patch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> N
 
 # In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.
 WHERE: dict[Guard, tuple[str, int]] = {
-    parameters_are_confirmed_before_they_are_used: ("params", 0),
+    parameters_are_confirmed_before_they_are_used: ("params", 116),
     a_prefill_worker_is_probed: ("params", 0),
     nobody_waits_for_ever_to_be_taken: ("nobody takes it", 0),
     nobody_waits_for_ever_for_a_transfer: ("params", 0),

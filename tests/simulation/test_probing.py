@@ -59,6 +59,7 @@ def test_a_broker_that_is_gone_for_a_while_is_nobodys_death(length_s: float) -> 
     assert revoked == 0
 
 
+@pytest.mark.slow
 def test_right_after_a_reconnect_nobody_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing.Prober, "_may_suspect", lambda _self, _worker: True)
     revoked = sum(run(Fault(7.0 + n / 5, "outage", "", 1.0), config=LATE)[1] for n in range(5))

@@ -7,7 +7,7 @@ import pytest
 
 from jetstream.errors import JetStreamError
 from jetstream.ports import ConsumerSpec
-from jetstream.topology import StreamSpec
+from jetstream.specs import StreamSpec
 from tests.simulation.network import CALM, SimConfig
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, minimise, play
 from tests.simulation.world import Machine, Violation, World

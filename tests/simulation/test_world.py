@@ -8,7 +8,7 @@ import pytest
 
 from jetstream.errors import NoResponder, NotConnected, PublishUnknown, RequestTimeout
 from jetstream.ports import ConsumerSpec
-from jetstream.topology import StreamSpec
+from jetstream.specs import StreamSpec
 from tests.simulation.network import CALM, SimConfig
 from tests.simulation.world import Fault, Machine, Violation, World
 

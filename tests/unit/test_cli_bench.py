@@ -33,6 +33,7 @@ def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     report = replayed(capsys, "--requests", "25", "--workers", "4", "--blocks", "200,400", "--rate", "2,4")
     assert report["trace"]["requests"] == 25
@@ -47,6 +48,7 @@ def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         assert run["summary"]["ttft_s"]["p50"] <= run["summary"]["e2e_s"]["p50"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     def figures(seed: str) -> Any:
         options = ("--requests", "40", "--policy", "kv,random", "--routers", "2", "--rate", "3", "--seed", seed)

@@ -88,7 +88,7 @@ async def test_an_engine_that_answers_is_asked_again_only_after_the_next_idle_ti
         for n in (1, 2):
             await until(lambda n=n: len(bench.engine.taken) == n)  # type: ignore[misc]
             bench.step(Output(bench.engine.taken[-1].id, [3], finish="length"))
-            assert bench.runtime.idle_s < 0.05
+            assert bench.runtime.watchdog.idle_s < 0.05
         assert not bench.runtime.dead.done()
         task.cancel()
 

@@ -30,8 +30,8 @@ def slow_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         await replay_in_slices(choices, clock=lambda: next(now) / 1000)
 
     replay_in_slices = replaying.replay_in_slices
-    monkeypatch.setattr("workers.runtime.replay_in_slices", in_slices)
-    monkeypatch.setattr("workers.runtime.INLINE_TOKENS", INLINE)
+    monkeypatch.setattr("workers.runs.replay_in_slices", in_slices)
+    monkeypatch.setattr("workers.runs.INLINE_TOKENS", INLINE)
     monkeypatch.setattr("tests.unit.parsing.test_runtime_parsed.INFO", replace(INFO, context_length=100_000))
 
 

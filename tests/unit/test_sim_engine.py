@@ -266,6 +266,7 @@ async def test_a_stopped_engine_is_dead():
             await bench.engine.submit(sequence("a", [1]))
 
 
+@pytest.mark.slow
 def test_it_needs_neither_torch_nor_transformers_nor_tokenizers():
     program = (
         "import asyncio, sys\n"

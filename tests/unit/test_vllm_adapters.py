@@ -130,6 +130,7 @@ async def test_adapters_come_and_go_while_it_serves(tmp_path: Path, llm: Llm) ->
         running.request_of("b")
 
 
+@pytest.mark.slow
 async def test_one_that_comes_again_finds_no_blocks_of_the_one_before(tmp_path: Path) -> None:
     names = []
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.integration.nixl_peer import needs_nixl
 
 pytestmark = needs_nixl  # which does not import it: it brings PyTorch along
@@ -23,6 +25,7 @@ print("paced")
 """
 
 
+@pytest.mark.slow
 def test_what_nixls_class_sets_is_not_taken() -> None:
     done = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip().endswith("paced"), done.stderr

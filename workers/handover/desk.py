@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from workers.settings import WorkerSettings
 
 
 class HandoverDesk:
-    """Implements `workers.runtime.Remotes`."""
+    """Implements `workers.runs.Remotes`."""
 
     def __init__(
         self,
@@ -30,9 +31,10 @@ class HandoverDesk:
         style: DisaggStyle,
         worker: str,
         role: Callable[[], str],
+        rng: random.Random | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`role()`: the present one."""
+        """`role()`: the present one. `rng` chooses among prefill workers that are alike."""
         self._client = client
         self._engines = engines
         self._info = info
@@ -40,6 +42,7 @@ class HandoverDesk:
         self._style = style
         self._worker = worker
         self._role = role
+        self._rng = rng or random.Random()  # noqa: S311 - choices, no secrets
         self._wall = wall
         self._last = Handed()
 
@@ -55,7 +58,7 @@ class HandoverDesk:
             role=role,
             hands_over=bool(self._info.handover),
             peers=frozenset(peer.worker for peer in able),
-            directed=pick(able, self._client.peers(self._info.handover)),
+            directed=pick(able, self._client.peers(self._info.handover), self._rng),
             tokens=choice.tokens,
             uncached=choice.uncached,
             block_size=self._info.block_size,
@@ -79,6 +82,7 @@ class HandoverDesk:
             worker=self._worker,
             settings=HandoverSettings(wait_s=self._settings.prefill_wait_s, transfer_s=self._settings.transfer_timeout_s),
             last=self._last,
+            rng=self._rng,
             wall=self._wall,
         )
 

@@ -41,9 +41,9 @@ class HandoverSettings:
     transfer_s: float = 10.0  # from the hand-over to the first token
 
 
-def pick(able: list[WorkerMember], peers: list[WorkerMember]) -> str:
+def pick(able: list[WorkerMember], peers: list[WorkerMember], rng: random.Random) -> str:
     """The prefill worker to ask by name where not all can do it, since some lack the adapter; empty: any of them will do."""
-    return "" if len(able) in (0, len(peers)) else random.choice(able).worker  # noqa: S311
+    return "" if len(able) in (0, len(peers)) else rng.choice(able).worker
 
 
 class Engines(Protocol):
@@ -83,6 +83,7 @@ class RemotePrefill:
         worker: str,
         settings: HandoverSettings,
         last: Handed,
+        rng: random.Random,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.waiting = list(choices)  # not in the engine yet
@@ -96,6 +97,7 @@ class RemotePrefill:
         self._worker = worker
         self._settings = settings
         self._last = last
+        self._rng = rng
         self._wall = wall
         self._job = ""
         self._params: Mapping[str, Any] | None = None
@@ -127,7 +129,8 @@ class RemotePrefill:
                 others = [peer for peer in self._able() if peer.worker not in failed]
                 if error.reason not in ANOTHER_TRY or not others:
                     return False
-                directed = pick(others, self._client.peers(self._info.handover)) if self._choice.run.envelope.adapter else ""
+                peers = self._client.peers(self._info.handover)
+                directed = pick(others, peers, self._rng) if self._choice.run.envelope.adapter else ""
             else:
                 return True
         return False

@@ -17,7 +17,7 @@ def prefilling(
     engine: Engine, info: EngineInfo, runtime: Runtime, *, worker: str, cache: Callable[[], Container[int]] | None
 ) -> Prefilling | None:
     """What computes prompts for others; None for an engine that hands nothing over."""
-    return Prefilling(engine, info, runtime, worker=worker, cache=cache) if info.handover else None
+    return Prefilling(engine, info, runtime.raw, worker=worker, cache=cache) if info.handover else None
 
 
 class Handovers:
@@ -38,7 +38,7 @@ class Handovers:
         self._cards: Mapping[str, bytes] = {}
         self.desk = HandoverDesk(
             session.prefill_client,
-            runtime,
+            runtime.sequences,
             info,
             settings,
             style=style,
@@ -47,7 +47,7 @@ class Handovers:
         )
         self._acquaintances = Acquaintances(
             session.prefill_client,
-            runtime,
+            runtime.raw,
             info,
             style=style,
             worker=session.worker,

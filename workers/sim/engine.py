@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,19 +34,21 @@ from workers.engine import (
     Sequence,
     Sink,
 )
-from workers.errors import EngineDead, EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from workers.sim.answering import PRESCRIBED
 from workers.sim.blocks import BlockManager
 from workers.sim.events import EventBuffer
-from workers.sim.fabric import PROCESS_FABRIC, Fabric
+from workers.sim.fabric import Fabric
 from workers.sim.faults import SequenceFaults, raise_rejection
 from workers.sim.guided.texts import KINDS
 from workers.sim.media import MEDIA_KINDS, media_slots
 from workers.sim.membership import ROLES, FabricMember
+from workers.sim.opening import open_disk, open_fabric
+from workers.sim.operations import Operations
 from workers.sim.pacing import pass_time, until_work
 from workers.sim.scheduler import Scheduler, block_manager
 from workers.sim.settings import SimSettings, parse_settings
-from workers.sim.sleep import LEVELS, Sleeper, sleep_args
+from workers.sim.sleep import LEVELS, Sleeper
 from workers.sim.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
 from workers.sim.wire import Wire
 
@@ -65,28 +66,6 @@ def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _open_fabric(settings: SimSettings, clock: Callable[[], float]) -> Fabric:
-    if settings.fabric == "local":
-        return PROCESS_FABRIC
-    from workers.sim.nixl_fabric import NixlFabric  # who hands nothing over must not pay for it
-
-    return NixlFabric(settings.blocks, settings.block_bytes, timeout_s=settings.transfer_timeout_s, clock=clock)
-
-
-def _open_disk(settings: SimSettings, clock: Callable[[], float]) -> DiskStore | None:
-    if settings.disk_path is None:
-        return None
-    from workers.sim.disk_store import DiskStore  # nor who keeps nothing on disk
-
-    return DiskStore(
-        Path(settings.disk_path),
-        blocks=settings.disk_blocks,
-        block_bytes=settings.block_bytes,
-        timeout_s=settings.transfer_timeout_s,
-        clock=clock,
-    )
-
-
 class SimEngine:
     """Implements `workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` replaces the one of the settings."""
 
@@ -95,7 +74,7 @@ class SimEngine:
         self._fabric = fabric
         self._member: FabricMember | None = None
         self._disk: DiskStore | None = None
-        self._sleeper: Sleeper | None = None
+        self._operations: Operations | None = None
         self._disagg = DisaggStyle.NONE
         self._scheduler: Scheduler | None = None
         self._task: asyncio.Task[None] | None = None
@@ -146,14 +125,23 @@ class SimEngine:
         self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
         self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
         self._adapters = dict.fromkeys(settings.adapters, "")
-        self._sleeper = Sleeper(
-            self._scheduler,
+        sleeper = Sleeper(
+            scheduler,
             idle=lambda: not self._stepping and scheduler.idle,
             abort=self._abort,
             emit=sink,
             wake=self._work.set,
         )
-        self._task = asyncio.create_task(self._drive(self._scheduler, sink), name="sim-engine")
+        self._operations = Operations(
+            scheduler,
+            sleeper,
+            self._events,
+            adapters=self._adapters,
+            disk=self._disk,
+            member=self._member,
+            wake=self._work.set,
+        )
+        self._task = asyncio.create_task(self._drive(scheduler, sink), name="sim-engine")
         self._task.add_done_callback(self._driver_ended)
         return EngineInfo(
             engine="sim",
@@ -191,7 +179,7 @@ class SimEngine:
                 raise EngineStartFailed(f"pooling={settings.pooling!r} hands nothing over: role aggregated, no disagg")
             settings = self._pooling.room(settings)
         manager = block_manager(settings)
-        self._disk = _open_disk(settings, clock)
+        self._disk = open_disk(settings, clock)
         if manager.lower is not None:
             manager.lower.disk_store = self._disk
         if not settings.hands_over(config.role):
@@ -206,7 +194,7 @@ class SimEngine:
             wall_offset_s=time.time() - clock(),
         )
         scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire, disk=self._disk)
-        fabric = self._fabric or _open_fabric(settings, clock)
+        fabric = self._fabric or open_fabric(settings, clock)
         self._member = FabricMember(wire, scheduler, fabric, settings.engine_id or uuid.uuid4().hex, wake=self._work.set)
         self._disagg = settings.style
         return scheduler
@@ -368,38 +356,9 @@ class SimEngine:
 
         Raises UnsupportedByEngine for others, RequestInvalid for wrong arguments.
         """
-        scheduler = self._alive()
-        match op:
-            case "reset_prefix_cache":
-                scheduler.manager.clear()
-                self._work.set()
-                return {"ok": True}
-            case "load_adapter":
-                self._load_adapter(args["name"], args["source"])
-                return {}
-            case "unload_adapter":
-                self._adapters.pop(args["name"], None)
-                return {}
-            case "stats":
-                return scheduler.stats() | (self._disk.counts if self._disk is not None else {})
-            case "replay_kv_events":
-                return self._events.replay_from(args.get("from", 0))
-            case "release_handover":
-                if self._member is None:
-                    raise UnsupportedByEngine("this simulator takes no hand-overs (disagg)")
-                return {"released": self._member.release(args)}
-            case "sleep" if self._sleeper is not None:
-                return await self._sleeper.sleep(sleep_args(args))
-            case "wake" if self._sleeper is not None:
-                self._sleeper.wake()
-                return {"level": 0}
-        raise UnsupportedByEngine(f"the simulator has no operation {op!r}")
-
-    def _load_adapter(self, name: str, source: str) -> None:
-        there = self._adapters.get(name, source)
-        if there != source:
-            raise EngineError(f"the adapter {name!r} is loaded from {there or 'the start'} already; unload it first")
-        self._adapters[name] = source
+        self._alive()
+        assert self._operations is not None  # of an engine that was started  # noqa: S101
+        return await self._operations.do(op, args)
 
     async def stop(self, grace_s: float) -> None:
         """Ends at once: there is nothing to wait for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from broker.messages import Generation, PrefillDecision
 from tests.unit.test_runtime import INFO
 from workers.engine import DisaggStyle
 from workers.handover.desk import HandoverDesk
+from workers.handover.remote import pick
 from workers.settings import WorkerSettings
 
 ROUTED = PrefillDecision(remote=True, worker="p", reason="long")
@@ -47,3 +49,14 @@ def test_prompts_with_media_are_computed_here_unless_the_engine_hands_them_over(
 )
 def test_what_another_worker_cannot_compute_is_named(asked: dict[str, Any], reason: str) -> None:
     assert decided(msgspec.structs.replace(Generation(token_ids=b""), **asked)) == PrefillDecision(reason=reason)
+
+
+def test_of_those_that_have_the_adapter_the_given_source_chooses() -> None:
+    able = [SimpleNamespace(worker=name) for name in "abcd"]
+    peers = [*able, SimpleNamespace(worker="without")]
+    state = random.getstate()
+    drawn = [[pick(able, peers, rng) for _ in range(20)] for rng in (random.Random(1), random.Random(1))]  # type: ignore[arg-type]
+    assert drawn[0] == drawn[1]
+    assert set(drawn[0]) == set("abcd")
+    assert random.getstate() == state, "nobody else's numbers are touched"
+    assert pick(able, able, random.Random(1)) == pick([], peers, random.Random(1)) == ""  # type: ignore[arg-type]

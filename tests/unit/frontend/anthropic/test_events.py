@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from anthropic.types import Message
 from hypothesis import given, settings
 from pydantic import TypeAdapter
 from structlog.testing import capture_logs
@@ -62,9 +61,11 @@ async def test_a_turn_streams_every_kind_of_block() -> None:
 
 
 async def test_whole_and_streamed_say_the_same() -> None:
+    from anthropic import types
+
     client = Client(say_parts(*TURN, reason="tool_calls", cached_tokens=16))
     whole = (await client.create()).json()
-    TypeAdapter(Message).validate_python(whole)
+    TypeAdapter(types.Message).validate_python(whole)
     machine = played(await client.stream())
 
     def unsigned(blocks: list[dict[str, Any]]) -> Any:

@@ -90,6 +90,7 @@ def test_at_one_rate_classic_has_the_weights_that_are_best_there(pool):
     assert best.policy in {s.policy for s in each}
 
 
+@pytest.mark.slow
 def test_a_real_knee(pool):
     limit = pool.ceiling()
     found = find_knee(pool, LATE, limit=limit)
@@ -100,6 +101,7 @@ def test_a_real_knee(pool):
     assert find_knee(pool, PLAIN, limit=limit).rate < found.rate
 
 
+@pytest.mark.slow
 def test_the_report_of_a_search(pool):
     told = []
     comparison = Comparison(pool=pool, policies=[LATE, CLASSIC, PLAIN], sweep=SWEEP, progress=told.append)

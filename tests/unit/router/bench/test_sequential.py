@@ -102,6 +102,7 @@ def test_a_request_may_be_placed_later_but_not_never():
 
 
 @pytest.mark.parametrize("routers", [1, 2, 4])
+@pytest.mark.slow
 def test_the_real_router_keeps_the_hits_of_the_pooled_cache_and_the_balance(routers):
     """On the whole synthetic trace, of which this is a tenth, it must be 0.995 at 1.1; see docs/performance.md."""
     shared = pool(read_trace(SAMPLE), workers=8, blocks=2000, routers=routers)

@@ -19,6 +19,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index.structlog, "configure", lambda **_: None)
 
 
+@pytest.mark.slow
 def test_it_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [*SMALL, "--memory", ""])
     prefix_index.main()
@@ -29,6 +30,7 @@ def test_it_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         assert prefix_index.NOT_INSTALLED in printed
 
 
+@pytest.mark.slow
 def test_it_prints_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [*SMALL, "--memory", "2000", "--json"])
     prefix_index.main()

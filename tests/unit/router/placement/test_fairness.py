@@ -76,6 +76,7 @@ def serve(fair: FairQueue, *, seed: int, tokens: float, refill, output=lambda te
     return had
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     weights=st.lists(st.floats(0.5, 4.0), min_size=10, max_size=10),

@@ -221,6 +221,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "PART_BLOCKS", 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories)
 def test_the_index_after_a_restart_equals_the_index_before(history: list[tuple[str, Any]]) -> None:

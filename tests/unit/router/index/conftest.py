@@ -1,0 +1,14 @@
+"""Tests of an index run on each of its implementations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.router.index.model import IMPLEMENTATIONS
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> Any:
+    return request.param
