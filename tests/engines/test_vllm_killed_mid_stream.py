@@ -27,7 +27,7 @@ SEQUENCES = {"max_num_seqs": 16}  # all of them at once on the engine that is ki
 TOKENS = 96
 LONG = 4  # of `KINDS`: it surely takes all its tokens …
 KILL_AFTER = 24  # … and somebody is killed after so many
-TOGETHER = {"X-Session-ID": "all of them", "X-Headrace-Session-Affinity": "hard"}
+TOGETHER = {"X-Session-ID": "all-of-them", "X-Headrace-Session-Affinity": "hard"}
 
 # Each goes with its own question. What a stop string, a limit or a count would notice if tokens came twice or not at all.
 KINDS: tuple[dict[str, Any], ...] = (
