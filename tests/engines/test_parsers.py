@@ -40,7 +40,7 @@ ALPHABETS = {"bytes": tokenizer_with, "words": words_with}
 NOT_HERE = {
     "openai": "only together with openai_gptoss, on harmony's own vocabulary: tested apart",
     "openai_gptoss": "only together with openai, on harmony's own vocabulary: tested apart",
-    "hf": "needs a model whose tokenizer brings a response template",
+    "hf": "reads what the tokenizer's own response template says: tested apart",
 }
 NEEDS_WORDS = {"olmo3"}  # looks for its marks in whole tokens
 
@@ -225,6 +225,44 @@ def test_gpt_oss_is_read_with_harmonys_own_vocabulary() -> None:
     assert settle(streamed, whole_answer) == ("same", [])
     assert streamed.reasoning == "Hm."
     assert [(call.name, call.arguments) for call in streamed.calls] == [("get_weather", '{"city": "Köln"}')]
+
+
+RESPONSE_TEMPLATE = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}},
+        },
+        "content": {},
+    },
+}
+
+
+def test_a_model_may_bring_its_own_description_of_what_it_writes() -> None:
+    tokenizer = words_with(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    with pytest.raises(EngineStartFailed, match="response_template"):
+        VllmParsers(tokenizer, None, tool="hf", reasoning="hf")
+    tokenizer.response_template = RESPONSE_TEMPLATE
+    of = VllmParsers(tokenizer, None, tool="hf", reasoning="hf")
+    text = "<think>Let me see.</think>Hm." + TOOLS["hermes"].text.removeprefix("Hm.")
+    prompt = tokenizer.encode("<|im_start|>user\nHow is it?<|im_end|>\n<|im_start|>assistant\n")
+    answers = []
+    for whole in (False, True):
+        plan = of.plan(Parsing(tools=[WEATHER, CLOCK], whole=whole), Generation(token_ids=b""), prompt)
+        parser = plan.parser("request", 0)
+        fed = pieces_of(tokenizer, text, skip_special_tokens=plan.asked.skip_special_tokens)
+        parts = [part for token, piece in fed[:-1] for part in parser.push(token, piece)]
+        answers.append(said(parts + parser.finish(*fed[-1])))
+        assert parser.called
+    streamed, all_at_once = answers
+    assert settle(streamed, all_at_once) == ("same", [])
+    assert (streamed.reasoning.strip(), streamed.content.strip()) == ("Let me see.", "Hm.")
+    assert [call.name for call in streamed.calls] == ["get_weather"] * TOOLS["hermes"].calls
 
 
 # -- beside the built-in parsers ---------------------------------------------------------------------------------
