@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def write_vision_model(folder: Path, text_model: Path) -> Path:
     from safetensors.numpy import save_file
 
     folder.mkdir()
-    first = _write_tokenizer(folder, text_model)
+    first = write_tokenizer(folder, text_model, SPECIAL)
     _write(folder / "config.json", _config(image_token=first))
     _write(folder / "preprocessor_config.json", _PROCESSOR)
     _write(folder / "processor_config.json", {"processor_class": "Idefics3Processor", "image_seq_len": SEEN})
@@ -45,14 +46,15 @@ def write_vision_model(folder: Path, text_model: Path) -> Path:
     return folder
 
 
-def _write_tokenizer(folder: Path, text_model: Path) -> int:
+def write_tokenizer(folder: Path, text_model: Path, special: Sequence[str]) -> int:
+    """That of the text model with more special tokens. Returns the id of the first of these."""
     tokenizer = json.loads((text_model / "tokenizer.json").read_bytes())
     first = 1 + max(*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"]))
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    tokenizer["added_tokens"] += [{"id": first + n, "content": text, **flags} for n, text in enumerate(SPECIAL)]
+    tokenizer["added_tokens"] += [{"id": first + n, "content": text, **flags} for n, text in enumerate(special)]
     _write(folder / "tokenizer.json", tokenizer)
     config = json.loads((text_model / "tokenizer_config.json").read_bytes())
-    _write(folder / "tokenizer_config.json", {**config, "extra_special_tokens": list(SPECIAL)})
+    _write(folder / "tokenizer_config.json", {**config, "extra_special_tokens": list(special)})
     for name in ("special_tokens_map.json",):
         if (text_model / name).is_file():
             shutil.copy(text_model / name, folder / name)
