@@ -25,10 +25,10 @@ from broker.moving import message_ttl_s
 from broker.protocol.runs import Tombstones
 from broker.reporting import EventSender
 from broker.settings import Timing
-from jetstream.consumers import request_consumer
 from jetstream.errors import JetStreamError, QueueFull
 from jetstream.ports import Delivery, Messaging, PullLoop
 from jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
+from jetstream.topology import request_consumer
 
 log = structlog.get_logger()
 

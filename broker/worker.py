@@ -47,11 +47,11 @@ from broker.settings import SessionSettings
 from broker.settling import Settling
 from broker.starting import Starting
 from broker.worker_inbox import WorkerInbox
-from jetstream.consumers import request_consumer, work_consumer
 from jetstream.errors import JetStreamError
 from jetstream.lease import LeaseKeeper
 from jetstream.ports import Messaging
 from jetstream.subjects import REQUEST_CLASSES, Subjects
+from jetstream.topology import request_consumer, work_consumer
 
 log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""Every stream, bucket and object store of a deployment, as data. `jetstream.manage` makes it so.
+"""Every stream, consumer, bucket and object store of a deployment, as data. `jetstream.manage` makes it so.
 
 **Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
 subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the
@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from jetstream.ports import ConsumerSpec
 from jetstream.specs import BucketSpec, ObjectStoreSpec, StreamSpec
 from jetstream.subjects import RequestClass, Subjects
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
+REQ_ACK_WAIT_S = 3.0
+WORK_INACTIVE_S = 15 * 60.0
 
 # The streams whose dead letters are ours to keep.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
@@ -209,3 +212,42 @@ class Topology:
 def request_stream(subjects: Subjects, request_class: RequestClass) -> str:
     """The stream in which requests of this class lie."""
     return subjects.stream("MOVED" if request_class == "re" else "REQ")
+
+
+def request_consumer(subjects: Subjects, pool: str, request_class: RequestClass) -> ConsumerSpec:
+    """Shared by all routers (priority 0) and, without a router, workers (priority 9) of a pool."""
+    return ConsumerSpec(
+        stream=request_stream(subjects, request_class),
+        name=subjects.req_consumer(pool, request_class),
+        filter_subjects=(subjects.req_filter(pool, request_class),),
+        ack_wait_s=REQ_ACK_WAIT_S,
+        max_ack_pending=65536,
+        prioritized=True,
+        description=f"requests of class {request_class}, pool {pool}",
+    )
+
+
+def work_consumer(subjects: Subjects, pool: str, worker: str) -> ConsumerSpec:
+    """Read by its worker alone. Goes away by itself when that worker has been gone for long; its messages stay."""
+    return ConsumerSpec(
+        stream=subjects.stream("WORK"),
+        name=subjects.work_consumer(worker),
+        filter_subjects=(subjects.work(pool, worker),),
+        ack_wait_s=REQ_ACK_WAIT_S,
+        max_ack_pending=65536,
+        inactive_threshold_s=WORK_INACTIVE_S,
+        description=f"work of {worker}",
+    )
+
+
+def prefill_consumer(subjects: Subjects, pool: str, worker: str | None = None) -> ConsumerSpec:
+    """Shared by the prefill workers of a pool, or one worker's own, which goes away when that worker has been gone for long."""
+    return ConsumerSpec(
+        stream=subjects.stream("PREFILL"),
+        name=subjects.prefill_consumer(pool, worker),
+        filter_subjects=(subjects.prefill(pool, worker),),
+        ack_wait_s=REQ_ACK_WAIT_S,
+        max_ack_pending=65536,
+        inactive_threshold_s=None if worker is None else WORK_INACTIVE_S,
+        description=f"prefill jobs of pool {pool}" if worker is None else f"prefill jobs for {worker}",
+    )

@@ -33,11 +33,11 @@ from broker.prefill.messages import (
 )
 from broker.settings import Timing
 from broker.spill import fetch_payload
-from jetstream.consumers import prefill_consumer
 from jetstream.errors import NoResponder, NotConnected, RequestTimeout
 from jetstream.lease import LeaseKeeper
 from jetstream.ports import Delivery, Messaging, PullLoop
 from jetstream.subjects import Subjects
+from jetstream.topology import prefill_consumer
 
 log = structlog.get_logger()
 

@@ -19,9 +19,9 @@ from broker.errors import WireError
 from broker.messages import JobFault
 from broker.protocol.crashes import ALONE_FROM, suspected
 from broker.protocol.runs import Tombstones
-from jetstream.consumers import request_consumer
 from jetstream.ports import Delivery, Messaging, PullLoop
 from jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
+from jetstream.topology import request_consumer
 from router.options import SessionOptions
 from router.placement.types import Shed, Waiting
 from router.session import metrics

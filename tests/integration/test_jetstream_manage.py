@@ -8,13 +8,12 @@ import pytest
 
 from headrace.cli import main
 from jetstream.client import Connection
-from jetstream.consumers import request_consumer, work_consumer
 from jetstream.errors import DiskFull, TopologyError
 from jetstream.manage import ensure_topology, plan, purge, remove_topology, status
 from jetstream.ports import Delivery
 from jetstream.server import EmbeddedServer, ServerSettings
 from jetstream.subjects import Subjects
-from jetstream.topology import Topology
+from jetstream.topology import Topology, request_consumer, work_consumer
 from tests.conftest import Connect
 from tests.integration.test_jetstream_connection import until
 from tests.integration.test_jetstream_pull import running

@@ -12,11 +12,10 @@ import pytest
 
 from jetstream import wire
 from jetstream.client import Connection
-from jetstream.consumers import request_consumer, work_consumer
 from jetstream.ports import Delivery, PullLoop
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
-from jetstream.topology import Topology
+from jetstream.topology import Topology, request_consumer, work_consumer
 from tests.conftest import Connect
 from tests.integration.test_jetstream_connection import until
 

@@ -14,11 +14,10 @@ from functools import partial
 
 import pytest
 
-from jetstream.consumers import request_consumer
 from jetstream.errors import NoResponder, QueueFull, RequestTimeout, RevisionConflict, StreamTrimmed, TopologyError
 from jetstream.ports import Change, ConsumerSpec, Delivery, Message, Messaging, PullLoop
 from jetstream.subjects import Subjects
-from jetstream.topology import Topology
+from jetstream.topology import Topology, request_consumer
 
 ACK_WAIT_S = 0.8
 POOL = "m-00000000"

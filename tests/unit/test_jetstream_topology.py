@@ -2,11 +2,10 @@ import re
 
 import pytest
 
-from jetstream.consumers import request_consumer, work_consumer
 from jetstream.manage import differences
 from jetstream.specs import consumer_config
 from jetstream.subjects import REQUEST_CLASSES, Subjects
-from jetstream.topology import Topology, request_stream
+from jetstream.topology import Topology, request_consumer, request_stream, work_consumer
 
 SUBJECTS = Subjects("hr")
 TOPOLOGY = Topology(SUBJECTS)
