@@ -215,6 +215,15 @@ async def test_a_resume_with_no_token_left_ends_without_the_engine() -> None:
         assert bench.session.fins[0].reason == "length"
 
 
+@pytest.mark.parametrize(("options", "can"), [({}, True), ({"guided": {"regex": "a+"}}, False)])
+async def test_it_knows_which_runs_another_worker_could_go_on_with(options: dict, can: bool) -> None:
+    async with running() as bench:
+        run = await bench.start(generation(**dict(options)), emitted=[[]])
+        assert bench.runtime.resumable(run)
+        run.choices[0].ids.append(20)  # given out
+        assert bench.runtime.resumable(run) == can
+
+
 @pytest.mark.parametrize(
     "options", [{"guided": {"regex": "a+"}}, {"sampling": {"presence_penalty": 1.0}}, {"sampling": {"frequency_penalty": 0.5}}]
 )

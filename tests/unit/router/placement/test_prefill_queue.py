@@ -179,3 +179,13 @@ def test_with_nobody_beside_it_a_long_step_hurts_nobody() -> None:
     elsewhere(pool, "before", 12_000)
     pool.offer("r", LONG)
     assert where(pool.placement()) == (False, "cheaper")
+
+
+def test_the_queue_is_given_time_even_where_no_wait_is_predicted() -> None:
+    """A decode worker that loses patience computes the prompt beside all that it decodes."""
+    pool = apart()
+    pool.offer("r", LONG)
+    placement = pool.placement()
+    assert where(placement) == (True, "pays")
+    assert placement.prefill is not None
+    assert placement.prefill.wait_s == 2.0
