@@ -228,7 +228,7 @@ async def test_a_missing_consumer_is_asked_for_gently_and_made_again(
         await put(connection, subjects, 1)
         await until(lambda: len(got) == 1)
         await connection.delete_consumer(subjects.stream("WORK"), subjects.work_consumer("w"))
-        await until(lambda: made == 4)
+        await until(lambda: made >= 4)  # it goes on asking: on a busy machine it is further by now
         await connection.ensure_consumer(work_consumer(subjects, "p", "w"))
         await put(connection, subjects, 1, start=1)
         await until(lambda: len(got) >= 2)
