@@ -75,6 +75,9 @@ class Metrics:
             registry=r,
         )
         self.prefix_bytes = Gauge("headrace_frontend_prefix_bytes", "Memory of earlier prompts' tokens and hashes", registry=r)
+        self.slow_prompts = Counter(
+            "headrace_frontend_slow_prompts", "Texts that the fast tokenizer refused and the reference encoded", registry=r
+        )
         self._prefix = [self.prefix_tokens.labels(kind) for kind in ("reused", "encoded")]
         self._prefix_hit, self._prefix_miss = (self.prefix_prompts.labels(result) for result in ("hit", "miss"))
         self.loop_lag = FastHistogram(

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -92,6 +92,8 @@ class ModelShelf:
         self._ready: dict[str, ReadyModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        self._on_refused: Callable[[], None] = metrics.slow_prompts.inc if metrics is not None else lambda: None
+        self._quickening: asyncio.Future[None] | None = None
         self._changed = asyncio.Event()
         models.on_change(self._changed.set)
 
@@ -145,6 +147,8 @@ class ModelShelf:
             ready = await loop.run_in_executor(self._executor, self._build, served)
             self._ready[card.model] = ready
             log.info("model.loaded", model=card.model, seconds=round(time.perf_counter() - began, 3))
+            # Nobody waits for it: until it is done prompts only take longer.
+            self._quickening = loop.run_in_executor(self._executor, ready.encoder.quicken, self._on_refused)
             return ready
 
     def _build(self, served: Served) -> ReadyModel:

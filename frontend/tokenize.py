@@ -15,14 +15,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from broker.blocks import block_chain
 from broker.cards import ModelCard
 from broker.codec import pack_u32, pack_u64, unpack_u32
 from broker.errors import MalformedMessage
 from frontend.boundaries import Boundaries
-from frontend.errors import BadRequest, ContextTooLong, ModelUnusable
+from frontend.encoding import TextEncoder
+from frontend.errors import BadRequest, ContextTooLong
 from frontend.lengths import LONG, in_groups, is_suspicious, least_tokens
 from frontend.media.loader import MediaItem
 from frontend.media.placing import Placed, place
@@ -97,17 +98,12 @@ class PromptEncoder:
         memory: PrefixMemory | None = None,
         special_tokens: Sequence[str] = (),
     ) -> None:
-        """`special_tokens` are those the model's configuration names; the tokenizer is made to know them as such.
+        """`special_tokens` as `TextEncoder` has them.
 
         Raises ModelUnusable when the bytes are no tokenizer. Takes 0.1 s and more: call it off the event loop.
         """
-        try:
-            self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
-        except Exception as error:  # the library raises plain Exception
-            raise ModelUnusable(f"the tokenizer of {card.model!r} cannot be loaded: {error}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        added = _add_special_tokens(self._tokenizer, special_tokens)
+        self._text = TextEncoder(tokenizer_json, name=card.model, special_tokens=special_tokens)
+        self._tokenizer = self._text.reference
         self._card = card
         self._adapter: str | None = None
         self._executor = executor
@@ -116,7 +112,7 @@ class PromptEncoder:
         self._adds_special = self._tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         self._memory = memory
         self._boundaries = Boundaries(self._tokenizer)
-        self._digest = hashlib.sha256(tokenizer_json + repr(added).encode()).hexdigest()
+        self._digest = hashlib.sha256(tokenizer_json + repr(self._text.added).encode()).hexdigest()
         self._vocab_size = card.vocab_size or self._tokenizer.get_vocab_size()
 
     def for_adapter(self, adapter: str) -> PromptEncoder:
@@ -124,6 +120,12 @@ class PromptEncoder:
         encoder = copy.copy(self)
         encoder._adapter = adapter
         return encoder
+
+    def quicken(self, on_refused: Callable[[], None]) -> None:
+        """Go over to the fast tokenizer if it suits this model; `on_refused` is told of texts it does not take. Call it in a
+        thread."""
+        self._text.on_refused = on_refused
+        self._text.quicken()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -239,8 +241,7 @@ class PromptEncoder:
         for group in in_groups(pieces):
             if len(group[0]) > LONG:
                 self._refuse_endless(group[0], fit)
-            # a batch is a quarter cheaper than `encode`, even one of one text: it keeps no offsets
-            packed += [pack_u32(e.ids) for e in self._tokenizer.encode_batch_fast(group, add_special_tokens=special)]
+            packed += self._text.encode(group, special=special)
         return packed
 
     def _pack(self, ids: Sequence[int], fit: Fit, salt: str | None) -> Prompt:
@@ -278,12 +279,3 @@ class PromptEncoder:
         known = plain.packed[: placed.known * 4]
         chain = block_chain(known, size, adapter=self._adapter, salt=salt, media=placed.spans)
         return msgspec.structs.replace(plain, hashes=pack_u64(chain), media=placed.media)
-
-
-def _add_special_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> list[str]:
-    """Words of the vocabulary that the configuration calls special are found whole in texts, as transformers has it."""
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    wanted = [name for name in dict.fromkeys(names) if name not in known and tokenizer.token_to_id(name) is not None]
-    if wanted:
-        tokenizer.add_tokens([AddedToken(name, special=True) for name in wanted])
-    return wanted
