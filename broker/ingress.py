@@ -22,6 +22,7 @@ from broker.messages import Explanation, IngressMember, JobFault, Since, SinceIt
 from broker.models import ModelDirectory
 from broker.open_jobs import OpenJob, OpenJobs
 from broker.outbox import JudgeOutbox
+from broker.passing import Passing
 from broker.protocol.judge import JobRecord, Judge
 from broker.resubmitting import Resubmitting, poison_letter, sorted_history
 from broker.settings import IngressSettings
@@ -67,6 +68,7 @@ class Ingress:
         self._draining = False
         self._lapsed = False
         self._open = OpenJobs()
+        self._passing = Passing(self._loop)
         self._outbox = JudgeOutbox(messaging, subjects, self._on_poison)
         self._judge = Judge(self._outbox)
         self._members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)
@@ -186,7 +188,13 @@ class Ingress:
         if len(payload) > self.settings.spill_bytes:
             spill, payload = await self._submitter.spill(job, payload), b""
         body = encode(job.envelope(judge=self.id, now=wall, payload=payload, spill=spill))
-        stream = JobStream(job.id, limit=self.settings.max_rows, drained=self._on_drained, cancel=self._on_cancel)
+        stream = JobStream(
+            job.id,
+            limit=self.settings.max_rows,
+            drained=self._on_drained,
+            cancel=self._on_cancel,
+            passing=self._passing,
+        )
         record = JobRecord(job.id, job.card.pool, job.choices, stream, now)
         if job.explain:
             self._decisions.expect(job.id)

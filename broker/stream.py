@@ -20,6 +20,7 @@ from broker.errors import (
     SlowClient,
 )
 from broker.messages import JobFault, Row
+from broker.passing import Passing
 
 _FAULTS: dict[str, type[JobError]] = {
     kind.code: kind
@@ -41,11 +42,34 @@ def fault_error(fault: JobFault) -> JobError:
 class JobStream:
     """The token stream of one request. One reader; bounded; the judge fills it."""
 
-    __slots__ = ("_cancel", "_drained", "_ended", "_fault", "_limit", "_loop", "_rows", "_waiter", "id", "paused_since_s")
+    __slots__ = (
+        "_cancel",
+        "_drained",
+        "_ended",
+        "_fault",
+        "_limit",
+        "_loop",
+        "_passing",
+        "_rows",
+        "_sink",
+        "_waiter",
+        "id",
+        "paused_since_s",
+    )
 
-    def __init__(self, request_id: str, *, limit: int, drained: Callable[[str], None], cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        limit: int,
+        drained: Callable[[str], None],
+        cancel: Callable[[str], None],
+        passing: Passing,
+    ) -> None:
         self.id = request_id
         self.paused_since_s: float | None = None
+        self._passing = passing
+        self._sink: Callable[[list[Row]], bool] | None = None
         self._limit = limit
         self._drained = drained
         self._cancel = cancel
@@ -66,6 +90,10 @@ class JobStream:
         if fin is not None and fin.fault is not None:
             row = msgspec.structs.replace(row, fin=None)  # the fault is raised by rows(), after the tokens before it
         self._rows.append(row)
+        if self._sink is not None:
+            if len(self._rows) == 1:
+                self._passing.add(self)
+            return True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -74,6 +102,8 @@ class JobStream:
     def end(self, fault: JobFault | None) -> None:
         self._ended = True
         self._fault = fault
+        if self._sink is not None and self._rows:
+            return  # these are passed on first
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -88,11 +118,7 @@ class JobStream:
         """
         while True:
             if self._rows:
-                rows, self._rows = self._rows, []
-                if self.paused_since_s is not None:
-                    self.paused_since_s = None
-                    self._drained(self.id)
-                return rows
+                return self._take()
             if self._ended:
                 if self._fault is not None:
                     raise fault_error(self._fault)
@@ -102,6 +128,43 @@ class JobStream:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    async def pass_to(self, sink: Callable[[list[Row]], bool]) -> None:
+        """Give rows to `sink` as they come, in order; quicker than `rows`, because nobody is woken for them.
+
+        Returns once `sink` has returned False (it has used what it was given all the same) or the stream has ended; `rows` then
+        tells the rest.  Raises what `sink` raises.  Cancelling the wait loses no row.
+        """
+        if self._rows and not sink(self._take()):
+            return
+        if self._ended:
+            return
+        self._waiter = self._loop.create_future()
+        self._sink = sink
+        try:
+            await self._waiter
+        finally:
+            self._waiter = self._sink = None
+
+    def pass_on(self) -> None:
+        """What has come for the sink."""
+        sink, waiter = self._sink, self._waiter
+        if sink is None or waiter is None or waiter.done() or not self._rows:
+            return  # its reader has gone, or reads by itself
+        try:
+            more = sink(self._take())
+        except Exception as error:  # it is the reader's, whom it is told
+            waiter.set_exception(error)
+            return
+        if not more or self._ended:
+            waiter.set_result(None)
+
+    def _take(self) -> list[Row]:
+        rows, self._rows = self._rows, []
+        if self.paused_since_s is not None:
+            self.paused_since_s = None
+            self._drained(self.id)
+        return rows
 
     @property
     def finished(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from frontend.errors import FrontendError, HeadersTimeout, HeadersTooLarge, TooManyConnections, UrlTooLong
@@ -185,6 +185,17 @@ class Connection(HttpToolsProtocol):
         """The client takes nothing now, and as much as may be waits for it."""
         return self.flow.write_paused
 
+    def begin(self, head: bytes, data: bytes) -> bool:
+        """Write the head of a streamed answer of status 200 and its first part at once. `head`: valid headers, with line ends.
+        False: nothing was written, it has to go its usual way."""
+        cycle: RequestResponseCycle = self.cycle
+        if cycle.response_started or cycle.disconnected or not cycle.keep_alive or self.flow.write_paused:
+            return False
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(b"%b%b\r\n%x\r\n%b\r\n" % (self.board.stream_head(cycle.default_headers), head, len(data), data))
+        return True
+
     def push(self, data: bytes) -> bool:
         """Write a part of a streamed answer now, past the layers of the server. False: nothing was written, it has to go its
         usual way (the client takes nothing, it has left, or another request waits behind this one)."""
@@ -268,6 +279,7 @@ class Connections:
         self._metrics = metrics
         self._state: ServerState | None = None
         self._turns: Turns | None = None
+        self._stream_head: tuple[list[tuple[bytes, bytes]] | None, bytes] = (None, b"")
         self.most = min(settings.max_connections, max(16, _raise_file_limit() - SPARE_FILES))
         if self.most < settings.max_connections:
             log.warning("connections.limited", wanted=settings.max_connections, most=self.most, why="open files (ulimit -n)")
@@ -279,6 +291,15 @@ class Connections:
             board = self
 
         return Bound
+
+    def stream_head(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Status and the headers of the server, which makes a new list of them every second, for its date."""
+        made_for, head = self._stream_head
+        if made_for is not default_headers:
+            lines = b"".join(b"%b: %b\r\n" % header for header in default_headers)
+            head = STATUS_LINE[200] + lines + b"transfer-encoding: chunked\r\n"
+            self._stream_head = default_headers, head
+        return head
 
     def turns(self, loop: asyncio.AbstractEventLoop) -> Turns:
         """Those of the loop the connections are on, which is always the same one."""

@@ -34,6 +34,9 @@ _SSE = [
     (b"x-accel-buffering", b"no"),  # tells nginx to pass events on at once
 ]
 
+# The same, written once, with the id of the request.
+_SSE_HEAD = b"".join(b"%b: %b\r\n" % header for header in _SSE) + REQUEST_ID + b": %b\r\n"
+
 _PIECE = 256 * 1024  # of an answer, handed to the server at a time
 
 
@@ -55,6 +58,7 @@ class Wire(Protocol):
     def whole(self) -> bool: ...
     @property
     def full(self) -> bool: ...
+    def begin(self, head: bytes, data: bytes) -> bool: ...
     def push(self, data: bytes) -> bool: ...
     def cut(self, last_words: bytes) -> None: ...
 
@@ -160,8 +164,18 @@ class Exchange:
         status = form.status(error) if isinstance(form, StatusForm) else error.status
         await self.send_json(form(error), status=status, headers=headers)
 
-    async def start_stream(self) -> None:
+    async def start_stream(self, events: bytes = b"") -> None:
+        """`events` leave together with the head."""
+        scope = self.scope
+        if self._wire is not None and events and not self.more_headers:
+            head = _SSE_HEAD % scope["headrace.request_id"].encode()
+            if self._wire.begin(head, events):
+                self.started = True
+                scope["headrace.status"] = 200
+                return
         await self._start(200, _SSE)
+        if events:
+            await self.send_events(events)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
@@ -169,6 +183,10 @@ class Exchange:
         scope["headrace.status"] = status
         marked = [*headers, *self.more_headers, (REQUEST_ID, scope["headrace.request_id"].encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": marked})
+
+    def push(self, events: bytes) -> bool:
+        """`send_events` where that need not wait. False: nothing was sent."""
+        return self._wire is not None and self._wire.push(events)
 
     async def send_events(self, events: bytes, *, more: bool = True) -> None:
         """Returns once the socket takes more: a slow reader holds back only its own stream. Raises SlowReader."""

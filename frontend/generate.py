@@ -23,7 +23,7 @@ from frontend.memory import forget_frames
 from frontend.merge import MergedAnswer, submit_all
 from frontend.metrics import Metrics
 from frontend.planning import Plan
-from frontend.ports import Answer, JobPort
+from frontend.ports import Answer, DirectAnswer, JobPort
 from frontend.settings import FrontendSettings
 from frontend.sse import KEEPALIVE
 from frontend.writing import ErrorForm, StreamWriter, WholeWriter
@@ -120,19 +120,22 @@ class GenerationEndpoint:
     async def _stream(
         self, writer: StreamWriter, answer: Answer, exchange: Exchange, watch: DisconnectWatch, pace: _Pace
     ) -> None:
+        flow = _Flow(writer, exchange, pace)
+        events = flow.events(await answer.rows())
+        await exchange.start_stream(events if writer.open else b"")
         keepalive_s = self._settings.sse_keepalive_s
-        rows = await answer.rows()
-        await exchange.start_stream()
-        while True:
-            if not rows:
-                raise Incomplete
-            pace.rows(rows)
-            events = writer.events(rows)
-            if not writer.open:
-                break
-            if events:
+        direct = answer if isinstance(answer, DirectAnswer) and not keepalive_s else None
+        while writer.open:
+            if direct is not None:
+                await direct.pass_to(flow)
+                events = flow.unsent()
+                if not writer.open:
+                    break
+                if events:
+                    await exchange.send_events(events)
+            events = flow.events(await (self._patient(answer, exchange, keepalive_s) if keepalive_s else answer.rows()))
+            if events and writer.open:
                 await exchange.send_events(events)
-            rows = await answer.rows() if not keepalive_s else await self._patient(answer, exchange, keepalive_s)
         if writer.unsettled:
             if events:
                 await exchange.send_events(events)
@@ -185,6 +188,37 @@ class GenerationEndpoint:
                 await exchange.send_events(plan.writer.failure(told), more=False)
         except SlowReader:
             self._cut(exchange, plan)
+
+
+class _Flow:
+    """Rows to events, and by itself as far as the socket while nothing has to be waited for."""
+
+    __slots__ = ("_exchange", "_pace", "_unsent", "_writer")
+
+    def __init__(self, writer: StreamWriter, exchange: Exchange, pace: _Pace) -> None:
+        self._writer = writer
+        self._exchange = exchange
+        self._pace = pace
+        self._unsent = b""
+
+    def events(self, rows: list[Row]) -> bytes:
+        if not rows:
+            raise Incomplete
+        self._pace.rows(rows)
+        return self._writer.events(rows)
+
+    def __call__(self, rows: list[Row]) -> bool:
+        """False: its turn is over, the answer has ended or the client takes nothing now; see `unsent`."""
+        events = self.events(rows)
+        if self._writer.open and (not events or self._exchange.push(events)):
+            return True
+        self._unsent = events
+        return False
+
+    def unsent(self) -> bytes:
+        """The last events, where they were not sent."""
+        events, self._unsent = self._unsent, b""
+        return events
 
 
 class _Pace:

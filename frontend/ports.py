@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from broker.cards import ModelCard
 from broker.jobs import Job
@@ -53,6 +53,17 @@ class Answer(Protocol):
 
     def cancel(self) -> None:
         """Idempotent; nothing happens once the job has ended."""
+
+
+@runtime_checkable
+class DirectAnswer(Answer, Protocol):
+    """One that can hand its rows on without waking its reader."""
+
+    async def pass_to(self, sink: Callable[[list[Row]], bool], /) -> None:
+        """Give rows to `sink` as they come, until it returns False or the answer has ended; `rows` tells the rest.
+
+        Raises what `sink` raises. Cancelling the wait loses no row.
+        """
 
 
 class ResponseStore(Protocol):

@@ -18,7 +18,7 @@ from frontend.errors import ModelUnusable
 from frontend.metrics import Metrics
 from frontend.settings import FrontendSettings
 from frontend.shelf import ModelShelf
-from tests.unit.frontend.fakes import MODEL, FakeModels
+from tests.unit.frontend.fakes import FILES, MODEL, FakeModels
 from tests.unit.frontend.test_prefixes import TEXTS
 from tests.unit.frontend.tokenizers_at_hand import MAKES, make
 
@@ -136,7 +136,7 @@ def test_no_tokenizer_at_all_is_named() -> None:
 @needs_fast
 async def test_a_loaded_model_becomes_fast_by_itself_and_counts_what_is_refused() -> None:
     models, metrics = FakeModels(), Metrics()
-    models.served[MODEL].files["tokenizer.json"] = make("SmolLM2")
+    models.served[MODEL].files = {**FILES, "tokenizer.json": make("SmolLM2")}
     shelf = ModelShelf(models, FrontendSettings(), metrics)
     encoder = (await shelf.get(MODEL)).encoder
     assert shelf._quickening is not None
