@@ -68,7 +68,7 @@ class Ingress:
         self._draining = False
         self._lapsed = False
         self._open = OpenJobs()
-        self._passing = Passing(self._loop)
+        self._passing = Passing(self._loop, gather_s=self.settings.gather_s)
         self._outbox = JudgeOutbox(messaging, subjects, self._on_poison)
         self._judge = Judge(self._outbox)
         self._members = Members(messaging, subjects, lease_ttl_s=self._timing.lease_ttl_s)

@@ -2,6 +2,9 @@
 
 Waking a task for every row costs more than what it does with the row.  A reader that only has to be called registers here
 instead; what one turn of the event loop brings for it is passed on in the next one, all together.
+
+A write to a socket costs more than the event in it, too.  So what comes for a reader within `gather_s` of its last rows waits
+until that time is over, unless it is the end: a stream slower than that never waits, a faster one is passed on in pieces.
 """
 
 from __future__ import annotations
@@ -13,28 +16,46 @@ MOST = 256  # readers served in one turn of the loop: about a millisecond
 
 
 class Due(Protocol):
-    """Somebody for whom rows have arrived."""
+    """Somebody for whom rows have arrived. `passed_s`: when some were passed on last, on the loop's clock."""
+
+    passed_s: float
 
     def pass_on(self) -> None:
-        """Must not raise."""
+        """Must not raise. Nothing happens where there are no rows (any more)."""
 
 
 class Passing:
     """One per ingress."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, gather_s: float = 0.0) -> None:
+        """`gather_s`: 0 = nobody waits."""
         self._loop = loop
+        self._gather_s = gather_s
         self._due: list[Due] = []
+        self._waiting: list[Due] = []
 
-    def add(self, stream: Due) -> None:
-        """Once per batch of rows."""
-        self._due.append(stream)
-        if len(self._due) == 1:
+    def add(self, stream: Due, *, last: bool) -> None:
+        """Rows have come; once per batch, and once more for the `last` ones."""
+        if last or self._loop.time() - stream.passed_s >= self._gather_s:
+            self._due.append(stream)
+            if len(self._due) == 1:
+                self._loop.call_soon(self._run)
+        else:
+            self._waiting.append(stream)
+            if len(self._waiting) == 1:
+                self._loop.call_later(self._gather_s, self._waited)
+
+    def _waited(self) -> None:
+        if not self._due:
             self._loop.call_soon(self._run)
+        self._due += self._waiting
+        self._waiting = []
 
     def _run(self) -> None:
+        now = self._loop.time()
         due, self._due = self._due[:MOST], self._due[MOST:]
         if self._due:
             self._loop.call_soon(self._run)
         for stream in due:
+            stream.passed_s = now
             stream.pass_on()

@@ -54,6 +54,7 @@ class JobStream:
         "_sink",
         "_waiter",
         "id",
+        "passed_s",
         "paused_since_s",
     )
 
@@ -68,6 +69,7 @@ class JobStream:
     ) -> None:
         self.id = request_id
         self.paused_since_s: float | None = None
+        self.passed_s = 0.0
         self._passing = passing
         self._sink: Callable[[list[Row]], bool] | None = None
         self._limit = limit
@@ -91,8 +93,8 @@ class JobStream:
             row = msgspec.structs.replace(row, fin=None)  # the fault is raised by rows(), after the tokens before it
         self._rows.append(row)
         if self._sink is not None:
-            if len(self._rows) == 1:
-                self._passing.add(self)
+            if len(self._rows) == 1 or fin is not None:
+                self._passing.add(self, last=fin is not None)
             return True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -103,7 +105,8 @@ class JobStream:
         self._ended = True
         self._fault = fault
         if self._sink is not None and self._rows:
-            return  # these are passed on first
+            self._passing.add(self, last=True)  # these are passed on first
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -141,6 +144,7 @@ class JobStream:
             return
         self._waiter = self._loop.create_future()
         self._sink = sink
+        self.passed_s = self._loop.time()
         try:
             await self._waiter
         finally:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from broker.cards import ModelCard
 from broker.jobs import Job
@@ -55,7 +55,6 @@ class Answer(Protocol):
         """Idempotent; nothing happens once the job has ended."""
 
 
-@runtime_checkable
 class DirectAnswer(Answer, Protocol):
     """One that can hand its rows on without waking its reader."""
 

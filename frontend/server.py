@@ -94,7 +94,7 @@ class _Work:
             ingress = self._ingress = Ingress(
                 work,
                 subjects,
-                settings=IngressSettings(slow_client_s=settings.slow_client_s),
+                settings=IngressSettings(slow_client_s=settings.slow_client_s, gather_s=settings.sse_gather_s),
                 namespace=settings.namespace,
                 standing=standing,
             )

@@ -47,6 +47,14 @@ FRONTEND = (
     Setting("frontend.job_inputs", "integer", 16, "Inputs of one job; a request with more is split.", _HTTP, least=1),
     Setting("frontend.job_input_tokens", "integer", 8192, "Tokens of such a job if it has several inputs.", _HTTP, least=1),
     Setting(
+        "frontend.sse_gather_s",
+        "seconds",
+        0.002,
+        "Events of a stream that come so soon after its last ones leave together with the next; 0: none waits.",
+        _HTTP,
+        least=0,
+    ),
+    Setting(
         "frontend.sse_keepalive_s",
         "seconds",
         0.0,
