@@ -189,8 +189,8 @@ class Connection(HttpToolsProtocol):
         """Write the head of a streamed answer of status 200 and its first part at once. `head`: valid headers, with line ends.
         False: nothing was written, it has to go its usual way."""
         cycle: RequestResponseCycle = self.cycle
-        if cycle.response_started or cycle.disconnected or not cycle.keep_alive or self.flow.write_paused:
-            return False
+        if self.pipeline or cycle.response_started or cycle.disconnected or not cycle.keep_alive or self.flow.write_paused:
+            return False  # in the first case it is the answer of another request
         cycle.response_started = cycle.chunked_encoding = True
         cycle.waiting_for_100_continue = False
         self.transport.write(b"%b%b\r\n%x\r\n%b\r\n" % (self.board.stream_head(cycle.default_headers), head, len(data), data))

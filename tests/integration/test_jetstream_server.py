@@ -49,6 +49,13 @@ def test_a_server_is_healthy_when_started_and_keeps_its_ports(own_server: Embedd
     assert (own_server.running, own_server.pid) == (False, None)
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch processes")
+def test_the_server_pushes_nobody_off_a_core(own_server: EmbeddedServer) -> None:
+    assert own_server.pid is not None
+    threads = [int(folder.name) for folder in Path(f"/proc/{own_server.pid}/task").iterdir()]
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
+
+
 @pytest.mark.slow
 async def test_file_streams_survive_a_kill(own_server: EmbeddedServer, connect: Connect, prefix: str) -> None:
     connection = await connect(own_server)

@@ -10,7 +10,7 @@ import pytest
 
 from frontend.turns import Turns
 from tests.integration.rude import error, post, request, running, status
-from tests.unit.frontend.fakes import chat
+from tests.unit.frontend.fakes import chat, say
 
 
 async def test_what_has_to_wait_for_its_turn_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +50,33 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
         raw = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + request(method="GET", path="/nothing")
         answer = await server.send(raw)
         assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 200, 200, 404]
+
+
+async def test_pipelined_streams_come_one_after_the_other_each_whole() -> None:
+    async with running() as server:
+        server.ingress.script = lambda job: say(*(f"{job.choices}:{n} " for n in range(20)))(job)
+        closing = post(chat(stream=True, n=3))
+        staying = closing.replace(b"connection: close\r\n", b"")
+        raw = b"".join(staying.replace(b'"n": 3', b'"n": %d' % n) for n in (1, 2)) + closing
+        answer = await server.send(raw)
+        answers = answer.split(b"HTTP/1.1 200 OK\r\n")[1:]
+        for n, one in enumerate(answers, start=1):
+            assert one.count(b"\r\n\r\n") == 2  # the head's end and the last chunk's
+            assert one.count(f'"content":"{n}:'.encode()) == 20 * n
+            assert one.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert len(answers) == 3
+
+
+async def test_a_stream_has_the_same_headers_however_its_head_was_written() -> None:
+    async with running() as server:
+        closing = post(chat(stream=True))
+        staying = closing.replace(b"connection: close\r\n", b"") + request(method="GET", path="/live")
+        heads = []
+        for raw in (closing, staying):
+            head = (await server.send(raw)).split(b"\r\n\r\n")[0].split(b"\r\n")
+            heads.append({line.split(b": ")[0] for line in head})
+        assert heads[0] - heads[1] == {b"connection"}
+        assert heads[1] < heads[0]
 
 
 async def test_a_flood_of_pipelined_requests_is_cut_off() -> None:

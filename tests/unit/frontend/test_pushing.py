@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
 
-from frontend.connections import Connection
+from frontend.connections import Connection, Connections
 from frontend.exchange import Exchange
+from frontend.metrics import Metrics
+from frontend.settings import FrontendSettings
 
 
 class Cycle:
@@ -15,7 +18,9 @@ class Cycle:
 
     def __init__(self, **changes: Any) -> None:
         self.chunked_encoding: bool | None = True
-        self.response_complete = self.disconnected = False
+        self.response_started = self.response_complete = self.disconnected = False
+        self.keep_alive = self.waiting_for_100_continue = True
+        self.default_headers = [(b"date", b"now"), (b"server", b"uvicorn")]
         self.__dict__.update(changes)
 
 
@@ -35,6 +40,8 @@ class Transport:
 def connection(**changes: Any) -> Connection:
     made = Connection.__new__(Connection)
     made.cycle, made.flow, made.transport = Cycle(**changes), Flow(), Transport()  # type: ignore[assignment]
+    made.pipeline = deque()
+    made.board = Connections(FrontendSettings(), Metrics())
     return made
 
 
@@ -76,6 +83,42 @@ def test_an_empty_part_does_not_end_the_answer() -> None:
     wire = connection()
     assert not wire.push(b"")
     assert written(wire) == []
+
+
+def test_head_and_first_part_leave_in_one_write() -> None:
+    wire = connection(chunked_encoding=None)
+    assert wire.begin(b"a: b\r\n", b"data: x")
+    head = b"HTTP/1.1 200 OK\r\ndate: now\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\na: b\r\n\r\n"
+    assert written(wire) == [head + b"7\r\ndata: x\r\n"]
+    cycle: Any = wire.cycle
+    assert (cycle.response_started, cycle.chunked_encoding, cycle.waiting_for_100_continue) == (True, True, False)
+    assert wire.push(b"y")
+
+
+def test_a_new_date_makes_a_new_head() -> None:
+    wire = connection(chunked_encoding=None)
+    wire.begin(b"", b"x")
+    later = connection(chunked_encoding=None, default_headers=[(b"date", b"later")])
+    later.board = wire.board
+    later.begin(b"", b"x")
+    assert b"date: now" in written(wire)[0]
+    assert b"date: later" in written(later)[0]
+
+
+@pytest.mark.parametrize("changes", [{"response_started": True}, {"disconnected": True}, {"keep_alive": False}])
+def test_no_head_is_written_where_it_is_not_allowed(changes: dict[str, Any]) -> None:
+    wire = connection(**changes)
+    assert not wire.begin(b"", b"x")
+    assert written(wire) == []
+
+
+def test_no_head_is_written_into_another_answer_or_to_a_client_that_takes_nothing() -> None:
+    behind, full = connection(), connection()
+    behind.pipeline.append((behind.cycle, None))  # type: ignore[arg-type]
+    full.flow.write_paused = True
+    for wire in (behind, full):
+        assert not wire.begin(b"", b"x")
+        assert written(wire) == []
 
 
 class Pushed:
