@@ -33,7 +33,7 @@ POLL_S = 0.01
 
 # Runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A parent that died
 # before the call is noticed by its id.  As a batch process the server does not push others off a core whenever it has something
-# to do: on a busy machine that would happen at every message, in the middle of whoever sent it.  It gets its share all the same.
+# to do, which on a busy machine is at every message, in the middle of whoever sent it.  It gets its share all the same.
 _LAUNCHER = (
     "import ctypes,os,sys;"
     "ctypes.CDLL(None).prctl(1,int(sys.argv[2]),0,0,0) if sys.platform=='linux' else None;"

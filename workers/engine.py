@@ -217,8 +217,7 @@ Sink = Callable[[list[Output]], None]
 """Takes all outputs of one engine step. Called on the event loop, must not block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's own view of how busy it is."""
 
     running: int = 0
@@ -235,8 +234,7 @@ Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvEvent:
+class KvEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the engine's KV cache. Hashes are the engine's own, u64.
 
     `token_ids` comes with `stored`: those of all blocks in `hashes`, in order, `block_size` tokens each. An event whose tokens

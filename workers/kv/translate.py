@@ -58,7 +58,8 @@ class _TierState:
         self.touched: dict[int, bool] = {}  # in this step: chain value → was it held before
 
     def complete(self, hash_: int) -> bool:
-        return all(hash_ in copies for copies in self.groups.values())
+        """Whether every group has it. Not asked of a tier without groups."""
+        return all([hash_ in copies for copies in self.groups.values()])  # a generator takes twice as long
 
     def before(self) -> Collection[int]:
         """What was held when this step began."""
@@ -107,6 +108,7 @@ class Translator:
         self.lost = False  # something is missing: read the engine's cache anew
         self._most_ghosts = max(_GHOSTS, blocks)
         self._tiers: dict[Tier, _TierState] = {tier: _TierState() for tier in TIERS}
+        self._places: dict[int, int] = {}  # hash → groups, of all tiers, that hold it
         self._values: dict[int, Values] = {}  # of hashes that are in some tier
         self._ghosts: OrderedDict[int, Values] = OrderedDict()  # of hashes that were
         self._orphans: list[_Orphan] = []
@@ -194,6 +196,7 @@ class Translator:
                 copies.clear()
             state.held = {}
             state.touched = {}
+        self._places.clear()
         self._orphans.clear()
 
     def _forget(self, hash_: int) -> None:
@@ -218,7 +221,10 @@ class Translator:
                 if hash_ in self._values and state.complete(hash_):
                     state.unhold(self._values[hash_])
                 del copies[hash_]
-                if not any(hash_ in other for tier in self._tiers.values() for other in tier.groups.values()):
+                places = self._places.pop(hash_) - 1
+                if places:
+                    self._places[hash_] = places
+                else:
                     self._forget(hash_)
 
     def _store(self, event: KvEvent) -> None:
@@ -259,6 +265,7 @@ class Translator:
             copies[hash_] = count + 1
             if count:
                 continue
+            self._places[hash_] = self._places.get(hash_, 0) + 1
             values = self._values.get(hash_)
             if values is None:
                 values = self._ghosts.pop(hash_, None)
@@ -294,16 +301,13 @@ class Translator:
 
     def _name(self, hash_: int, values: Values) -> None:
         """From now on these are the values of this hash, wherever it is (still) held."""
-        present = False
-        for state in self._tiers.values():
-            if any(hash_ in copies for copies in state.groups.values()):
-                present = True
-                if state.complete(hash_):
-                    state.hold(values)
-        if present:
-            self._values[hash_] = values
-        else:
+        if hash_ not in self._places:
             self._ghosts[hash_] = values
+            return
+        self._values[hash_] = values
+        for state in self._tiers.values():
+            if state.groups and state.complete(hash_):
+                state.hold(values)
 
     def _adopt(self) -> None:
         """At the end of a step: parents may have come after their children (an inventory has no order)."""
@@ -321,4 +325,4 @@ class Translator:
 
     def _present(self, hash_: int | None) -> bool:
         """Whether this hash is held, with or without a known value."""
-        return any(hash_ in copies for state in self._tiers.values() for copies in state.groups.values())
+        return hash_ in self._places
