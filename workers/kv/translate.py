@@ -59,7 +59,10 @@ class _TierState:
 
     def complete(self, hash_: int) -> bool:
         """Whether every group has it. Not asked of a tier without groups."""
-        return all([hash_ in copies for copies in self.groups.values()])  # a generator takes twice as long
+        for copies in self.groups.values():  # noqa: SIM110  # `all` of a generator takes twice as long
+            if hash_ not in copies:
+                return False
+        return True
 
     def before(self) -> Collection[int]:
         """What was held when this step began."""
@@ -108,6 +111,7 @@ class Translator:
         self.lost = False  # something is missing: read the engine's cache anew
         self._most_ghosts = max(_GHOSTS, blocks)
         self._tiers: dict[Tier, _TierState] = {tier: _TierState() for tier in TIERS}
+        self._used: list[_TierState] = []  # those that have groups
         self._places: dict[int, int] = {}  # hash → groups, of all tiers, that hold it
         self._values: dict[int, Values] = {}  # of hashes that are in some tier
         self._ghosts: OrderedDict[int, Values] = OrderedDict()  # of hashes that were
@@ -239,13 +243,12 @@ class Translator:
             self.odd_size = span
             return
         self._enter(event)
-        if all(hash_ in self._values for hash_ in hashes):
+        if self._values.keys() >= set(hashes):
             return
         if span * len(hashes) != len(event.token_ids):
             return  # another group's event says what these are
-        orphan = _Orphan(event, span)
-        if not self._place(orphan):
-            self._orphans.append(orphan)
+        if not self._place(event, span):
+            self._orphans.append(_Orphan(event, span))
 
     def _enter(self, event: KvEvent) -> None:
         """Count these hashes in; what they hold may not be known yet."""
@@ -253,6 +256,8 @@ class Translator:
         group = event.group or 0
         copies = state.groups.get(group)
         if copies is None:
+            if not state.groups:
+                self._used.append(state)
             copies = state.groups[group] = {}
             for value in state.held:  # nothing is in all groups any more
                 state.touched.setdefault(value, True)
@@ -275,9 +280,8 @@ class Translator:
             elif state.complete(hash_):
                 state.hold(values)
 
-    def _place(self, orphan: _Orphan) -> bool:
-        """Give the blocks of an event their chain values, if its parent has one."""
-        event = orphan.event
+    def _place(self, event: KvEvent, span: int) -> bool:
+        """Give the blocks of an event, of `span` tokens each, their chain values, if its parent has one."""
         if event.parent is None:
             value = chain_seed(event.adapter, event.salt)
         else:
@@ -287,16 +291,19 @@ class Translator:
             value = known[-1]
         packed = pack_u32(event.token_ids)
         media, width = event.media, self.block_size * 4
-        each = orphan.span // self.block_size
+        each = span // self.block_size
         at = 0
+        known_values = self._values
         for number, hash_ in enumerate(event.hashes):
-            values = []
-            for _ in range(each):
-                value = extend_chain_packed(value, packed[at : at + width], media[number] if media else ())
-                values.append(value)
+            value = extend_chain_packed(value, packed[at : at + width], media[number] if media else ())
+            at += width
+            values: Values = (value,)
+            for _ in range(each - 1):
+                value = extend_chain_packed(value, packed[at : at + width])
                 at += width
-            if hash_ not in self._values:
-                self._name(hash_, tuple(values))
+                values += (value,)
+            if hash_ not in known_values:
+                self._name(hash_, values)
         return True
 
     def _name(self, hash_: int, values: Values) -> None:
@@ -305,15 +312,15 @@ class Translator:
             self._ghosts[hash_] = values
             return
         self._values[hash_] = values
-        for state in self._tiers.values():
-            if state.groups and state.complete(hash_):
+        for state in self._used:
+            if state.complete(hash_):
                 state.hold(values)
 
     def _adopt(self) -> None:
         """At the end of a step: parents may have come after their children (an inventory has no order)."""
         waiting, progress = self._orphans, True
         while waiting and progress:
-            left = [orphan for orphan in waiting if not self._place(orphan)]
+            left = [orphan for orphan in waiting if not self._place(orphan.event, orphan.span)]
             progress = len(left) < len(waiting)
             waiting = left
         self._orphans = []
