@@ -23,17 +23,9 @@ from broker.frames import FrameSender
 from broker.lapses import Lapses
 from broker.leaving import Leaving
 from broker.members import Members
-from broker.messages import (
-    Done,
-    Envelope,
-    Inspection,
-    JobFault,
-    LoadAdapter,
-    LoadReport,
-    UnloadAdapter,
-    WorkerMember,
-)
+from broker.messages import Envelope, JobFault, LoadReport, WorkerMember
 from broker.moving import Janitor, Mover, rendezvous_first
+from broker.operating import Operating
 from broker.outflow import Outflow
 from broker.placing import SelfPlacer
 from broker.prefill.client import PrefillClient
@@ -46,6 +38,7 @@ from broker.roles import RoleChange
 from broker.settings import SessionSettings
 from broker.settling import Settling
 from broker.starting import Starting
+from broker.upkeep import Upkeep
 from broker.worker_inbox import WorkerInbox
 from jetstream.errors import JetStreamError
 from jetstream.lease import LeaseKeeper
@@ -55,7 +48,6 @@ from jetstream.topology import request_consumer, work_consumer
 
 log = structlog.get_logger()
 
-TICK_S = 0.1
 RETURNED_AT_ONCE = 8  # requests that reach a worker which does not serve any (any more), and are moved
 
 
@@ -175,9 +167,11 @@ class WorkerSession:
             movable=self._goes_on_elsewhere,
             move=lambda run, reason: self.move(run, suspect=None, reason=reason),
         )
+        self._upkeep = Upkeep(self, self._out, self._lapses, self._clearing, self._tombstones, timing=self._timing, wall=wall)
         self._leaving = Leaving(self, messaging, subjects, self._lease, self._mover, retry_s=self._timing.retry_s)
         self.adapters = AdapterChanges(self, messaging, subjects, self._lease, adapters, timing=self._timing)
         self._role_change = RoleChange(self, self._lease, self._mover, set_role, retry_s=self._timing.retry_s)
+        self.operating = Operating(self, self.adapters, self._role_change, kv=kv, drain_grace_s=self.settings.drain_grace_s)
         self.prefill_client = PrefillClient(
             messaging,
             subjects,
@@ -204,7 +198,6 @@ class WorkerSession:
                 wall=wall,
             )
         )
-        self._judges_looked_s = 0.0
         self._tasks: asyncio.TaskGroup | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -218,7 +211,7 @@ class WorkerSession:
         await self._messaging.subscribe(self._subjects.find(self.pool), self._inbox.on_control)
         await self._messaging.subscribe(self._subjects.cancel(self.pool), self._inbox.on_cancel)
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = self._starting.tasks = tasks
+            self._tasks = self._starting.tasks = self.operating.tasks = tasks
             serving = [
                 tasks.create_task(part)
                 for part in (
@@ -227,8 +220,8 @@ class WorkerSession:
                     self._work.run(),
                     self._placer.run(),
                     self._janitor.run(self._is_janitor),
-                    self._extend_claims(),
-                    self._tick(),
+                    self._upkeep.extend_claims(),
+                    self._upkeep.tick(tasks),
                     self._load.run(),
                     self.prefill_client.run(),
                     self._prober.run(),
@@ -296,62 +289,6 @@ class WorkerSession:
         self.balance()
         await self._work.stop()
         await self._placer.stop()
-
-    def begin_drain(self, grace_s: float | None) -> None:
-        """Drain in the background, on an operator's command."""
-        if self._tasks is not None and not self.draining:
-            self._tasks.create_task(self.drain(self.settings.drain_grace_s if grace_s is None else grace_s))
-
-    def begin_role(self, role: str, grace_s: float | None, reply: str) -> None:
-        """Change the role in the background, on an operator's command, and answer when that is through."""
-
-        async def change() -> None:
-            refusal = await self.set_role(role, grace_s)
-            self.reply(reply, encode(Done(ok=not refusal, message=refusal or f"worker {self.worker} serves as {role}")))
-
-        if self._tasks is not None:
-            self._tasks.create_task(change())
-
-    async def set_role(self, role: str, grace_s: float | None) -> str:
-        """Finish the work of the present role within the grace period, hand over the rest, and serve this one. Returns why not,
-        or nothing."""
-        if self.draining:
-            return f"worker {self.worker} is draining"
-        return await self._role_change.change(role, self.settings.drain_grace_s if grace_s is None else grace_s)
-
-    def begin_adapter(self, command: LoadAdapter | UnloadAdapter, reply: str) -> None:
-        """Load or unload an adapter in the background, on an operator's command, and answer when that is through."""
-
-        async def change() -> None:
-            if isinstance(command, LoadAdapter):
-                refusal, done = await self.adapters.load(command.name, command.source), "serves"
-            else:
-                refusal, done = await self.adapters.unload(command.name, command.grace_s), "has unloaded"
-            message = refusal or f"worker {self.worker} {done} {command.name!r}"
-            self.reply(reply, encode(Done(ok=not refusal, message=message)))
-
-        if self._tasks is not None:
-            self._tasks.create_task(change())
-
-    def inspect(self) -> Inspection:
-        """What this worker holds, for operators and tests."""
-        states = self.prefill_server.states() if self.prefill_server is not None else {}
-        for run in self.runs:
-            states[run.state.value] = states.get(run.state.value, 0) + 1
-        return Inspection(
-            component=self.worker,
-            runs=[run.ref for run in self.runs],
-            states=states,
-            lease_held=self._lease.held,
-            draining=self.draining,
-            kv=self._kv.state if self._kv is not None else "",
-        )
-
-    def ask_dump(self) -> str:
-        """Publish the inventory of cached blocks. Returns why not, or nothing."""
-        if self._kv is None:
-            return f"worker {self.worker} publishes no cache events"
-        return self._kv.ask_dump()
 
     def reply(self, subject: str, data: bytes) -> None:
         if subject:
@@ -475,45 +412,6 @@ class WorkerSession:
             self.balance()
 
     # -- time and trouble ------------------------------------------------------------------------------------
-
-    async def _extend_claims(self) -> None:
-        while True:
-            await asyncio.sleep(self._timing.ack_wait_s / 3)
-            if self._lease.held:
-                for run in self.runs:
-                    run.delivery.progress()
-
-    async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = loop.time()
-            self._tombstones.expire(now)
-            wall = self._wall()
-            if self._tasks is not None:
-                self._lapses.recheck(self._tasks)
-                if self._lease.held and self.taking:
-                    self._clearing.look(self._tasks)
-            self._look_for_judges(now)
-            for run in self.runs:
-                if run.state is RunState.ENDED:
-                    self._out.press(run, now, every_s=self._timing.resend_s)
-                elif run.state is RunState.RUNNING and run.envelope.deadline <= wall:
-                    self.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))
-
-    def _look_for_judges(self, now_s: float) -> None:
-        """Nobody waits for the tokens of a judge that is gone."""
-        if now_s < self._judges_looked_s + self._timing.silence_s or self._tasks is None:
-            return
-        self._judges_looked_s = now_s
-        for judge in {run.judge: None for run in self.runs if not self.members.ingress_live(run.judge)}:
-            self._tasks.create_task(self._drop_if_gone(judge))
-
-    async def _drop_if_gone(self, judge: str) -> None:
-        runs = [run for run in self.runs if run.judge == judge]  # not those that arrive while the answer is on its way
-        if await self.members.ingress_gone(judge):
-            for run in runs:
-                self.drop(run, how="judge_gone")
 
     def _on_gained(self) -> None:
         self.balance()

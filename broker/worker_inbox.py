@@ -42,21 +42,21 @@ class WorkerInbox:
         elif isinstance(control, Since):
             self._on_since(control)
         elif isinstance(control, Drain):
-            self._session.begin_drain(control.grace_s)
+            self._session.operating.begin_drain(control.grace_s)
             self._session.reply(message.reply, encode(Done(message=f"{len(self._session.runs)} runs to finish")))
         elif isinstance(control, Ping):
             self._session.reply(message.reply, encode(Done()))
         elif isinstance(control, KvDump):
-            refusal = self._session.ask_dump()
+            refusal = self._session.operating.ask_dump()
             self._session.reply(message.reply, encode(Done(ok=not refusal, message=refusal)))
         elif isinstance(control, PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop):
             self._on_prefill(control, message.reply)
         elif isinstance(control, LoadAdapter | UnloadAdapter):
-            self._session.begin_adapter(control, message.reply)
+            self._session.operating.begin_adapter(control, message.reply)
         elif isinstance(control, SetRole):
-            self._session.begin_role(control.role, control.grace_s, message.reply)
+            self._session.operating.begin_role(control.role, control.grace_s, message.reply)
         else:
-            self._session.reply(message.reply, encode(self._session.inspect()))
+            self._session.reply(message.reply, encode(self._session.operating.inspect()))
 
     def _on_prefill(self, control: PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop, reply: str) -> None:
         client, server = self._session.prefill_client, self._session.prefill_server

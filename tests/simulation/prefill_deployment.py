@@ -95,7 +95,7 @@ class Deployment:
             world.process(f"W{i}", lambda machine: self.work(machine, "decode"), restart=True, restart_on_exit=True)
         world.process("J0", self.serve, restart=True, restart_on_exit=True)
         world.fault_kinds |= {
-            "drain": self._on_worker(lambda w: w.session.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
+            "drain": self._on_worker(lambda w: w.session.operating.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
             "role": self._on_worker(self._change_role),
             "cancel": self._cancel_one,
             "break": self._set("breaks"),
@@ -248,7 +248,7 @@ class Deployment:
         if not set(serving) - {worker}:  # who takes the last one that serves away gets no answers
             others = [role for role in others if role != "prefill"]
         role = self.world.rng.choice(others)
-        worker.session.begin_role(role, self.world.rng.choice((0.0, 0.5, 3.0)), "")
+        worker.session.operating.begin_role(role, self.world.rng.choice((0.0, 0.5, 3.0)), "")
 
     def _cancel_one(self, machine: Machine, _length_s: float | None) -> None:
         mine = [ask for ask in self.asks if ask.judge is machine and not ask.outcome]

@@ -99,7 +99,9 @@ class Deployment:
             world.process(f"J{i}", self.serve, restart=True, restart_on_exit=True)
         world.at(0.0, self._look)
         world.fault_kinds |= {
-            "drain": self._on_worker(lambda worker: worker.session.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
+            "drain": self._on_worker(
+                lambda worker: worker.session.operating.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))
+            ),
             "engine": self._on_worker(lambda worker: worker.machine.loop.create_task(worker.engine.die())),
             "flaky": self._on_worker(lambda worker: setattr(worker.engine, "flaky", 3)),
             "redeliver": self._redeliver,

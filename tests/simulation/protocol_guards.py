@@ -23,7 +23,7 @@ from broker.protocol import judge
 from broker.protocol.judge import JobRecord, Judge
 from broker.protocol.runs import Run, RunState, RunTable
 from broker.starting import Starting
-from broker.worker import WorkerSession
+from broker.upkeep import Upkeep
 from broker.worker_inbox import WorkerInbox
 from jetstream.errors import NoResponder
 from jetstream.ports import Delivery
@@ -236,18 +236,19 @@ def a_verdict_takes_a_fresh_read(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_verdict_covers_only_what_was_there_when_it_was_asked(patch: pytest.MonkeyPatch) -> None:
-    async def drop_if_gone(self: WorkerSession, name: str) -> None:
-        if await self._members.ingress_gone(name):
-            for run in self.runs:
+    async def drop_if_gone(self: Upkeep, name: str) -> None:
+        session = self._session
+        if await session.members.ingress_gone(name):
+            for run in session.runs:
                 if run.judge == name:
-                    self.drop(run, how="judge_gone")
+                    session.drop(run, how="judge_gone")
 
-    patch.setattr(WorkerSession, "_drop_if_gone", drop_if_gone)
+    patch.setattr(Upkeep, "_drop_if_gone", drop_if_gone)
 
 
 @guard
 def nobody_works_for_a_judge_that_is_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerSession, "_look_for_judges", lambda self, now_s: None)
+    patch.setattr(Upkeep, "_look_for_judges", lambda self, tasks, now_s: None)
 
 
 @guard
