@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
 
 import structlog
 
 from jetstream import metrics
-from jetstream.errors import JetStreamError, LeaseLost, RevisionConflict
+from jetstream.errors import JetStreamError, LeaseLost, RequestTimeout, RevisionConflict
 from jetstream.ports import Bucket, Messaging
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 16
-TRIES_PER_TTL = 4  # how long one try may take, as a part of the TTL
+CALLS_PER_TTL = 4  # how long one call may take, as a part of the TTL
 
 
 class LeaseClock:
@@ -189,36 +191,45 @@ class LeaseKeeper:
             if self._released or loop.time() < self._clock.next_action():
                 return  # an update has done it meanwhile, or an alarm has changed what is due
             try:
-                async with asyncio.timeout(self._clock.ttl_s / TRIES_PER_TTL):
-                    if self._clock.expires is None:
-                        await self._gain()
-                    else:
-                        await self._renew(raising=False)
-            except (TimeoutError, JetStreamError) as error:
+                if self._clock.expires is None:
+                    await self._gain()
+                else:
+                    await self._renew(raising=False)
+            except JetStreamError as error:
                 log.info("lease.write_failed", key=self.key, error=str(error) or type(error).__name__)
                 self._clock.failed(loop.time())
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
+        """Each call has its time, not all of a step together: a slow server that answers every call must not send us back to
+        the first one for ever."""
+        limit_s = self._clock.ttl_s / CALLS_PER_TTL
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call
+        except TimeoutError:
+            raise RequestTimeout(f"no answer about {self.key} in {limit_s:g} s") from None
 
     async def _gain(self) -> None:
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
         try:
-            revision = await self._bucket.create(self.key, self._value, ttl_s=self._clock.ttl_s)
+            revision = await self._in_time(self._bucket.create(self.key, self._value, ttl_s=self._clock.ttl_s))
         except RevisionConflict:
-            entry = await self._bucket.get(self.key)
+            entry = await self._in_time(self._bucket.get(self.key))
             if entry is None or entry.value not in self._ours:
                 self._clock.failed(loop.time())
                 return  # somebody else holds it; look again later
             sent_at = loop.time()
-            revision = await self._bucket.update(self.key, self._value, revision=entry.revision, ttl_s=self._clock.ttl_s)
+            revision = await self._in_time(self._write_over(entry.revision))
         self._confirm(revision, sent_at)
 
     async def _renew(self, *, raising: bool) -> None:
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
         try:
-            revision = await self._bucket.update(self.key, self._value, revision=self._revision, ttl_s=self._clock.ttl_s)
+            revision = await self._in_time(self._write_over(self._revision))
         except RevisionConflict:
-            entry = await self._bucket.get(self.key)
+            entry = await self._in_time(self._bucket.get(self.key))
             if entry is None or entry.value not in self._ours:
                 self._lose("expired" if entry is None else "taken")
                 if raising:
@@ -226,10 +237,13 @@ class LeaseKeeper:
                 return
             # An earlier write of ours whose outcome we never heard has landed after all.
             sent_at = loop.time()
-            revision = await self._bucket.update(self.key, self._value, revision=entry.revision, ttl_s=self._clock.ttl_s)
+            revision = await self._in_time(self._write_over(entry.revision))
         self._confirm(revision, sent_at)
         if raising and not self.held:
             raise LeaseLost(f"the lease {self.key} ran out while it was changed")
+
+    async def _write_over(self, revision: int) -> int:
+        return await self._bucket.update(self.key, self._value, revision=revision, ttl_s=self._clock.ttl_s)
 
     def _confirm(self, revision: int, sent_at: float) -> None:
         self._revision = revision

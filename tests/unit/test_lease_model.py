@@ -253,3 +253,56 @@ class World(RuleBasedStateMachine):
 
 World.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
 TestLease = World.TestCase
+
+
+# -- a slow server ---------------------------------------------------------------------------------------------------------
+
+
+class SlowServer:
+    """Each call takes `trip_s` there and back; the answer to the first one is lost."""
+
+    def __init__(self, trip_s: float) -> None:
+        self.trip_s = trip_s
+        self.scheduler = Scheduler(0)
+        self.server = Server()
+        self.holder = Holder(0, self.scheduler)
+        self._lost = False
+
+    def run(self, for_s: float) -> None:
+        """In small steps: what was asked is taken half a trip later, and answered another half after that."""
+        for _ in range(round(for_s / 0.01)):
+            self.scheduler.advance(self.scheduler.now + 0.01)
+            self.server.now = self.scheduler.now
+            for call in list(self.holder.calls):
+                self.holder.calls.remove(call)
+                self.scheduler.at(self.trip_s / 2, self._arrive, call)
+
+    def _arrive(self, call: Call) -> None:
+        self.server.now = self.scheduler.now
+        outcome = self.server.do(call.op, **call.args)
+        if self._lost:
+            self.scheduler.at(self.trip_s / 2, self._answer, call, outcome)
+        self._lost = True
+
+    def _answer(self, call: Call, outcome: Any) -> None:
+        def settle() -> None:
+            if call.future.done():  # it has been given up
+                return
+            if isinstance(outcome, JetStreamError):
+                call.future.set_exception(outcome)
+            else:
+                call.future.set_result(outcome)
+
+        self.holder.loop.call_soon(settle)
+
+
+def test_a_slow_server_keeps_nobody_from_its_lease() -> None:
+    """Three calls find one's own write and go on from it: each may take a quarter of the lease, not all together."""
+    slow = SlowServer(trip_s=0.7 * TTL_S / 4)
+    slow.run(0.95 * TTL_S)
+    assert slow.holder.gains == 1
+    assert slow.holder.keeper.held_until_s > slow.server.now + TTL_S / 2
+    for _ in range(5):
+        slow.run(TTL_S)
+        assert (slow.server.entry is not None, slow.holder.gains, slow.holder.lapses) == (True, 1, 0)
+    slow.holder.loop.bury()
