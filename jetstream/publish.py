@@ -188,6 +188,7 @@ class Mux:
             if call.timed_out:
                 self._expire_publish(call)
             elif not self._core.send_now(call.cmd):
+                call.future = None  # nobody waits for it now, so nobody would hear of its failure
                 await self._until_sendable(call)
                 continue
             try:

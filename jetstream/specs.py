@@ -78,10 +78,11 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSpec:
-    """A key-value bucket as data."""
+    """A key-value bucket as data. `max_age_s`: longest life of a value that is not written again; 0 = for ever."""
 
     name: str
     description: str
+    max_age_s: float = 0.0
     max_bytes: int = -1
     replicas: int = 1
 
@@ -93,6 +94,7 @@ class BucketSpec:
             discard="new",
             max_msgs_per_subject=1,
             max_bytes=self.max_bytes,
+            max_age_s=self.max_age_s,
             duplicate_window_s=120.0,
             allow_msg_ttl=True,
             marker_ttl_s=MARKER_TTL_S,

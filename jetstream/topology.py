@@ -19,6 +19,10 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 REQ_ACK_WAIT_S = 3.0
 WORK_INACTIVE_S = 15 * 60.0
+# A server that is killed may bring leases back that ran out long ago, and then does not end them: nats-server 2.15 saves every
+# two minutes what it has deleted, and after a crash looks for TTLs only behind that. A live lease is written every few seconds,
+# so what is older than this is none, whatever became of its TTL.
+LEASES_KEPT_S = 60.0
 
 # The streams whose dead letters are ours to keep.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
@@ -157,7 +161,11 @@ class Topology:
             "batches": "state of batches",
             "state": "snapshot pointers, leaders, records that outlive a lease",
         }
-        return tuple(BucketSpec(name=self.subjects.bucket(k), description=t, replicas=self.replicas) for k, t in texts.items())
+        ages = {"members": LEASES_KEPT_S}
+        return tuple(
+            BucketSpec(name=self.subjects.bucket(k), description=t, max_age_s=ages.get(k, 0.0), replicas=self.replicas)
+            for k, t in texts.items()
+        )
 
     def object_stores(self) -> tuple[ObjectStoreSpec, ...]:
         texts = {

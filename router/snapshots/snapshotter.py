@@ -1,6 +1,6 @@
 """Making snapshots while events go on, and who does it.
 
-One router of a pool holds the key `snapshots.<pool>` of bucket `state` like a lease and makes them.  A snapshot is taken worker
+One router of a pool holds the lease `snapshots.<pool>` and makes them.  A snapshot is taken worker
 by worker, with a turn for everybody else in between; each worker's part is exact as of its own message, as
 `router.snapshots.encode` explains.
 """
@@ -101,7 +101,7 @@ class Snapshotter:
         self._wall = wall
         self._lease = LeaseKeeper(
             messaging,
-            subjects.bucket("state"),
+            subjects.bucket("members"),
             f"snapshots.{pool}",
             f"{router} {secrets.token_hex(8)}".encode(),
             ttl_s=self.settings.lease_ttl_s,

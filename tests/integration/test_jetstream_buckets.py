@@ -13,9 +13,10 @@ from jetstream.client import Connection
 from jetstream.errors import LeaseLost, RequestTimeout, RevisionConflict, SubjectError, TopologyError
 from jetstream.kv import KvBucket
 from jetstream.lease import LeaseKeeper, lease_gone
-from jetstream.manage import status
+from jetstream.manage import ensure_streams, status
 from jetstream.ports import Bucket, Change, Watch
 from jetstream.server import EmbeddedServer
+from jetstream.specs import BucketSpec
 from jetstream.subjects import Subjects
 from jetstream.topology import Topology
 from tests.conftest import Connect
@@ -101,6 +102,24 @@ async def test_entries_are_listed_by_pattern_and_beyond_one_read(members: KvBuck
     assert [e.value for e in await members.entries("ingress.>")] == [b"x"]
     assert [e.value for e in await members.entries("worker.p.7")] == [b"7"]
     assert await members.entries("router.>") == []
+
+
+@pytest.mark.slow
+async def test_a_lease_that_has_lost_its_ttl_is_gone_when_it_is_too_old_for_one(connection: Connection, prefix: str) -> None:
+    """As the server leaves some behind that ran out before it was killed (`jetstream.topology.LEASES_KEPT_S`)."""
+    await ensure_streams(connection, [BucketSpec(name=f"{prefix}_aged", description="leases", max_age_s=1.5).stream()])
+    bucket = connection.bucket(f"{prefix}_aged")
+    vanished = asyncio.Event()
+    watch = bucket.watch(lambda change: vanished.set() if (change.key, change.value) == ("router.back", None) else None)
+    async with running(watch):
+        await watch.ready(5)
+        await bucket.put("router.back", b"no ttl")
+        revision = await bucket.create("router.live", b"refreshed", ttl_s=4.0)
+        async with asyncio.timeout(10):
+            while not vanished.is_set():
+                await asyncio.sleep(0.2)
+                revision = await bucket.update("router.live", b"refreshed", revision=revision, ttl_s=4.0)
+    assert [entry.key for entry in await bucket.entries()] == ["router.live"]
 
 
 async def test_a_bucket_that_does_not_exist_is_named(connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """Storing messages, with what can go wrong about it."""
 
 import asyncio
+import gc
 import time
 
 import nats
@@ -202,8 +203,12 @@ async def test_a_publish_while_down_waits_for_the_server(
     own_server.kill()
     while connection.connected:
         await asyncio.sleep(0.005)
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
     with pytest.raises(PublishUnknown, match="not connected"):
         await connection.publish(subjects.work("p", "w"), b"", timeout_s=0.05)
+    gc.collect()
+    assert unheard == []
     publishing = asyncio.ensure_future(connection.publish(subjects.work("p", "w"), b"", timeout_s=5.0))
     await own_server.start_async()
     assert (await publishing).seq == 1

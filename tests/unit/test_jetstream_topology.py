@@ -2,10 +2,12 @@ import re
 
 import pytest
 
+from broker.settings import Timing
 from jetstream.manage import differences
 from jetstream.specs import consumer_config
 from jetstream.subjects import REQUEST_CLASSES, Subjects
 from jetstream.topology import Topology, request_consumer, request_stream, work_consumer
+from router.snapshots.settings import SnapshotSettings
 
 SUBJECTS = Subjects("hr")
 TOPOLOGY = Topology(SUBJECTS)
@@ -90,6 +92,13 @@ def test_buckets_keep_one_revision_so_that_short_leases_stay_short() -> None:
         assert stream.max_msgs_per_subject == 1
         assert stream.allow_msg_ttl
         assert stream.marker_ttl_s > 0
+
+
+def test_leases_have_an_end_that_does_not_hang_on_their_ttl_and_other_values_have_none() -> None:
+    ages = {bucket.name: bucket.stream().max_age_s for bucket in TOPOLOGY.buckets()}
+    longest_lease_s = max(Timing().lease_ttl_s, SnapshotSettings().lease_ttl_s)
+    assert ages.pop(TOPOLOGY.subjects.bucket("members")) >= 5 * longest_lease_s
+    assert set(ages.values()) == {0.0}
 
 
 def test_every_stream_says_what_it_is_for_and_whose_it_is() -> None:
