@@ -54,10 +54,6 @@ def nobody_waits_for_ever_for_a_transfer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RemotePrefill, "_first_token", first_token)
 
 
-def what_is_not_wanted_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefillClient, "settle", lambda self, job: self._asked.pop(job, None) and "")
-
-
 def a_job_that_nobody_waits_for_is_stale(patch: pytest.MonkeyPatch) -> None:
     def on_done(self: PrefillClient, said: PrefillDone) -> PrefillVerdict:
         self.on_taken(PrefillTaken(job=said.job, worker=said.worker))
@@ -126,12 +122,11 @@ WHERE: dict[Guard, tuple[str, int]] = {
     a_prefill_worker_is_probed: ("params", 0),
     nobody_waits_for_ever_to_be_taken: ("nobody takes it", 0),
     nobody_waits_for_ever_for_a_transfer: ("params", 0),
-    what_is_not_wanted_is_dropped: ("kept for ever", 538),
     a_job_that_nobody_waits_for_is_stale: ("kept for ever", 0),
     a_drop_that_got_lost_is_noticed: ("kept for ever", 2),
     the_dead_want_nothing: ("kept for ever", 0),
     who_leaves_keeps_what_it_has_promised: ("kept for ever", 943),
-    a_stopped_run_gives_its_hand_over_up: ("kept for ever", 0),
+    a_stopped_run_gives_its_hand_over_up: ("kept for ever", 241),
     a_role_changes_only_when_the_engine_is_empty: ("roles", 0),
     what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 0),
 }
