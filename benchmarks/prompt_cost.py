@@ -46,6 +46,7 @@ Conversation = list[dict[str, Any]]
 def model(memory: PrefixMemory | None, pool: ThreadPoolExecutor) -> ReadyModel:
     """The bundled model, as the frontend has it ready."""
     encoder = PromptEncoder((ASSETS / "tokenizer.json").read_bytes(), CARD, executor=pool, inline_bytes=INLINE, memory=memory)
+    encoder.quicken(lambda: None)
     template = ChatTemplate((ASSETS / "chat_template.jinja").read_text(), names={})
     return ReadyModel(CARD, encoder, template, "fp", pool, INLINE)
 
