@@ -158,9 +158,10 @@ class JobStream:
         try:
             more = sink(self._take())
         except Exception as error:  # it is the reader's, whom it is told
-            waiter.set_exception(error)
+            if not waiter.done():
+                waiter.set_exception(error)
             return
-        if not more or self._ended:
+        if (not more or self._ended) and not waiter.done():  # the sink may have found that its reader has to go
             waiter.set_result(None)
 
     def _take(self) -> list[Row]:

@@ -34,13 +34,18 @@ POLL_S = 0.01
 # Runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A parent that died
 # before the call is noticed by its id.  As a batch process the server does not push others off a core whenever it has something
 # to do, which on a busy machine is at every message, in the middle of whoever sent it.  It gets its share all the same.
-_LAUNCHER = (
-    "import ctypes,os,sys;"
-    "ctypes.CDLL(None).prctl(1,int(sys.argv[2]),0,0,0) if sys.platform=='linux' else None;"
-    "os.getppid()==int(sys.argv[1]) or sys.exit(1);"
-    "os.sched_setscheduler(0,os.SCHED_BATCH,os.sched_param(0)) if hasattr(os,'SCHED_BATCH') else None;"
-    "os.execv(sys.argv[3],sys.argv[3:])"
-)
+_LAUNCHER = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(sys.argv[2]), 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+try:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+except (AttributeError, OSError):
+    pass  # another system, or not allowed here: it is only slower
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class ServerStartError(ConnectError):

@@ -194,14 +194,20 @@ async def test_without_an_id_a_broken_publish_is_not_repeated(
         await publishing
 
 
+async def cut_off(server: EmbeddedServer, connect: Connect, subjects: Subjects) -> Connection:
+    """A connection whose server is gone, and which knows it."""
+    connection = await connect(server, topology=Topology(subjects))
+    server.kill()
+    while connection.connected:
+        await asyncio.sleep(0.005)
+    return connection
+
+
 @pytest.mark.slow
 async def test_a_publish_while_down_waits_for_the_server(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:
-    connection = await connect(own_server, topology=Topology(subjects))
-    own_server.kill()
-    while connection.connected:
-        await asyncio.sleep(0.005)
+    connection = await cut_off(own_server, connect, subjects)
     with pytest.raises(PublishUnknown, match="not connected"):
         await connection.publish(subjects.work("p", "w"), b"", timeout_s=0.05)
     publishing = asyncio.ensure_future(connection.publish(subjects.work("p", "w"), b"", timeout_s=5.0))
@@ -213,10 +219,7 @@ async def test_time_that_runs_out_while_there_is_no_connection_leaves_no_error_b
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:
     """The timer may strike just before the wait for the connection ends: nobody waits for an answer then."""
-    connection = await connect(own_server, topology=Topology(subjects))
-    own_server.kill()
-    while connection.connected:
-        await asyncio.sleep(0.005)
+    connection = await cut_off(own_server, connect, subjects)
     publishing = asyncio.ensure_future(connection.publish(subjects.work("p", "w"), b"", timeout_s=0.2))
     await asyncio.sleep(0.01)
     (call,) = connection._mux._calls.values()

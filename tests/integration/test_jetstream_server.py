@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jetstream.server import EmbeddedServer, ServerSettings, ServerStartError, config_text, find_binary
+from jetstream.server import _LAUNCHER, EmbeddedServer, ServerSettings, ServerStartError, config_text, find_binary
 from tests.conftest import Connect
 
 
@@ -54,6 +54,18 @@ def test_the_server_pushes_nobody_off_a_core(own_server: EmbeddedServer) -> None
     assert own_server.pid is not None
     threads = [int(folder.name) for folder in Path(f"/proc/{own_server.pid}/task").iterdir()]
     assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
+
+
+def test_where_batch_processes_are_not_allowed_it_starts_all_the_same() -> None:
+    forbidding = (
+        "import os, sys\n"
+        "def forbidden(*_): raise PermissionError\n"
+        "os.sched_setscheduler = forbidden\n"
+        "launcher, sys.argv = sys.argv[1], ['-c', str(os.getppid()), '15', '/bin/echo', 'started']\n"
+        "exec(launcher)"
+    )
+    done = subprocess.run([sys.executable, "-c", forbidding, _LAUNCHER], capture_output=True, text=True, check=True)
+    assert done.stdout == "started\n"
 
 
 @pytest.mark.slow

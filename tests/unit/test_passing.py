@@ -212,6 +212,33 @@ async def test_a_reader_that_leaves_loses_no_row_and_its_sink_is_called_no_more(
     assert numbers(await reading.rows()) == [0, 1]
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_a_sink_that_sends_its_own_reader_away_harms_no_other_stream(*, breaks: bool) -> None:
+    """As when it finds, while it writes, that the client is gone."""
+    passing = Passing(asyncio.get_running_loop())
+    first, second = (
+        JobStream("r", limit=9, drained=lambda _id: None, cancel=lambda _id: None, passing=passing) for _ in range(2)
+    )
+    got: list[int] = []
+
+    def sends_away(rows: list[Row]) -> bool:
+        leaving.cancel()
+        if breaks:
+            raise RuntimeError("broken pipe")
+        return False
+
+    leaving = asyncio.create_task(first.pass_to(sends_away))
+    staying = asyncio.create_task(second.pass_to(lambda rows: got.extend(numbers(rows)) or False))
+    await asyncio.sleep(0)
+    first.take(row(0))
+    second.take(row(1))
+    async with asyncio.timeout(1):
+        await staying
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    assert got == [1]
+
+
 async def test_a_stream_that_was_full_says_so_when_its_sink_has_taken_the_rows() -> None:
     drained: list[str] = []
     passing = Passing(asyncio.get_running_loop())
