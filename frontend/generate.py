@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -23,7 +23,7 @@ from frontend.memory import forget_frames
 from frontend.merge import MergedAnswer, submit_all
 from frontend.metrics import Metrics
 from frontend.planning import Plan
-from frontend.ports import Answer, JobPort
+from frontend.ports import Answer, DirectAnswer, JobPort
 from frontend.settings import FrontendSettings
 from frontend.sse import KEEPALIVE
 from frontend.writing import ErrorForm, StreamWriter, WholeWriter
@@ -124,11 +124,11 @@ class GenerationEndpoint:
         events = flow.events(await answer.rows())
         await exchange.start_stream(events if writer.open else b"")
         keepalive_s = self._settings.sse_keepalive_s
-        # not isinstance: of a protocol that takes as long as writing an event
-        pass_to = None if keepalive_s else getattr(answer, "pass_to", None)
+        # not isinstance: of a protocol that takes as long as writing several events
+        direct = cast("DirectAnswer", answer) if not keepalive_s and hasattr(answer, "pass_to") else None
         while writer.open:
-            if pass_to is not None:
-                await pass_to(flow)
+            if direct is not None:
+                await direct.pass_to(flow)
                 events = flow.unsent()
                 if not writer.open:
                     break
