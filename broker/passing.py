@@ -3,8 +3,9 @@
 Waking a task for every row costs more than what it does with the row.  A reader that only has to be called registers here
 instead; what one turn of the event loop brings for it is passed on in the next one, all together.
 
-A write to a socket costs more than the event in it, too.  So what comes for a reader within `gather_s` of its last rows waits
-until that time is over, unless it is the end: a stream slower than that never waits, a faster one is passed on in pieces.
+A write to a socket costs more than the event in it, too.  So what comes for a reader soon after its last rows waits for more,
+unless it is the end: a stream slower than that never waits, a faster one is passed on in pieces.  How soon is soon grows with
+the number of readers, as the time that their writes take does: a few of them hardly wait, many wait `gather_s`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 from typing import Protocol
 
 MOST = 256  # readers served in one turn of the loop: about a millisecond
+PER_READER_S = 0.000_125  # about ten times what one write takes: the writes of fast streams take a tenth of the time
 
 
 class Due(Protocol):
@@ -28,22 +30,26 @@ class Passing:
     """One per ingress."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gather_s: float = 0.0) -> None:
-        """`gather_s`: 0 = nobody waits."""
+        """`gather_s`: the longest that anybody waits, 0 = nobody does."""
+        self.readers = 0  # that take rows without being woken now
         self._loop = loop
-        self._gather_s = gather_s
+        self._most_s = gather_s
         self._due: list[Due] = []
         self._waiting: list[Due] = []
 
+    def _gather_s(self) -> float:
+        return min(self._most_s, self.readers * PER_READER_S)
+
     def add(self, stream: Due, *, last: bool) -> None:
         """Rows have come; once per batch, and once more for the `last` ones."""
-        if last or self._loop.time() - stream.passed_s >= self._gather_s:
+        if last or self._loop.time() - stream.passed_s >= self._gather_s():
             self._due.append(stream)
             if len(self._due) == 1:
                 self._loop.call_soon(self._run)
         else:
             self._waiting.append(stream)
             if len(self._waiting) == 1:
-                self._loop.call_later(self._gather_s, self._waited)
+                self._loop.call_later(self._gather_s(), self._waited)
 
     def _waited(self) -> None:
         if not self._due:

@@ -31,7 +31,7 @@ class IngressSettings:
     timing: Timing = field(default_factory=Timing)
     max_open: int = 10_000  # open requests; more are refused with Overloaded
     max_rows: int = 4096  # rows waiting for one reader before its stream is paused
-    gather_s: float = 0.002  # what a stream gets so soon after its last rows waits for more; 0 = nothing waits
+    gather_s: float = 0.008  # most that what a stream gets soon after its last rows waits for more; 0 = nothing waits
     slow_client_s: float = 60.0  # a paused stream that is not read for so long is cut
     spill_bytes: int = 512 * 1024  # larger payloads go to the object store
     max_payload_bytes: int = 64 * 1024 * 1024

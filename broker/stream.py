@@ -145,9 +145,11 @@ class JobStream:
         self._waiter = self._loop.create_future()
         self._sink = sink
         self.passed_s = self._loop.time()
+        self._passing.readers += 1
         try:
             await self._waiter
         finally:
+            self._passing.readers -= 1
             self._waiter = self._sink = None
 
     def pass_on(self) -> None:

@@ -34,7 +34,7 @@ class FrontendSettings:
     max_inputs: int = 2048  # of one request for embeddings, scores or classes
     job_inputs: int = 16  # at most so many of them go to one worker as one job …
     job_input_tokens: int = 8192  # … with so many tokens, if it is more than one
-    sse_gather_s: float = 0.002  # events of a stream that come so soon after its last ones leave together; 0 = none wait
+    sse_gather_s: float = 0.008  # most that an event waits for others of a fast stream, with many streams; 0 = none wait
     sse_keepalive_s: float = 0.0  # a comment line on a stream silent for this long; 0 = none
     slow_client_s: float = 60.0  # an answer of which the client takes nothing for so long is cut
     inline_prompt_bytes: int = 8192  # longer prompts are tokenised in a thread

@@ -49,8 +49,8 @@ FRONTEND = (
     Setting(
         "frontend.sse_gather_s",
         "seconds",
-        0.002,
-        "Events of a stream that come so soon after its last ones leave together with the next; 0: none waits.",
+        0.008,
+        "Most that an event of a fast stream waits for the next ones, with 64 streams; less with fewer; 0: none waits.",
         _HTTP,
         least=0,
     ),

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from broker.errors import JobCancelled
 from broker.messages import Finish, JobFault, Row
-from broker.passing import MOST, Passing
+from broker.passing import MOST, PER_READER_S, Passing
 from broker.stream import JobStream
 
 END = Finish(reason="stop")
+MANY = 1_000_000  # readers, among whom everybody waits as long as is allowed
 
 
 class Clock:
@@ -64,6 +65,7 @@ class Reader:
 def world(gather_s: float) -> tuple[Clock, Passing, Reader]:
     clock = Clock()
     passing = Passing(clock, gather_s=gather_s)  # type: ignore[arg-type]
+    passing.readers = MANY
     return clock, passing, Reader(passing)
 
 
@@ -88,6 +90,20 @@ def test_a_fast_stream_gets_its_rows_in_pieces_and_waits_for_none_longer_than_it
     clock.turn(after_s=0.002)
     clock.turn()
     assert reader.got == [1, 4]
+
+
+def test_the_wait_grows_with_the_readers_up_to_its_limit() -> None:
+    clock, passing, reader = world(0.008)
+    for readers, wait_s in ((1, PER_READER_S), (16, 0.002), (64, 0.008), (1000, 0.008)):
+        passing.readers = readers
+        reader.passed_s, reader.got = clock.now, []
+        reader.take()
+        clock.turn(after_s=0.9 * wait_s)
+        clock.turn()
+        assert reader.got == []
+        clock.turn(after_s=0.11 * wait_s)
+        clock.turn()
+        assert reader.got == [1]
 
 
 def test_the_end_does_not_wait() -> None:
@@ -133,6 +149,7 @@ def row(number: int, fin: Finish | None = None) -> Row:
 
 def stream(*, gather_s: float = 0.0, limit: int = 1000) -> JobStream:
     passing = Passing(asyncio.get_running_loop(), gather_s=gather_s)
+    passing.readers = MANY
     return JobStream("r", limit=limit, drained=lambda _id: None, cancel=lambda _id: None, passing=passing)
 
 
@@ -183,6 +200,19 @@ async def test_rows_before_a_fault_are_passed_on_and_the_fault_is_left_to_rows()
     assert got == [0]
     with pytest.raises(JobCancelled, match="gone"):
         await reading.rows()
+
+
+async def test_a_stream_counts_as_a_reader_while_its_rows_are_passed_on() -> None:
+    passing = Passing(asyncio.get_running_loop(), gather_s=1.0)
+    reading = JobStream("r", limit=9, drained=lambda _id: None, cancel=lambda _id: None, passing=passing)
+    counts = [passing.readers]
+    task = asyncio.create_task(reading.pass_to(lambda rows: True))
+    await asyncio.sleep(0)
+    counts.append(passing.readers)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [*counts, passing.readers] == [0, 1, 0]
 
 
 async def test_what_the_sink_raises_its_reader_gets() -> None:
