@@ -212,7 +212,11 @@ class PrefillServer:
             self.balance()
 
     def _drop_all_of(self, decode_worker: str) -> None:
-        for held in [held for held in self._held.values() if held.job.decode == decode_worker]:
+        """But for what is promised: it may only have lost its lease, and be fetching."""
+        now = self._loop.time()
+        for held in list(self._held.values()):
+            if held.job.decode != decode_worker or held.promised_until_s > now:
+                continue
             metrics.PREFILL_JOBS.labels("decode_gone").inc()
             self.drop(held.job.job)
 
@@ -294,7 +298,8 @@ class PrefillServer:
                 metrics.PREFILL_JOBS.labels("stale").inc()
                 self.drop(held.job.job)
                 return False
-            if await self._members.worker_gone(self._pool, held.job.decode):
+            gone = await self._members.worker_gone(self._pool, held.job.decode)
+            if gone and held.promised_until_s <= self._loop.time():
                 metrics.PREFILL_JOBS.labels("decode_gone").inc()
                 self.drop(held.job.job)
                 return False

@@ -94,6 +94,14 @@ def who_leaves_keeps_what_it_has_promised(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(server, "PROMISED_S", 0.0)
 
 
+def a_promise_outlives_the_lease_of_whom_it_was_made_to(patch: pytest.MonkeyPatch) -> None:
+    def drop_all_of(self: PrefillServer, decode_worker: str) -> None:
+        for held in [held for held in self._held.values() if held.job.decode == decode_worker]:
+            self.drop(held.job.job)
+
+    patch.setattr(PrefillServer, "_drop_all_of", drop_all_of)
+
+
 def a_stopped_run_gives_its_hand_over_up(patch: pytest.MonkeyPatch) -> None:
     def withdraw(self: Runs, run: Any) -> list[Any]:
         mine = self._sequences.of(run)
@@ -126,6 +134,7 @@ WHERE: dict[Guard, tuple[str, int]] = {
     a_drop_that_got_lost_is_noticed: ("kept for ever", 6),
     the_dead_want_nothing: ("kept for ever", 26),
     who_leaves_keeps_what_it_has_promised: ("roles", 574),
+    a_promise_outlives_the_lease_of_whom_it_was_made_to: ("kept for ever", 1078),
     a_stopped_run_gives_its_hand_over_up: ("kept for ever", 241),
     a_role_changes_only_when_the_engine_is_empty: ("roles", 3),
     what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 13),
