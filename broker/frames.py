@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from broker import metrics
 from broker.codec import encode
 from broker.messages import Frame, Row
@@ -14,9 +16,9 @@ class FrameSender:
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, worker: str, max_bytes: int) -> None:
         self._messaging = messaging
-        self._subjects = subjects
         self._worker = worker
         self._max_bytes = max_bytes
+        self._out = lru_cache(maxsize=1024)(subjects.out)
 
     def send(self, judge: str, rows: list[Row]) -> None:
         """Send rows to one ingress, in order."""
@@ -26,7 +28,7 @@ class FrameSender:
             return
         metrics.FRAMES.inc()
         metrics.ROWS.inc(len(rows))
-        self._messaging.send(self._subjects.out(judge), data)
+        self._messaging.send(self._out(judge), data)
 
     def _send_split(self, judge: str, rows: list[Row]) -> None:
         if len(rows) > 1:
@@ -38,7 +40,7 @@ class FrameSender:
         if len(row.ids) < 2:  # cannot be made smaller; the server's own limit decides
             metrics.FRAMES.inc()
             metrics.ROWS.inc()
-            self._messaging.send(self._subjects.out(judge), encode(Frame(worker=self._worker, rows=rows)))
+            self._messaging.send(self._out(judge), encode(Frame(worker=self._worker, rows=rows)))
             return
         for part in split_row(row):
             self.send(judge, [part])

@@ -58,6 +58,22 @@ class Outflow:
             if len(log.ids) - log.sent >= self._parked_tokens:
                 self._executor.park(run)
 
+    def append_token(self, run: Run, choice: int, ids: list[int], text: Text) -> None:
+        """`append` for what nearly every output is: one token in `ids`, its text and nothing else."""
+        if run.state is not _RUNNING:
+            self.append(run, choice, ids, [text])
+            return
+        try:
+            batch = self._pending[run.judge]
+        except KeyError:
+            batch = self._pending[run.judge] = _Batch()
+        log = run.choices[choice]
+        said = log.ids
+        batch.rows.append(Row(run.id, run.attempt, run.run, choice, len(said), ids, [text]))
+        batch.runs.append(run)
+        said.append(ids[0])
+        log.texts.append(text)
+
     def flush(self) -> None:
         """Send one frame per ingress for everything appended since the last flush."""
         if not self._pending:

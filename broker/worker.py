@@ -102,6 +102,7 @@ class WorkerSession:
         self._out = Outflow(sender, self._lease, executor, parked_tokens=self.settings.parked_tokens)
         # What the runtime and the inbox call. Bound here, so that the token path has no call in between.
         self.append = self._out.append
+        self.append_token = self._out.append_token
         self.flush = self._out.flush
         self.fail = self._out.fail
         self.resend = self._out.resend

@@ -164,17 +164,18 @@ class Runtime:
         session = self._session
         if session is None:
             return
-        active, append = self.sequences.active, session.append
+        active, append_token = self.sequences.active, session.append_token
         for output in outputs:
-            choice = active.get(output.id)
-            if choice is None:
+            try:
+                choice = active[output.id]
+            except KeyError:
                 if self.raw:
                     self.raw.on_output(output)
                 continue
             ids = output.ids
             try:
-                if choice.plain and len(ids) == 1 and output.finish is None and output.fault is None:  # nearly every output
-                    append(choice.run, choice.choice, ids, [choice.push(ids[0])], output.logprobs)
+                if choice.plain and len(ids) == 1 and not (output.finish or output.fault or output.logprobs):  # nearly always
+                    append_token(choice.run, choice.choice, ids, choice.push(ids[0]))
                 else:
                     self._outputs.take(choice, output, now)
             except (AnswerUnreadable, RequestInvalid) as error:

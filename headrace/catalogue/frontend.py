@@ -50,7 +50,7 @@ FRONTEND = (
         "frontend.sse_gather_s",
         "seconds",
         0.008,
-        "Most that an event of a fast stream waits for the next ones, with 64 streams; less with fewer; 0: none waits.",
+        "Most that an event of a fast stream waits for the next ones, with 160 streams; less with fewer; 0: none waits.",
         _HTTP,
         least=0,
     ),

@@ -94,7 +94,7 @@ def test_a_fast_stream_gets_its_rows_in_pieces_and_waits_for_none_longer_than_it
 
 def test_the_wait_grows_with_the_readers_up_to_its_limit() -> None:
     clock, passing, reader = world(0.008)
-    for readers, wait_s in ((1, PER_READER_S), (16, 0.002), (64, 0.008), (1000, 0.008)):
+    for readers, wait_s in ((1, PER_READER_S), (40, 0.002), (160, 0.008), (1000, 0.008)):
         passing.readers = readers
         reader.passed_s, reader.got = clock.now, []
         reader.take()

@@ -85,6 +85,10 @@ class FakeSession:
         if fin:
             self.fins[choice] = fin
 
+    def append_token(self, run: Run, choice: int, ids: list[int], text: str) -> None:
+        assert len(ids) == 1
+        self.append(run, choice, ids, [text])
+
     def flush(self) -> None:
         self.flushes += 1
 

@@ -35,7 +35,7 @@ async def test_other_engines_are_listened_to_while_a_step_runs():
     exchange = FakeExchange(0.001)
     loop = asyncio.get_running_loop()
     until = loop.time() + 0.05
-    await pass_time(exchange, until)  # type: ignore[arg-type]
+    await pass_time(exchange, until, loop.time)  # type: ignore[arg-type]
     assert exchange.looks >= 2
     assert loop.time() >= until
 
@@ -43,7 +43,7 @@ async def test_other_engines_are_listened_to_while_a_step_runs():
 async def test_a_step_without_duration_gives_way_once():
     others = []
     asyncio.get_running_loop().call_soon(others.append, 1)
-    await pass_time(FakeExchange(None), 0.0)  # type: ignore[arg-type]
+    await pass_time(FakeExchange(None), 0.0, asyncio.get_running_loop().time)  # type: ignore[arg-type]
     assert others
 
 

@@ -267,7 +267,7 @@ class SimEngine:
                 self._die(result.died)
                 return
             due = self._step_ends_s = max(due, clock() - _MOST_LAG_S) + result.duration_s
-            await pass_time(scheduler.exchange, due if result.duration_s else 0.0)
+            await pass_time(scheduler.exchange, due if result.duration_s else 0.0, clock)
             outputs = result.outputs
             if self._aborted:
                 outputs = [output for output in outputs if output.id not in self._aborted]

@@ -43,6 +43,8 @@ class Exchange:
 
     def poll_at(self) -> float | None:
         """When to `poll` next; None when that is never needed."""
+        if self.none:
+            return None
         times = [self._disk.poll_at() if self._disk is not None else None]
         if self._wire is not None and self.giver is not None and self.taker is not None:
             times.append(self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy))

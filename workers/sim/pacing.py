@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from workers.sim.exchange import Exchange
 from workers.sim.scheduler import Scheduler
 
 
-async def pass_time(exchange: Exchange, until: float) -> None:
+async def pass_time(exchange: Exchange, until: float, clock: Callable[[], float]) -> None:
     """Give way to the loop, and let the time of a step pass. Other engines are listened to meanwhile."""
-    clock = asyncio.get_running_loop().time
     while True:
         look = exchange.poll_at()
+        if look is None and not until:  # as after every step without modelled delay
+            await asyncio.sleep(0)
+            return
         await asyncio.sleep(max(0.0, (until if look is None else min(until, look)) - clock()))
         if look is not None:
             exchange.poll()

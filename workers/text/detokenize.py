@@ -38,15 +38,16 @@ def detokenizer(table: TokenTable, *, prompt_ids: Sequence[int], skip_special_to
 class _Table:
     """By table: a lookup per token, and a decode only around split characters."""
 
-    __slots__ = ("_first", "_pending", "_pieces", "_skipped", "_texts")
+    __slots__ = ("_first", "_odd", "_pending", "_pieces", "_skipped", "_texts")
 
     def __init__(self, table: TokenTable, *, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
-        self._texts = table.texts
+        self._texts = table.plain if skip_special_tokens else table.texts
         self._pieces = table.pieces
         self._skipped = table.special if skip_special_tokens else frozenset[int]()
         self._pending = self._open_character(prompt_ids)
         at_start = table.first is not None and all(i in self._skipped for i in prompt_ids)
         self._first = table.first if at_start else None
+        self._odd = bool(self._pending) or self._first is not None  # the next token's text is not just that of its table entry
 
     def _open_character(self, prompt_ids: Sequence[int]) -> bytes:
         """A character begun at the end of the prompt belongs to the answer that completes it."""
@@ -56,23 +57,24 @@ class _Table:
         return tail[used:]
 
     def push(self, token_id: int) -> str:
-        if token_id in self._skipped:
-            return ""
         try:
             text = self._texts[token_id]
         except IndexError:  # models have rows beyond their tokenizer
             return ""
-        if text is not None and not self._pending and self._first is None:
-            return text
-        return self._slow(token_id)
+        if text is None or self._odd:
+            return self._slow(token_id)
+        return text
 
     def _slow(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
         data = self._pieces[token_id]
         if self._first is not None and data:
             data, self._first = self._first(data), None
         data = self._pending + data
         text, used = utf_8_decode(data, "replace", False)
         self._pending = data[used:]
+        self._odd = used < len(data) or self._first is not None
         return text
 
     def finish(self) -> str:

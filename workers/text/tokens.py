@@ -27,12 +27,13 @@ class TokenTable:
     """What is known of each token id. Immutable; one per worker, shared by all its pipelines.
 
     `pieces[id]` are the bytes an id adds to the text and `texts[id]` the same as a string, None when they are not whole
-    characters.  Both are empty when `decode` must be asked.  `first` gives the bytes of an id that starts the text, for
-    tokenizers that drop the space there.
+    characters; `plain` is `texts` without those of special tokens.  All are empty when `decode` must be asked.  `first` gives
+    the bytes of an id that starts the text, for tokenizers that drop the space there.
     """
 
     pieces: Sequence[bytes] = field(repr=False)
     texts: Sequence[str | None] = field(repr=False)
+    plain: Sequence[str | None] = field(repr=False)
     special: frozenset[int]
     first: Callable[[bytes], bytes] | None = None
     decode: Decode | None = None
@@ -50,11 +51,13 @@ class TokenTable:
             special = frozenset(token["id"] for token in spec.get("added_tokens") or () if token["special"])
             piece, first = _piece_rule(spec.get("decoder"))
             if piece is None:
-                return cls(pieces=(), texts=(), special=special, decode=_library_decode(raw))
+                return cls(pieces=(), texts=(), plain=(), special=special, decode=_library_decode(raw))
             pieces = [piece(token) for token in _tokens(spec)]
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelUnavailable(f"{path} is not a tokenizer: {error!r}") from error
-        return cls(pieces=pieces, texts=[_whole(data) for data in pieces], special=special, first=first)
+        texts = [_whole(data) for data in pieces]
+        plain = ["" if i in special else text for i, text in enumerate(texts)]
+        return cls(pieces=pieces, texts=texts, plain=plain, special=special, first=first)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, special ones included; empty for an id the tokenizer does not know."""
