@@ -14,20 +14,10 @@ from nats.nuid import NUID
 
 from jetstream import metrics, wire
 from jetstream.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from jetstream.connecting import abandon, check_server, dial, given_up_on_error
 from jetstream.context import ConnectOptions
 from jetstream.core import CoreClient, Tap
-from jetstream.errors import (
-    AccessDenied,
-    ConnectError,
-    JetStreamDisabled,
-    JetStreamError,
-    NotConnected,
-    PayloadTooLarge,
-    RequestTimeout,
-    ServerTooOld,
-    ServerUnreachable,
-    TopologyError,
-)
+from jetstream.errors import JetStreamError, NotConnected, PayloadTooLarge, RequestTimeout, TopologyError
 from jetstream.follow import StreamFollow
 from jetstream.kv import KvBucket
 from jetstream.objects import ObjectStore
@@ -40,11 +30,6 @@ from jetstream.subjects import Subjects
 
 log = structlog.get_logger(__name__)
 
-OLDEST_SERVER = (2, 11)
-RESET_TRIES = 4
-RECONNECT_WAIT_S = 0.25
-PING_INTERVAL_S = 5
-PINGS_OUTSTANDING = 2
 DRAIN_TIMEOUT_S = 5.0
 REMIND_S = 10.0
 
@@ -70,86 +55,21 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._last_error = ("", 0.0)
+        core.on_restored = lambda: self._on_up(first=False)
         core.on_down = self._on_down
+        core.on_error = self._on_error
         core.on_permission_error = self._on_permission_error
 
     # connecting -----------------------------------------------------------------------------------------------------------
     @classmethod
     async def connect(cls, options: ConnectOptions, *, subjects: Subjects) -> Self:
         """Raises ServerUnreachable, AccessDenied, ServerTooOld, JetStreamDisabled, or ConnectError for unusable options."""
-        for _ in range(RESET_TRIES - 1):
-            try:
-                return await cls._connect_once(options, subjects=subjects)
-            except ServerUnreachable as error:
-                # A server that refuses says why and closes. When the close overtakes its words we see only a reset.
-                if not isinstance(error.__cause__, ConnectionResetError):
-                    raise
-                await asyncio.sleep(RECONNECT_WAIT_S / 5)
-        return await cls._connect_once(options, subjects=subjects)
-
-    @classmethod
-    async def _connect_once(cls, options: ConnectOptions, *, subjects: Subjects) -> Self:
-        core = CoreClient()
-        failures: list[Exception] = []
-        connection: Self | None = None
-
-        async def on_error(error: Exception) -> None:
-            if connection is None:
-                failures.append(error)
-            else:
-                connection._on_error(str(error) or type(error).__name__)
-
-        async def on_reconnected() -> None:
-            if connection is not None:
-                connection._on_up(first=False)
-
-        try:
-            async with asyncio.timeout(options.connect_timeout_s):
-                await core.connect(
-                    **options.client_arguments(),
-                    error_cb=on_error,
-                    reconnected_cb=on_reconnected,
-                    # A first connection fails at once and says why; only one that has been up is kept up for ever.
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    connect_timeout=options.connect_timeout_s,
-                    reconnect_time_wait=RECONNECT_WAIT_S,
-                    ping_interval=PING_INTERVAL_S,
-                    max_outstanding_pings=PINGS_OUTSTANDING,
-                    pending_size=0,  # our own limit applies (core.PENDING_SIZE); this one would block the senders
-                    skip_subject_validation=True,  # subjects are built by jetstream.subjects, which validates every token
-                )
-            core.options["allow_reconnect"] = True
-            core.options["max_reconnect_attempts"] = -1
-            core.set_server_pool(list(options.servers))
-            connection = cls(core, options, subjects)
-            connection._on_up(first=True)
-            await connection._check_server()
-        except ConnectError:
-            await _abandon(core)
-            raise
-        except (OSError, TimeoutError, nats.errors.Error, JetStreamError, ValueError) as error:
-            await _abandon(core)
-            why = failures[-1] if failures else error
-            raise _connect_error(options, why) from why
-        except BaseException:
-            await _abandon(core)
-            raise
+        core = await dial(options)
+        connection = cls(core, options, subjects)
+        connection._on_up(first=True)
+        async with given_up_on_error(core, options):
+            await check_server(core.info, connection.api, options)
         return connection
-
-    async def _check_server(self) -> None:
-        info = self._core.info
-        version = str(info.get("version", "0"))
-        if _version(version) < OLDEST_SERVER:
-            raise ServerTooOld(f"the NATS server at {self.options.address} is {version}, Headrace needs 2.11 or newer")
-        if not info.get("jetstream", False):
-            raise JetStreamDisabled(f"the NATS server at {self.options.address} runs without JetStream: start it with -js")
-        try:
-            await self.api.call("INFO", timeout_s=self.options.connect_timeout_s)
-        except JetStreamDisabled as error:
-            raise JetStreamDisabled(f"the account used at {self.options.address} has no JetStream: {error}") from None
-        except AccessDenied as error:
-            raise AccessDenied(f"the user at {self.options.address} lacks a permission: {error}") from None
 
     async def __aenter__(self) -> Self:
         return self
@@ -177,7 +97,7 @@ class Connection:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await _abandon(self._core)
+        await abandon(self._core)
 
     # state ------------------------------------------------------------------------------------------------------------------
     @property
@@ -408,26 +328,3 @@ def _report(event: str, **fields: str) -> None:
     """Log from inside the client's own tasks, which an error (a closed log, say) would end and the connection with them."""
     with contextlib.suppress(Exception):
         log.warning(event, **fields)
-
-
-async def _abandon(core: CoreClient) -> None:
-    core.options["allow_reconnect"] = False
-    with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
-        await core.close()
-
-
-def _version(text: str) -> tuple[int, int]:
-    parts = text.lstrip("v").split("-")[0].split(".")
-    try:
-        return int(parts[0]), int(parts[1])
-    except (ValueError, IndexError):
-        return (0, 0)
-
-
-def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
-    text = (str(error) or type(error).__name__).replace("nats: ", "").strip("'")
-    if isinstance(error, nats.errors.AuthorizationError) or "authorization" in text.lower() or "authentication" in text.lower():
-        return AccessDenied(f"the NATS server at {options.address} refused the credentials: {text}")
-    if isinstance(error, AccessDenied):
-        return AccessDenied(f"the user at {options.address} lacks a permission: {text}")
-    return ServerUnreachable(f"no NATS server answers at {options.address}: {text}")

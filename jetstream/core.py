@@ -55,6 +55,8 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
     def __init__(self) -> None:
         super().__init__()
         self.on_permission_error: Callable[[str], None] = lambda _text: None
+        self.on_error: Callable[[str], None] = lambda _text: None
+        self.on_restored: Callable[[], None] = lambda: None
         self.on_down: Callable[[], None] = lambda: None
         self._pending: list[bytes] = []
         self.up = False  # connected, and the server knows all our subscriptions

@@ -309,7 +309,7 @@ async def test_a_silent_server_is_noticed_by_pings(
     own_server: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trap 5: a half-open connection. The plain client takes minutes."""
-    monkeypatch.setattr("jetstream.client.PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr("jetstream.connecting.PING_INTERVAL_S", 0.1)
     connection = await connect(own_server)
     own_server.pause()
     try:
