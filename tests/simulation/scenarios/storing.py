@@ -1,0 +1,126 @@
+"""What is kept, and read without being consumed: streams, buckets, objects."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jetstream.errors import RevisionConflict, StreamTrimmed
+from jetstream.ports import Change
+from tests.simulation.scenarios.bed import POOL, Bed, until_gone
+
+
+async def messages_of_subjects_are_counted_and_listed(bed: Bed) -> None:
+    for worker, n in (("w1", 2), ("w2", 1)):
+        for i in range(n):
+            await bed.a.publish(bed.subject(worker), b"%d" % i)
+    counts = await bed.b.subject_counts(bed.work, bed.subjects.work_filter(POOL))
+    assert counts == {bed.subject("w1"): 2, bed.subject("w2"): 1}
+    listed = await bed.b.subject_messages(bed.work, bed.subject("w1"))
+    assert [m.data for m in listed] == [b"0", b"1"]
+    assert [m.data for m in await bed.b.subject_messages(bed.work, bed.subject("w1"), limit=1)] == [b"0"]
+    assert await bed.b.subject_messages(bed.work, bed.subject("w3")) == []
+    assert await bed.b.subject_counts(bed.work, bed.subject("w3")) == {}
+
+
+async def keys_change_only_by_their_last_revision(bed: Bed) -> None:
+    bucket, other = bed.a.bucket(bed.subjects.bucket("members")), bed.b.bucket(bed.subjects.bucket("members"))
+    assert await bucket.get("k") is None
+    first = await bucket.create("k", b"1")
+    with pytest.raises(RevisionConflict):
+        await other.create("k", b"x")
+    second = await bucket.update("k", b"2", revision=first)
+    with pytest.raises(RevisionConflict):
+        await other.update("k", b"x", revision=first)
+    with pytest.raises(RevisionConflict):
+        await other.delete("k", revision=first)
+    entry = await other.get("k")
+    assert entry is not None
+    assert (entry.value, entry.revision) == (b"2", second)
+    await bucket.delete("k", revision=second)
+    assert await bucket.get("k") is None
+    with pytest.raises(RevisionConflict):
+        await bucket.update("k", b"x", revision=second)
+    third = await other.create("k", b"3")
+    assert third > second
+    await bucket.put("j", b"4")
+    assert sorted((e.key, e.value) for e in await bucket.entries()) == [("j", b"4"), ("k", b"3")]
+
+
+async def an_expired_key_is_absent_and_can_be_made_again(bed: Bed) -> None:
+    bucket = bed.a.bucket(bed.subjects.bucket("members"))
+    revision = await bucket.create("lease", b"1", ttl_s=2.0)
+    await asyncio.sleep(0.6)
+    renewed = asyncio.get_running_loop().time()
+    revision = await bucket.update("lease", b"2", revision=revision, ttl_s=1.0)
+    await until_gone(lambda: bucket.get("lease"))
+    assert asyncio.get_running_loop().time() - renewed >= 1.0
+    assert await bucket.entries() == []
+    with pytest.raises(RevisionConflict):
+        await bucket.update("lease", b"zombie", revision=revision, ttl_s=1.0)
+    await bucket.create("lease", b"3", ttl_s=1.0)
+
+
+async def a_watch_lists_then_follows_and_tells_expiry_from_deletion(bed: Bed) -> None:
+    bucket = bed.a.bucket(bed.subjects.bucket("members"))
+    await bucket.put("x.old", b"1")
+    await bucket.put("y.old", b"1")
+    changes: list[Change] = []
+    watch = bed.b.bucket(bed.subjects.bucket("members")).watch(changes.append, "x.>")
+    task = bed.group.create_task(watch.run())
+    await watch.ready(3.0)
+    assert [(c.key, c.value) for c in changes] == [("x.old", b"1")]
+    await bucket.put("y.new", b"2")
+    await bucket.put("x.new", b"2", ttl_s=1.0)
+    await bucket.delete("x.old")
+    async with asyncio.timeout(4.0):
+        while len(changes) < 4:
+            await asyncio.sleep(0.05)
+    task.cancel()
+    assert [(c.key, c.kind) for c in changes[1:]] == [("x.new", "put"), ("x.old", "delete"), ("x.new", "expired")]
+
+
+async def a_reader_follows_a_stream_in_order(bed: Bed) -> None:
+    stream, mine, other = bed.subjects.stream("KV"), bed.subjects.kv("p", "w"), bed.subjects.kv("q", "w")
+    for number in range(5):
+        await bed.a.publish(mine, b"%d" % number)
+        await bed.a.publish(other, b"not mine")
+    follow = bed.b.follow(stream, bed.subjects.kv_filter("p"), start_seq=3, batch=2)
+    found: list[tuple[int, bytes]] = []
+    while len(found) < 4:
+        found += [(message.seq, message.data) for message in (await follow.next()).messages]
+    waiting = asyncio.ensure_future(follow.next())
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await bed.a.publish(mine, b"5")
+    found += [(message.seq, message.data) for message in (await waiting).messages]
+    assert found == [(3, b"1"), (5, b"2"), (7, b"3"), (9, b"4"), (11, b"5")]
+    assert follow.position == 11
+    await follow.close()
+
+
+async def a_stream_purged_ahead_of_its_reader_says_so(bed: Bed) -> None:
+    stream, mine = bed.subjects.stream("KV"), bed.subjects.kv("p", "w")
+    empty = await bed.a.stream_state(stream, subject=mine)
+    assert (empty.first_seq, empty.last_seq, empty.messages, empty.last_of_subject) == (1, 0, 0, 0)
+    for number in range(6):
+        await bed.a.publish(mine, b"%d" % number)
+    await bed.a.publish(bed.subjects.kv("q", "w"), b"not mine")
+    assert await bed.a.purge_stream(stream, subject=bed.subjects.kv_filter("p"), up_to_seq=4) == 4
+    state = await bed.a.stream_state(stream, subject=bed.subjects.kv_filter("p"))
+    assert (state.first_seq, state.last_seq, state.messages, state.last_of_subject) == (5, 7, 3, 6)
+    late = bed.b.follow(stream, bed.subjects.kv_filter("p"), start_seq=3)
+    with pytest.raises(StreamTrimmed):
+        await late.next()
+    await late.close()
+    assert await bed.a.purge_stream(stream) == 3
+    assert (await bed.a.stream_state(stream)).first_seq == 8
+
+
+async def objects_are_kept_whole(bed: Bed) -> None:
+    objects = bed.a.objects(bed.subjects.bucket("models"))
+    data = bytes(range(256)) * 100
+    digest = await objects.put("f", data)
+    assert len(digest) == 64
+    assert await bed.b.objects(bed.subjects.bucket("models")).get("f") == data
