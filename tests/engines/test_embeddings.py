@@ -176,14 +176,32 @@ async def test_scores_of_pairs_are_those_of_vllms_own_server(nats_server: Embedd
         pass
 
 
-async def test_classes_are_those_of_vllms_own_server(nats_server: EmbeddedServer, tmp_path: Path, minilm: Path) -> None:
-    folder = classifier(tmp_path / "model", minilm, classes=3)
-    asked: list[tuple[str, dict[str, Any]]] = [
-        ("/classify", {"input": [CAT, KITTEN, STOCKS]}),
-        ("/classify", {"input": CAT, "use_activation": False}),
-    ]
-    async with same_answers(nats_server, tmp_path, folder, asked, prefix="class"):
-        pass
+def classified(folder: Path, texts: list[str]) -> tuple[list[list[float]], list[list[float]]]:
+    """By the model itself, without vLLM: per text what it makes of each class, before and after the softmax."""
+    import torch
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    model, tokenizer = BertForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+    return [one.tolist() for one in logits], [one.softmax(0).tolist() for one in logits]
+
+
+async def test_classes_are_those_of_the_model_itself(nats_server: EmbeddedServer, tmp_path: Path, minilm: Path) -> None:
+    """What such an answer looks like on vLLM's own server is compared with the scores."""
+    folder, texts = classifier(tmp_path / "model", minilm, classes=3), [CAT, KITTEN, STOCKS]
+    logits, chances = classified(folder, texts)
+    async with (
+        serving(nats_server, Subjects(f"class{os.getpid()}"), settings(folder, "m")) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=60) as http,
+    ):
+        for options, expected in (({}, chances), ({"use_activation": False}, logits)):
+            answer = (await http.post("/classify", json={"model": "m", "input": texts, **options})).json()
+            assert [entry["label"] for entry in answer["data"]] == [f"kind {one.index(max(one))}" for one in expected]
+            assert [entry["num_classes"] for entry in answer["data"]] == [3, 3, 3]
+            for entry, one in zip(answer["data"], expected, strict=True):
+                assert entry["probs"] == pytest.approx(one, abs=1e-4)
+    assert len({one.index(max(one)) for one in chances}) > 1, "a model that says the same of everything shows nothing"
 
 
 async def test_a_chat_model_embeds_when_told_to(nats_server: EmbeddedServer, model_dir: Path) -> None:

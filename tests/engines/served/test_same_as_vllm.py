@@ -91,7 +91,7 @@ CHATS: dict[str, dict[str, Any]] = {
         "add_generation_prompt": False,
         "echo": True,
     },
-    "json": {"messages": HI, "response_format": {"type": "json_object"}, "max_tokens": 40},
+    "json": {"messages": HI, "response_format": {"type": "json_object"}, "max_tokens": 16},
     "schema": {
         "messages": HI,
         "response_format": {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": PLACE}},
@@ -153,7 +153,11 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "stop, stream": {"prompt": TEXT, "stop": "there", "max_tokens": 60, **USAGE},
     "token ids": {"prompt": TEXT, "return_token_ids": True},
     "truncated": {"prompt": "word " * 50 + TEXT, "truncate_prompt_tokens": 5, "return_token_ids": True},
-    "schema": {"prompt": TEXT, "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PLACE}}},
+    "schema": {
+        "prompt": TEXT,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PLACE}},
+        "max_tokens": 32,
+    },
     "choice": {"prompt": TEXT, "structured_outputs": {"choice": [" left", " right"]}},
 }
 
@@ -176,7 +180,8 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> Any:
-    given = {"model": MODEL, "temperature": 0, "max_tokens": 32, **body}
+    # a chat ends by itself before that; a story would go on, and a dozen tokens tell as much of it
+    given = {"model": MODEL, "temperature": 0, "max_tokens": 32 if "messages" in body else 12, **body}
     if given["max_tokens"] is None or "max_completion_tokens" in given:
         del given["max_tokens"]
     answer = httpx.post(url + path, json=given, timeout=120)
