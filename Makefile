@@ -144,6 +144,11 @@ $(VENV)/.minilm: Makefile | $(VENV)/.base
 .engine-cuda:
 	$(SAY) 'installing vLLM for the GPU, several GB, some minutes …'
 	@$(INSTALL) -e '.[vllm-cuda]'
+	@# an index or folder that pip looks into may have the CPU build of the same version, which vLLM's GPU build would take
+	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || { \
+		$(PIP) uninstall -y torch; \
+		echo 'PyTorch came without CUDA, though there is a GPU here: what pip looks into besides the package index' \
+		'(extra-index-url, find-links) has a CPU build. Leave that out, and try again.' >&2; exit 1; }
 
 .engine-cpu:
 	$(SAY) 'installing PyTorch (CPU build), about 200 MB …'

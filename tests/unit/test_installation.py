@@ -72,6 +72,16 @@ def test_a_gpu_gets_the_gpu_build_and_no_cpu_build(machine: Machine) -> None:
     assert not machine.asked("cpu")
 
 
+def test_a_pytorch_without_cuda_beside_a_gpu_is_said_and_does_not_count_as_installed(machine: Machine) -> None:
+    machine.script("path/nvidia-smi", GPU)
+    machine.script(".venv/bin/python", 'case "$*" in *torch.version.cuda*) exit 1;; esac')
+    outcome = machine.install()
+    assert outcome.returncode != 0
+    assert "without CUDA" in outcome.stderr
+    assert machine.asked("uninstall -y torch")
+    assert not (machine.folder / ".venv" / ".engine").exists()
+
+
 def test_without_a_gpu_pytorch_for_the_cpu_comes_from_the_usual_index_if_that_has_it(machine: Machine) -> None:
     assert machine.install().returncode == 0
     assert machine.asked("torch==2.13.0+cpu")
