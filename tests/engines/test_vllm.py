@@ -218,6 +218,15 @@ async def test_a_missing_model_stops_the_start(tmp_path: Path) -> None:
         await Bench().engine.start(EngineConfig(model=str(tmp_path), served_name="m"), lambda outputs: None)
 
 
+async def test_a_build_for_gpus_without_one_says_what_to_do(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.platforms as platforms
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    monkeypatch.setattr(platforms, "current_platform", UnspecifiedPlatform(), raising=False)
+    with pytest.raises(EngineStartFailed, match=r"built for GPUs, and none can be used.*CPU build"):
+        await Bench().engine.start(EngineConfig(model=str(model_dir), served_name="m", args=ARGS), lambda _: None)
+
+
 async def test_it_is_healthy_and_still_alive(bench: Bench) -> None:
     await bench.engine.healthy()
     with pytest.raises(TimeoutError):

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(400)]
 
 ENGINES_START_S = 300.0
 SEQUENCES = {"max_num_seqs": 16}  # all of them at once on the engine that is killed
-TOKENS = 96
+TOKENS = 64
 LONG = 4  # of `KINDS`: it surely takes all its tokens …
 KILL_AFTER = 24  # … and somebody is killed after so many
 TOGETHER = {"X-Session-ID": "all-of-them", "X-Headrace-Session-Affinity": "hard"}

@@ -21,6 +21,10 @@ from workers.vllm.settings import engine_args, prepare_children, prepare_environ
 from workers.vllm.side_channel import side_channel
 from workers.vllm.transfer import Transfer, check_role, describe_transfer, handover_word
 
+NO_DEVICE = (
+    "vLLM {version} finds nothing to compute on: it is built for GPUs, and none can be used. Does `nvidia-smi` list one? "
+    "For a machine without a GPU there is the CPU build: `make clean`, then `make install ENGINE=vllm`"
+)
 POOLING_TASKS = frozenset({"embed", "classify", "token_embed", "token_classify"})
 
 
@@ -63,8 +67,11 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
         import vllm
     except ImportError as error:
         raise EngineStartFailed(f"vLLM is not installed or broken ({error}); `make install ENGINE=vllm` installs it") from error
+    from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if current_platform.is_unspecified():  # vLLM itself would only say that a "device string must not be empty"
+        raise EngineStartFailed(NO_DEVICE.format(version=vllm.__version__))
     try:
         vllm_config = engine_args(config, kv_events=kv_events).create_engine_config()
         size_kv_cache(vllm_config)
