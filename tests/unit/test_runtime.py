@@ -168,6 +168,18 @@ async def test_each_choice_is_a_sequence_and_a_step_is_flushed_once() -> None:
         assert (fin.reason, fin.prompt_tokens, fin.completion_tokens, fin.cached_tokens) == ("length", 3, 2, 2)
 
 
+async def test_what_comes_with_a_later_token_does_not_get_lost_on_the_short_way() -> None:
+    a, b = ids_of(" hello world")
+    async with running() as bench:
+        await bench.start(generation(logprobs=0))
+        name = bench.engine.taken[0].id
+        for token in (a, b, a):
+            bench.step(Output(name, [token], logprobs=[TokenLogprob(token, b"", -0.5)]))
+        assert [entry.id for entry in bench.session.logprobs] == bench.session.ids[0] == [a, b, a]
+        bench.step(Output(name, [b], fault=Fault("x", "broke", retriable=False)))
+        assert [fault.message for fault in bench.session.failed] == ["broke"]
+
+
 async def test_a_stop_string_cuts_the_text_and_aborts_the_engine() -> None:
     async with running() as bench:
         await bench.start(generation(stop=[" world"]))
