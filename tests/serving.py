@@ -35,13 +35,15 @@ class Serving:
         self.url = url
         self._options = ConnectOptions(servers=(server.url,), name="worker")
         self._subjects = subjects
-        self._workers: list[asyncio.Task[None]] = []
+        self._workers: dict[asyncio.Task[None], WorkerSettings] = {}
 
     async def start(self, settings: WorkerSettings) -> asyncio.Task[None]:
         """A worker; returns once requests can reach it."""
         task = asyncio.create_task(workers.main.run_worker(settings, self._options, self._subjects))
-        self._workers.append(task)
-        await self._until(lambda health: self._workers_of(health, settings) > 0, task)
+        self._workers[task] = settings
+        alike = [s for one, s in self._workers.items() if s.served_name == settings.served_name and not one.done()]
+        serving = max(1, sum(s.role != "prefill" for s in alike))  # those that only compute prompts are not counted
+        await self._until(lambda health: self._workers_of(health, settings) >= serving, task)
         return task
 
     async def stop(self, task: asyncio.Task[None], settings: WorkerSettings) -> None:

@@ -61,6 +61,7 @@ def test_ids_are_those_of_the_reference(family: str, texts: list[str], special: 
 
 
 @needs_fast
+@pytest.mark.slow
 def test_byte_level_tokenizers_are_fast_and_others_say_why_not() -> None:
     with capture_logs() as logs:
         fast = {family for family in FAMILIES if encoder.__wrapped__(family).fast}
@@ -94,6 +95,7 @@ def test_a_text_that_the_fast_one_refuses_is_encoded_and_counted() -> None:
 
 
 @needs_fast
+@pytest.mark.slow
 def test_one_that_understands_the_file_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     real = encoding.fastokens.Tokenizer
 
