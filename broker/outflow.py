@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 
 from broker.executor import Executor
 from broker.frames import FrameSender
@@ -31,7 +32,7 @@ class Outflow:
         self._lease = lease
         self._executor = executor
         self._parked_tokens = parked_tokens
-        self._pending: dict[str, _Batch] = {}
+        self._pending: defaultdict[str, _Batch] = defaultdict(_Batch)
         self._ending: list[Run] = []
 
     def append(
@@ -45,9 +46,7 @@ class Outflow:
     ) -> None:
         """Take what an engine step gave one choice. `flush` sends it, together with the rest of the step."""
         if run.state is _RUNNING:
-            batch = self._pending.get(run.judge)
-            if batch is None:
-                batch = self._pending[run.judge] = _Batch()
+            batch = self._pending[run.judge]
             batch.rows.append(run.append(choice, ids, texts, logprobs, fin))
             batch.runs.append(run)
             if fin is not None:
@@ -63,10 +62,7 @@ class Outflow:
         if run.state is not _RUNNING:
             self.append(run, choice, ids, [text])
             return
-        try:
-            batch = self._pending[run.judge]
-        except KeyError:
-            batch = self._pending[run.judge] = _Batch()
+        batch = self._pending[run.judge]
         log = run.choices[choice]
         said = log.ids
         batch.rows.append(Row(run.id, run.attempt, run.run, choice, len(said), ids, [text]))
@@ -81,7 +77,7 @@ class Outflow:
         if not self._lease.held:
             self.lapsed()
             return
-        pending, self._pending = self._pending, {}
+        pending, self._pending = self._pending, defaultdict(_Batch)
         for judge, batch in pending.items():
             self._frames.send(judge, batch.rows)
         if self._ending:

@@ -14,7 +14,7 @@ import asyncio
 from typing import Protocol
 
 MOST = 256  # readers served in one turn of the loop: about a millisecond
-PER_READER_S = 0.000_05  # about four times what one write takes: the writes of fast streams take a fifth of the time
+PER_READER_S = 0.000_05  # about four times what one write takes: the writes of fast streams take a quarter of the time
 
 
 class Due(Protocol):

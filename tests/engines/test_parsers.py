@@ -17,7 +17,7 @@ from broker.messages import Generation, Parsing, Part
 from tests.engines.alphabet import pieces_of, tokenizer_with, words_with
 from tests.engines.samples import REASONING, TOOLS
 from tests.unit.parsing.pieces import CLOCK, WEATHER, said
-from tests.unit.test_runtime import TABLE
+from tests.unit.runtime_bench import TABLE
 from workers.errors import EngineStartFailed, RequestInvalid
 from workers.parsing.builtin import BuiltinParsers
 from workers.parsing.choosing import Chosen, choose

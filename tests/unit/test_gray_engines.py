@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_runtime import INFO, TABLE, Bench, FakeEngine, FakeSession, generation
+from tests.unit.runtime_bench import INFO, TABLE, Bench, FakeEngine, FakeSession, generation
 from workers.canary import Canary
 from workers.engine import Output, Pooled, PoolItem
 from workers.errors import RequestInvalid

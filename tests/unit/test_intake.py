@@ -8,7 +8,7 @@ import pytest
 
 from broker.codec import pack_u32
 from broker.messages import Generation, Sampling
-from tests.unit.test_runtime import running
+from tests.unit.runtime_bench import running
 from tests.unit.test_tensors import file, pickled
 from workers.engine import Output
 from workers.errors import UnsupportedByEngine

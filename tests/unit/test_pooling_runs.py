@@ -14,9 +14,9 @@ from broker.codec import encode, pack_u32
 from broker.messages import Answer, Claim, Envelope, Finish, Generation, Pooling, PoolingInput, Row
 from broker.protocol.judge import Judge
 from broker.protocol.runs import Run, RunState
+from tests.unit.runtime_bench import INFO, TABLE, FakeEngine, FakeSession
 from tests.unit.test_judge import Port, Sink, frame, opened
 from tests.unit.test_runs import FakeDelivery
-from tests.unit.test_runtime import INFO, TABLE, FakeEngine, FakeSession
 from workers.engine import Capabilities, EngineInfo, Pooled, PoolItem
 from workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine
 from workers.runtime import Runtime

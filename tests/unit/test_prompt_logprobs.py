@@ -8,7 +8,7 @@ import pytest
 
 from broker.codec import encode, pack_u32
 from broker.messages import Generation, Sampling, TokenLogprob
-from tests.unit.test_runtime import Bench, running
+from tests.unit.runtime_bench import Bench, running
 from workers.engine import Output
 from workers.errors import RequestInvalid
 from workers.prompt_logprobs import check_size, fitting

@@ -12,7 +12,7 @@ import pytest
 
 from broker.messages import Generation, Sampling
 from tests.unit.parsing.test_runtime_parsed import asking, running
-from tests.unit.test_runtime import INFO, ids_of
+from tests.unit.runtime_bench import INFO, ids_of
 from workers import replaying
 from workers.engine import Output
 

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from tests.unit.test_runtime import INFO, TABLE, Bench, FakeEngine, FakeSession, generation, ids_of, running
+from tests.unit.runtime_bench import INFO, TABLE, Bench, FakeEngine, FakeSession, generation, ids_of, running
 from workers.engine import Output, Sequence
 from workers.errors import EngineDead, RequestInvalid
 from workers.runtime import Runtime

@@ -182,11 +182,7 @@ def test_a_tokenizer_without_a_table_is_asked_over_a_window(wordpiece, ids, prom
 def test_the_window_gives_no_half_characters(smollm2):
     tokenizer, table = smollm2
     slow = TokenTable(
-        pieces=(),
-        texts=(),
-        plain=(),
-        special=table.special,
-        decode=lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip),
+        pieces=(), texts=(), special=table.special, decode=lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip)
     )
     singles = byte_tokens(table)
     pipeline = TextPipeline(slow, prompt_ids=[40])
@@ -203,7 +199,7 @@ def test_the_window_neither_waits_nor_grows_without_end(smollm2):
         asked.append(len(ids))
         return tokenizer.decode(ids, skip_special_tokens=skip)
 
-    slow = TokenTable(pieces=(), texts=(), plain=(), special=table.special, decode=decode)
+    slow = TokenTable(pieces=(), texts=(), special=table.special, decode=decode)
     pipeline = TextPipeline(slow, prompt_ids=[40] * 1000)
     lone = byte_tokens(table)[0xC3]
     assert [pipeline.push(lone) for _ in range(8)] == [""] * 3 + ["\ufffd"] * 5

@@ -17,7 +17,6 @@ BY_TABLE = TokenTable.load(ASSETS)
 BY_LIBRARY = TokenTable(
     pieces=(),
     texts=(),
-    plain=(),
     special=BY_TABLE.special,
     decode=lambda ids, skip: str(SMOLLM2.decode(ids, skip_special_tokens=skip)),
 )

@@ -33,10 +33,14 @@ class TokenTable:
 
     pieces: Sequence[bytes] = field(repr=False)
     texts: Sequence[str | None] = field(repr=False)
-    plain: Sequence[str | None] = field(repr=False)
     special: frozenset[int]
     first: Callable[[bytes], bytes] | None = None
     decode: Decode | None = None
+    plain: Sequence[str | None] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        plain = ["" if i in self.special else text for i, text in enumerate(self.texts)]
+        object.__setattr__(self, "plain", plain)
 
     @classmethod
     def load(cls, tokenizer_dir: str | Path) -> Self:
@@ -51,13 +55,11 @@ class TokenTable:
             special = frozenset(token["id"] for token in spec.get("added_tokens") or () if token["special"])
             piece, first = _piece_rule(spec.get("decoder"))
             if piece is None:
-                return cls(pieces=(), texts=(), plain=(), special=special, decode=_library_decode(raw))
+                return cls(pieces=(), texts=(), special=special, decode=_library_decode(raw))
             pieces = [piece(token) for token in _tokens(spec)]
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ModelUnavailable(f"{path} is not a tokenizer: {error!r}") from error
-        texts = [_whole(data) for data in pieces]
-        plain = ["" if i in special else text for i, text in enumerate(texts)]
-        return cls(pieces=pieces, texts=texts, plain=plain, special=special, first=first)
+        return cls(pieces=pieces, texts=[_whole(data) for data in pieces], special=special, first=first)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, special ones included; empty for an id the tokenizer does not know."""

@@ -9,7 +9,7 @@ import pytest
 from broker.messages import Generation, Parsing, Part
 from broker.said import Call, Said
 from tests.unit.parsing.pieces import CLOCK, PARAMETERS, WEATHER, said
-from tests.unit.test_runtime import TABLE, ids_of
+from tests.unit.runtime_bench import TABLE, ids_of
 from workers.errors import RequestInvalid
 from workers.parsing.builtin import BuiltinParsers
 from workers.parsing.interface import finish_reason

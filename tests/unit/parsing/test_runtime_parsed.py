@@ -14,7 +14,7 @@ from broker.messages import Finish, Generation, Parsing, Part, Sampling, Text
 from broker.protocol.runs import Run
 from broker.said import Said, parts_of
 from tests.unit.parsing.pieces import WEATHER, said
-from tests.unit.test_runtime import INFO, TABLE, Bench, FakeEngine, FakeSession, ids_of
+from tests.unit.runtime_bench import INFO, TABLE, Bench, FakeEngine, FakeSession, ids_of
 from workers import metrics
 from workers.engine import Output
 from workers.parsing.builtin import BuiltinParsers

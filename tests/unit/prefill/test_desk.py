@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from broker.messages import Generation, PrefillDecision
-from tests.unit.test_runtime import INFO
+from tests.unit.runtime_bench import INFO
 from workers.engine import DisaggStyle
 from workers.handover.desk import HandoverDesk
 from workers.handover.remote import pick
