@@ -21,7 +21,6 @@ import tests.serving
 import workers.main
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
-from tests.engines.conftest import FEWER_PROCESSES
 from tests.serving import Serving, serving, sim
 from workers.engine import Output, Sequence
 from workers.kv.translate import Translator
@@ -136,7 +135,6 @@ async def media_world(folder: Path, name: str, nats_server: EmbeddedServer) -> A
         mock.patch.object(workers.main, "Runtime", Kept),
         mock.patch.object(workers.main, "ENGINE_STOP_GRACE_S", 2.0),
         mock.patch.object(tests.serving, "START_S", START_S),
-        mock.patch.dict(os.environ, FEWER_PROCESSES),
     ):
         subjects = Subjects(f"{name}{os.getpid()}")
         async with (

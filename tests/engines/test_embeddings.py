@@ -20,7 +20,6 @@ from openai import AsyncOpenAI
 
 from jetstream.server import EmbeddedServer
 from jetstream.subjects import Subjects
-from tests.engines.conftest import FEWER_PROCESSES
 from tests.engines.own_server import own_server
 from tests.serving import serving
 from workers.settings import WorkerSettings
@@ -42,8 +41,6 @@ PAIRS = {"text_1": CAT, "text_2": [KITTEN, STOCKS, "A cat sits on the mat. " * 1
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine takes longer to start than a simulator."""
     monkeypatch.setattr("tests.serving.START_S", 240.0)
-    for name, value in FEWER_PROCESSES.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

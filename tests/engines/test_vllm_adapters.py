@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import openai
 import pytest
 
-from tests.engines.conftest import ARGS, FEWER_PROCESSES, QUESTIONS
+from tests.engines.conftest import ARGS, QUESTIONS
 from tests.running_up import RunningUp
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -55,8 +53,7 @@ def api(folder: Path, model_dir: Path) -> Iterator[openai.OpenAI]:
     adapter = write_adapter(folder / "odd", model_dir)
     flags = [f for name, value in ARGS.items() for f in ("--engine-arg", f"{name}={value}")]
     flags += ["--engine-arg", f"adapters={json.dumps({'odd': str(adapter)})}", "--adapter-routes"]
-    with mock.patch.dict(os.environ, FEWER_PROCESSES):
-        up = RunningUp(folder, "--model", str(model_dir), "--served-name", "small", *flags, engine="vllm")
+    up = RunningUp(folder, "--model", str(model_dir), "--served-name", "small", *flags, engine="vllm")
     try:
         up.until("ready", lambda: up.state()["ready"], ENGINE_START_S)
         with openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=120) as client:

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from broker.messages import Sampling
-from tests.engines.conftest import ARGS, DIRECT_TOKENS, FEWER_PROCESSES
+from tests.engines.conftest import ARGS, DIRECT_TOKENS
 from tests.engines.remote import RemoteEngine
 from workers.engine import DisaggStyle, EngineConfig, Handover, Output, Role, Sequence
 from workers.errors import UnsupportedByEngine
@@ -97,8 +97,7 @@ async def pair(request: pytest.FixtureRequest, model_dir: Path, direct: list[lis
             await stack.enter_async_context(
                 RemoteEngine(
                     EngineConfig(model=str(model_dir), served_name="m", role=role, args=ARGS | args),
-                    # one way with all the processes of a real engine, the other with what starts sooner
-                    environ={"OMP_NUM_THREADS": "1"} | ({} if mode == "push" else FEWER_PROCESSES),
+                    environ={"OMP_NUM_THREADS": "1"},
                 )
             )
             for role, args in sides

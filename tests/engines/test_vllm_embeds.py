@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import pytest_asyncio
 
 from broker.messages import Sampling
-from tests.engines.conftest import ARGS, FEWER_PROCESSES, Bench
+from tests.engines.conftest import ARGS, Bench
 from workers.engine import EngineConfig
 from workers.errors import RequestInvalid
 from workers.tensors import StoredTensor, read_matrix
@@ -47,11 +45,8 @@ def table(model_dir: Path) -> Any:
 async def taking(model_dir: Path) -> AsyncIterator[Bench]:
     bench = Bench()
     args = ARGS | {"enable_prompt_embeds": True, "max_num_batched_tokens": 64}
-    with mock.patch.dict(os.environ, FEWER_PROCESSES):
-        async with asyncio.timeout(180):
-            bench.info = await bench.engine.start(
-                EngineConfig(model=str(model_dir), served_name="smollm2", args=args), bench.sink
-            )
+    async with asyncio.timeout(180):
+        bench.info = await bench.engine.start(EngineConfig(model=str(model_dir), served_name="smollm2", args=args), bench.sink)
     yield bench
     await bench.engine.stop(5.0)
 

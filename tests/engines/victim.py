@@ -1,4 +1,4 @@
-"""A worker process of which a test kills something: `python -m tests.engines.victim MODEL`.
+"""A worker process of which a test kills something: `python -m tests.engines.victim MODEL SETTINGS`.
 
 Prints one line per thing that happened: `leader`, `started`, `died <reason>`, `refused`, `stopped`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 import structlog
 
@@ -19,10 +20,10 @@ from workers.guard import TreeGuard
 from workers.vllm.engine import VllmEngine
 
 
-async def run(model: str) -> None:
+async def run(model: str, settings: dict[str, Any]) -> None:
     engine = VllmEngine()
     outputs: list[Output] = []
-    await engine.start(EngineConfig(model=model, served_name="m", args=ARGS), outputs.extend)
+    await engine.start(EngineConfig(model=model, served_name="m", args=ARGS | settings), outputs.extend)
     print("started", flush=True)
     busy = Sampling(temperature=0.0, max_tokens=900, ignore_eos=True)
     await engine.submit(Sequence(id="busy", token_ids=[5, 6, 7], prompt_tokens=3, sampling=busy))
@@ -41,4 +42,4 @@ if __name__ == "__main__":
     guard = TreeGuard()
     guard.start()
     print("leader", flush=True)
-    asyncio.run(run(sys.argv[1]))
+    asyncio.run(run(sys.argv[1], json.loads(sys.argv[2])))

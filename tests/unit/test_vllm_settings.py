@@ -8,7 +8,7 @@ import pytest
 
 from workers.engine import EngineConfig
 from workers.errors import EngineStartFailed
-from workers.vllm.settings import check_names, kv_events_wanted, prepare_environment
+from workers.vllm.settings import check_names, computes_in_core, kv_events_wanted, prepare_environment
 
 KNOWN = ["block_size", "max_model_len", "max_num_seqs", "enforce_eager"]
 
@@ -49,6 +49,24 @@ def test_a_model_on_disk_needs_no_hub(tmp_path: Path) -> None:
     remote: dict[str, str] = {}
     prepare_environment(EngineConfig(model="some/model", served_name="m"), remote)
     assert "HF_HUB_OFFLINE" not in remote
+
+
+@pytest.mark.parametrize(
+    ("args", "bind", "ranks", "alone"),
+    [
+        ({}, "nobind", 1, True),
+        ({}, "nobind", 2, False),
+        ({}, "auto", 1, False),  # vLLM binds the threads of its processes
+        ({}, "0-3", 1, False),
+        ({"distributed_executor_backend": "mp"}, "nobind", 1, False),  # the operator's word
+        ({"distributed_executor_backend": None}, "nobind", 1, True),
+    ],
+)
+def test_without_a_gpu_the_core_computes_by_itself_where_nothing_is_gained_by_more_processes(
+    args: dict[str, object], bind: str, ranks: int, alone: bool
+) -> None:
+    config = EngineConfig(model="m", served_name="m", args=args)
+    assert computes_in_core(config, {"VLLM_CPU_OMP_THREADS_BIND": bind}, ranks=ranks) is alone
 
 
 @pytest.mark.parametrize(

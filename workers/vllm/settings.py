@@ -118,6 +118,16 @@ def prepare_children(vllm_config: Any, environ: MutableMapping[str, str]) -> Non
         environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
+def computes_in_core(config: EngineConfig, environ: Mapping[str, str], *, ranks: int) -> bool:
+    """Whether vLLM's core computes by itself where there is no GPU; else it has a process for each rank.
+
+    vLLM wants those so that it can bind their threads to cores.  Where nothing is bound and one rank is all there is, such a
+    process gains nothing: it imports vLLM once more, which takes its time and memory, and each step goes to it and back.
+    """
+    unbound = environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind"
+    return unbound and ranks == 1 and config.args.get("distributed_executor_backend") is None
+
+
 def size_kv_cache(vllm_config: Any) -> None:
     """Without a GPU and a given size: 512 MiB, or room for two sequences of full length, at most half of the free memory."""
     from vllm.platforms import current_platform

@@ -17,7 +17,7 @@ from workers.vllm.load import LoadMeter
 from workers.vllm.missing import missing_code
 from workers.vllm.offered import NO_MEDIA, Offer, offered_media
 from workers.vllm.pooling import class_labels, pooling_kinds
-from workers.vllm.settings import engine_args, prepare_children, prepare_environment, size_kv_cache
+from workers.vllm.settings import computes_in_core, engine_args, prepare_children, prepare_environment, size_kv_cache
 from workers.vllm.side_channel import side_channel
 from workers.vllm.transfer import Transfer, check_role, describe_transfer, handover_word
 
@@ -75,10 +75,13 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     try:
         vllm_config = engine_args(config, kv_events=kv_events).create_engine_config()
         size_kv_cache(vllm_config)
+        parallel = vllm_config.parallel_config
+        if current_platform.is_cpu() and computes_in_core(config, os.environ, ranks=parallel.world_size):
+            parallel.distributed_executor_backend = "uni"
         prepare_children(vllm_config, os.environ)
         transfer = describe_transfer(vllm_config)
         check_role(config.role, transfer, getattr(vllm_config.kv_transfer_config, "kv_connector", None))
-        with side_channel(os.environ, ranks=vllm_config.parallel_config.data_parallel_size) if transfer else nullcontext():
+        with side_channel(os.environ, ranks=parallel.data_parallel_size) if transfer else nullcontext():
             llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[meter.factory()], disable_log_stats=True)
     except WorkerError:
         raise

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from tests.engines.conftest import ARGS, FEWER_PROCESSES
+from tests.engines.conftest import ARGS
 from tests.engines.own_server import own_server
 from tests.running_up import RunningUp
 
@@ -31,8 +29,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, vllm: str) -
     """The URL of Headrace. Started once vLLM's server is up: both at once would take longer than one after the other."""
     flags = [flag for name, value in ARGS.items() for flag in ("--engine-arg", f"{name}={value}")]
     flags += ["--model", str(model_dir), "--served-name", MODEL, "--tool-parser", "hermes", "--reasoning-parser", "none"]
-    with mock.patch.dict(os.environ, FEWER_PROCESSES):
-        up = RunningUp(tmp_path_factory.mktemp("ours"), *flags, engine="vllm")
+    up = RunningUp(tmp_path_factory.mktemp("ours"), *flags, engine="vllm")
     try:
         up.until("ready", lambda: up.state()["ready"], ENGINE_START_S)
         yield up.state()["url"]
