@@ -76,9 +76,17 @@ def test_a_request_goes_to_the_worker_it_names(up: RunningUp) -> None:
 def test_the_cached_prefix_decides(up: RunningUp) -> None:
     # A prompt that nobody else here asks for: it is on one worker only.
     first = json.loads(ask(up, begin=700, X_Headrace_Explain="1")[1]["x-headrace-decision"])
+    (other,) = {candidate["worker"] for candidate in first["candidates"]} - {first["worker"]}
+
+    def seen_idle() -> bool:
+        told = json.loads(ask(up, begin=100, X_Headrace_Explain="1", X_Headrace_Worker=other)[1]["x-headrace-decision"])
+        (there,) = [candidate for candidate in told["candidates"] if candidate["worker"] == first["worker"]]
+        return not there.get("pending") and not there.get("running")
+
+    up.until("the router has heard that the answer is complete", seen_idle)  # the client may know before
     again, headers = ask(up, begin=700, X_Headrace_Explain="1")
     told = json.loads(headers["x-headrace-decision"])
-    assert (told["worker"], told["reason"]) == (first["worker"], "prefix")
+    assert (told["worker"], told["reason"]) == (first["worker"], "prefix"), (first, told)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 200
 
 
