@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.running_up import RunningUp
 
 MODEL = "small"
 ENGINE_START_S = 400.0
+PLACES: int = ARGS["max_num_seqs"]
 PARSER = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 
 
@@ -37,3 +40,18 @@ def ours(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, vllm: str) -
         assert up.process.wait(60) == 0, up.log()
     finally:
         up.stop()
+
+
+Request = TypeVar("Request")
+
+
+def ask_all(ask: Callable[[Request], Any], requests: Iterable[Request]) -> Iterator[dict[Request, Future[Any]]]:
+    """`ask(request)` for every request, so many at once as two engines have places: a step costs hardly more than for one.
+
+    Each result, or what was raised instead, is for the test that looks at it.
+    """
+    with ThreadPoolExecutor(2 * PLACES) as pool:
+        try:
+            yield {request: pool.submit(ask, request) for request in requests}
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,11 +1,13 @@
 """The Responses and Messages APIs on a real model: the same requests through Headrace and to vLLM's own server.
 
-In float32, alone in the batch, at temperature 0: everything but ids and times must be the same.
+In float32, at temperature 0: everything but ids and times must be the same.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import anthropic
@@ -13,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from tests.engines.served.conftest import MODEL
+from tests.engines.served.conftest import MODEL, ask_all
 from tests.unit.frontend.anthropic import machine as anthropic_machine
 from tests.unit.frontend.responses import machine as responses_machine
 
@@ -111,18 +113,25 @@ def response(url: str, request: dict[str, Any]) -> Any:
     return kept | {"output": output, "tokens": (usage["input_tokens"], usage["output_tokens"])}
 
 
+Told = dict[tuple[str, str, str], Future[Any]]
+
+
 @pytest.fixture(scope="module")
-def expected(vllm: str) -> dict[str, Any]:
-    """What vLLM's own server answers."""
-    return {
-        "messages": {name: message(vllm, request) for name, request in MESSAGES.items()},
-        "responses": {name: response(vllm, request) for name, request in RESPONSES.items()},
-    }
+def told(ours: str, vllm: str) -> Iterator[Told]:
+    """What each server answers to each request, by the API, the request's name and the server's URL."""
+    apis = {"messages": (message, MESSAGES), "responses": (response, RESPONSES)}
+
+    def ask(request: tuple[str, str, str]) -> Any:
+        api, name, url = request
+        call, requests = apis[api]
+        return call(url, requests[name])
+
+    yield from ask_all(ask, [(api, name, url) for api, (_, table) in apis.items() for name in table for url in (ours, vllm)])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_is_the_one_of_vllms_server(ours: str, expected: dict[str, Any], name: str) -> None:
-    answer, theirs = message(ours, MESSAGES[name]), expected["messages"][name]
+def test_a_message_is_the_one_of_vllms_server(told: Told, ours: str, vllm: str, name: str) -> None:
+    answer, theirs = (told["messages", name, server].result() for server in (ours, vllm))
     if theirs is UNREADABLE:
         assert [block["type"] for block in answer["content"]] == ["tool_use"]
     else:
@@ -130,8 +139,8 @@ def test_a_message_is_the_one_of_vllms_server(ours: str, expected: dict[str, Any
 
 
 @pytest.mark.parametrize("name", RESPONSES)
-def test_a_response_is_the_one_of_vllms_server(ours: str, expected: dict[str, Any], name: str) -> None:
-    assert response(ours, RESPONSES[name]) == expected["responses"][name]
+def test_a_response_is_the_one_of_vllms_server(told: Told, ours: str, vllm: str, name: str) -> None:
+    assert told["responses", name, ours].result() == told["responses", name, vllm].result()
 
 
 def test_a_streamed_message_says_what_the_whole_one_does(ours: str) -> None:
@@ -178,7 +187,8 @@ def test_a_conversation_goes_on_by_its_id_and_finds_its_prefix(ours: str) -> Non
         assert second.usage.input_tokens_details.cached_tokens > 0
 
 
-def test_a_grammar_forces_what_is_said(ours: str, expected: dict[str, Any]) -> None:
-    assert list(json.loads(expected["responses"]["schema"]["output"][0]["content"][0]["text"])) == ["city"]
-    (call,) = response(ours, RESPONSES["named"])["output"]
+def test_a_grammar_forces_what_is_said(told: Told, ours: str) -> None:
+    said = told["responses", "schema", ours].result()["output"][0]["content"][0]["text"]
+    assert list(json.loads(said)) == ["city"]
+    (call,) = told["responses", "named", ours].result()["output"]
     assert (call["type"], call["name"]) == ("function_call", "weather")

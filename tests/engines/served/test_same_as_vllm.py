@@ -1,7 +1,6 @@
 """The same request to vLLM's own server and through Headrace, at temperature 0, gives the same answer field by field.
 
-Both run the bundled model in float32 on vLLM, one request at a time.  What may differ is listed in `DIFFERENT` and `same`, with
-the reason.
+Both run the bundled model in float32 on vLLM.  What may differ is listed in `DIFFERENT` and `same`, with the reason.
 """
 
 from __future__ import annotations
@@ -9,17 +8,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.engines.served.conftest import MODEL
+from tests.engines.served.conftest import MODEL, ask_all
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-LOGPROB = 1e-3  # of a log probability: the same numbers are summed in another order when another part of a prompt was cached
+LOGPROB = 1e-3  # of a log probability: the same numbers are summed in another order in another batch
 
 DIFFERENT = {
     "id": "made by the server",
@@ -161,21 +161,24 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "choice": {"prompt": TEXT, "structured_outputs": {"choice": [" left", " right"]}},
 }
 
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+REQUESTS = {CHAT: CHATS, COMPLETION: COMPLETIONS}
+
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
-    "unknown model": ("/v1/chat/completions", {"model": "nobody", "messages": HI}),
-    "no messages": ("/v1/chat/completions", {}),
-    "empty tools": ("/v1/chat/completions", {"messages": HI, "tools": []}),
+    "unknown model": (CHAT, {"model": "nobody", "messages": HI}),
+    "no messages": (CHAT, {}),
+    "empty tools": (CHAT, {"messages": HI, "tools": []}),
     "unknown tool": (
-        "/v1/chat/completions",
+        CHAT,
         {"messages": HI, "tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
     ),
-    "choice without tools": ("/v1/chat/completions", {"messages": HI, "tool_choice": "required"}),
-    "too long": ("/v1/chat/completions", {"messages": HI, "max_tokens": 5000}),
-    "top_p": ("/v1/chat/completions", {"messages": HI, "top_p": 2}),
-    "top_logprobs alone": ("/v1/chat/completions", {"messages": HI, "top_logprobs": 3}),
-    "no prompt": ("/v1/completions", {}),
-    "ids outside": ("/v1/completions", {"prompt": [10_000_000]}),
-    "prompt log probabilities of a stream": ("/v1/completions", {"prompt": TEXT, "prompt_logprobs": 1, "stream": True}),
+    "choice without tools": (CHAT, {"messages": HI, "tool_choice": "required"}),
+    "too long": (CHAT, {"messages": HI, "max_tokens": 5000}),
+    "top_p": (CHAT, {"messages": HI, "top_p": 2}),
+    "top_logprobs alone": (CHAT, {"messages": HI, "top_logprobs": 3}),
+    "no prompt": (COMPLETION, {}),
+    "ids outside": (COMPLETION, {"prompt": [10_000_000]}),
+    "prompt log probabilities of a stream": (COMPLETION, {"prompt": TEXT, "prompt_logprobs": 1, "stream": True}),
 }
 
 
@@ -243,16 +246,26 @@ def same(ours: Any, theirs: Any, where: str = "") -> list[str]:
     return [] if ours == theirs else [f"{where}: {ours!r} is not vLLM's {theirs!r}"]
 
 
+Told = dict[tuple[str, str, str], Future[Any]]
+
+
+@pytest.fixture(scope="module")
+def told(ours: str, vllm: str) -> Iterator[Told]:
+    """What each server answers to each request, by its path, its name and the server's URL."""
+    yield from ask_all(
+        lambda request: ask(request[2], request[0], REQUESTS[request[0]][request[1]]),
+        [(path, name, url) for path, table in REQUESTS.items() for name in table for url in (ours, vllm)],
+    )
+
+
 @pytest.mark.parametrize("name", CHATS)
-def test_a_chat_is_the_same(ours: str, vllm: str, name: str) -> None:
-    path = "/v1/chat/completions"
-    assert same(ask(ours, path, CHATS[name]), ask(vllm, path, CHATS[name])) == []
+def test_a_chat_is_the_same(told: Told, ours: str, vllm: str, name: str) -> None:
+    assert same(told[CHAT, name, ours].result(), told[CHAT, name, vllm].result()) == []
 
 
 @pytest.mark.parametrize("name", COMPLETIONS)
-def test_a_completion_is_the_same(ours: str, vllm: str, name: str) -> None:
-    path = "/v1/completions"
-    assert same(ask(ours, path, COMPLETIONS[name]), ask(vllm, path, COMPLETIONS[name])) == []
+def test_a_completion_is_the_same(told: Told, ours: str, vllm: str, name: str) -> None:
+    assert same(told[COMPLETION, name, ours].result(), told[COMPLETION, name, vllm].result()) == []
 
 
 @pytest.mark.parametrize("name", BAD)
