@@ -6,9 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import socket
 
 from headrace.errors import SettingsError
+
+_QUIET_PORTS = range(20_000, 32_768)
+_TRIES = 20
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -25,17 +29,27 @@ def base_url(host: str, port: int) -> str:
 
 
 def choose_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. Raises SettingsError when it is taken or the host is not ours."""
+    """`port`, or a free one for 0. Raises SettingsError when it is taken or the host is not ours.
+
+    A free one is of those that no system gives to outgoing connections: one of these could take it before the frontend does.
+    """
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
+        for free in random.sample(_QUIET_PORTS, _TRIES) if port == 0 else ():
+            with contextlib.suppress(OSError):
+                return _bindable(host, free)
+        return _bindable(host, port)
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port} (frontend.host, frontend.port): {error.strerror}") from None
+
+
+def _bindable(host: str, port: int) -> int:
+    family, kind, proto, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
+    with socket.socket(family, kind, proto) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        return int(probe.getsockname()[1])
 
 
 async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tuple[int, bytes]:

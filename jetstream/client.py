@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import nats.errors
 import structlog
-from nats.nuid import NUID
 
 from jetstream import metrics, wire
 from jetstream.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
@@ -20,6 +18,8 @@ from jetstream.core import CoreClient, Tap
 from jetstream.errors import JetStreamError, NotConnected, PayloadTooLarge, RequestTimeout, TopologyError
 from jetstream.follow import StreamFollow
 from jetstream.kv import KvBucket
+from jetstream.natspy import NUID
+from jetstream.natspy import errors as nats_errors
 from jetstream.objects import ObjectStore
 from jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
 from jetstream.publish import Mux
@@ -81,7 +81,7 @@ class Connection:
 
     async def drain(self) -> None:
         """Wait until everything sent has reached the server, then close."""
-        with contextlib.suppress(TimeoutError, nats.errors.Error):
+        with contextlib.suppress(TimeoutError, nats_errors.Error):
             await self._core.barrier(DRAIN_TIMEOUT_S)
         await self.close()
 
@@ -200,7 +200,7 @@ class Connection:
             await self._core.barrier(timeout_s)
         except TimeoutError:
             raise RequestTimeout(f"the server did not answer a ping in {timeout_s} s") from None
-        except nats.errors.Error:
+        except nats_errors.Error:
             raise NotConnected from None
 
     # streams ----------------------------------------------------------------------------------------------------------------

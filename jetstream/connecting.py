@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import nats.errors
-
 from jetstream.api import JsApi
 from jetstream.context import ConnectOptions
 from jetstream.core import CoreClient
@@ -20,6 +18,7 @@ from jetstream.errors import (
     ServerTooOld,
     ServerUnreachable,
 )
+from jetstream.natspy import errors as nats_errors
 
 OLDEST_SERVER = (2, 11)
 RESET_TRIES = 4
@@ -92,7 +91,7 @@ async def given_up_on_error(
     except ConnectError:
         await abandon(core)
         raise
-    except (OSError, TimeoutError, nats.errors.Error, JetStreamError, ValueError) as error:
+    except (OSError, TimeoutError, nats_errors.Error, JetStreamError, ValueError) as error:
         await abandon(core)
         why = refusals[-1] if refusals else error
         raise _connect_error(options, why) from why
@@ -119,7 +118,7 @@ async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOpti
 async def abandon(core: CoreClient) -> None:
     """Close it, and let it not come back."""
     core.options["allow_reconnect"] = False
-    with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+    with contextlib.suppress(OSError, nats_errors.Error, TimeoutError):
         await core.close()
 
 
@@ -133,7 +132,7 @@ def _version(text: str) -> tuple[int, int]:
 
 def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
     text = (str(error) or type(error).__name__).replace("nats: ", "").strip("'")
-    if isinstance(error, nats.errors.AuthorizationError) or "authorization" in text.lower() or "authentication" in text.lower():
+    if isinstance(error, nats_errors.AuthorizationError) or "authorization" in text.lower() or "authentication" in text.lower():
         return AccessDenied(f"the NATS server at {options.address} refused the credentials: {text}")
     if isinstance(error, AccessDenied):
         return AccessDenied(f"the user at {options.address} lacks a permission: {text}")

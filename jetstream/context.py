@@ -12,6 +12,7 @@ from typing import Any
 from jetstream.errors import ConnectError
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
+SCHEMES = ("nats", "tls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class ConnectOptions:
     def __post_init__(self) -> None:
         if not self.servers:
             raise ConnectError("no NATS server address given")
+        for server in self.servers:
+            scheme, separator, _ = server.partition("://")
+            if separator and scheme not in SCHEMES:
+                raise ConnectError(f"a NATS server is reached at nats:// or tls://, not as in {_without_secret(server)}")
         if not self.connect_timeout_s > 0:
             raise ConnectError(f"the connect timeout must be positive, got {self.connect_timeout_s!r}")
 

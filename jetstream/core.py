@@ -21,14 +21,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import nats.aio.client
-import nats.errors
 import structlog
-from nats.aio.subscription import Subscription as _NatsSubscription
-from nats.aio.transport import TcpTransport
-from nats.protocol import command
 
 from jetstream import metrics
+from jetstream.natspy import PING_PROTO, Client, Subscription, TcpTransport, command, errors
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +34,7 @@ RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
 PENDING_SIZE = 64 * 1024 * 1024  # bytes that may wait for the socket before messages are dropped
 
 
-class Tap(_NatsSubscription):  # type: ignore[misc]  # nats-py has no type marker
+class Tap(Subscription):  # type: ignore[misc]  # nats-py has no type marker
     """A subscription whose messages are handed over by the parser, without a queue or a task."""
 
     def __init__(self, client: CoreClient, sid: int, subject: str, queue: str, handler: RawHandler) -> None:
@@ -49,7 +45,7 @@ class Tap(_NatsSubscription):  # type: ignore[misc]  # nats-py has no type marke
         self.silenced = False
 
 
-class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has no type marker
+class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
     """nats-py's client with taps and synchronous sends."""
 
     def __init__(self) -> None:
@@ -99,10 +95,10 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
         """Return once the server has handled everything sent before. (The plain flush lets its PING overtake the rest.)
         Raises TimeoutError; nats.errors.Error when not connected."""
         if not self.up:
-            raise nats.errors.ConnectionReconnectingError
+            raise errors.ConnectionReconnectingError
         pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._pongs.append(pong)
-        self.send_now(nats.aio.client.PING_PROTO)
+        self.send_now(PING_PROTO)
         async with asyncio.timeout(timeout_s):
             await pong
 
@@ -153,7 +149,7 @@ class CoreClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has n
         elif self.is_connecting:
             await super()._process_err(err_msg)
         else:
-            self._err = nats.errors.Error(f"nats: {text}")
+            self._err = errors.Error(f"nats: {text}")
             await self._error_cb(self._err)
             await self._process_op_err(self._err)
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
-from nats.nuid import NUID
 
 from jetstream import metrics, wire
 from jetstream.api import STREAM_NOT_FOUND, ApiError
 from jetstream.core import Tap
 from jetstream.errors import JetStreamError, StreamTrimmed, TopologyError
+from jetstream.natspy import NUID
 from jetstream.ports import Batch, StoredMessage
 
 if TYPE_CHECKING:

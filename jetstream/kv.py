@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nats.nuid import NUID
-
 from jetstream import wire
 from jetstream.errors import RevisionConflict, SubjectError, TopologyError
+from jetstream.natspy import NUID
 from jetstream.ports import Change, Entry, StoredMessage
 from jetstream.watch import BucketWatch
 

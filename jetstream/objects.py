@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
-from nats.nuid import NUID
 
 from jetstream import wire
 from jetstream.api import ApiError
 from jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
+from jetstream.natspy import NUID
 
 if TYPE_CHECKING:
     from jetstream.client import Connection

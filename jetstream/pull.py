@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 import msgspec
-import nats.errors
 import structlog
 
 from jetstream import metrics, wire
 from jetstream.core import CoreClient, Tap
 from jetstream.delivery import StreamDelivery
 from jetstream.errors import JetStreamError
+from jetstream.natspy import errors as nats_errors
 from jetstream.ports import Delivery
 
 log = structlog.get_logger(__name__)
@@ -262,5 +262,5 @@ class StreamPull:
         if was_running:
             await self._done.wait()
         if left is not None and self._core.up:
-            with contextlib.suppress(TimeoutError, nats.errors.Error):
+            with contextlib.suppress(TimeoutError, nats_errors.Error):
                 await self._core.barrier(STOP_BARRIER_S)

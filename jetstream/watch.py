@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
-from nats.nuid import NUID
 
 from jetstream import metrics, wire
 from jetstream.core import Tap
 from jetstream.errors import JetStreamError, RequestTimeout
+from jetstream.natspy import NUID
 from jetstream.ports import Change
 
 if TYPE_CHECKING:

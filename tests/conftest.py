@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import os
@@ -64,6 +65,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = sharing.ordered(items)
     if searching.get_current_profile_name() == examples.FAST:
         examples.shorten(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: the collector need not look through it again (user time of the unit tests -5 %)."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

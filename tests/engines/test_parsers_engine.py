@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from broker.messages import Generation, Parsing, Sampling
 from broker.said import Said
@@ -54,14 +56,31 @@ async def answer(bench: Bench, prompt: list[int], parsing: Parsing, *, tool: str
     return said(parts + parser.finish(ids[-1], text.finish()))
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("tool", [None, "hermes"])
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+CASES = [(tool, choice, whole) for tool in (None, "hermes") for choice in ("required", "named") for whole in (False, True)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def answers(bench: Bench, prompts: list[list[int]]) -> dict[tuple[str | None, str, bool], Said | BaseException]:
+    """What is answered in each case, all at once."""
+    asked = [
+        answer(
+            bench,
+            prompts[0],
+            Parsing(tools=[WEATHER], choice=NAMED if choice == "named" else choice, parallel=False, whole=whole),
+            tool=tool,
+        )
+        for tool, choice, whole in CASES
+    ]
+    return dict(zip(CASES, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 async def test_a_forced_call_is_made(
-    bench: Bench, prompts: list[list[int]], tool: str | None, choice: Any, whole: bool
+    answers: dict[tuple[str | None, str, bool], Said | BaseException], case: tuple[str | None, str, bool]
 ) -> None:
-    parsing = Parsing(tools=[WEATHER], choice=choice, parallel=False, whole=whole)
-    made = await answer(bench, prompts[0], parsing, tool=tool)
+    made = answers[case]
+    if isinstance(made, BaseException):
+        raise made
     assert [call.name for call in made.calls] == ["get_weather"]
     assert msgspec.json.decode(made.calls[0].arguments) == {"city": "Paris"}
     assert made.content.strip() == ""

@@ -68,12 +68,14 @@ async def test_it_says_that_it_takes_them(taking: Bench) -> None:
 async def test_the_embeddings_of_tokens_give_the_answer_to_these_tokens(
     taking: Bench, prompts: list[list[int]], table: Any
 ) -> None:
-    for prompt in prompts:
+    async def each(prompt: list[int]) -> None:
         expected = await taking.ids(prompt, GREEDY)
         embeds = saved(table[prompt])
         assert await taking.ids([0] * len(prompt), GREEDY, prompt_embeds=embeds) == expected
         again = await taking.end(await taking.submit([0] * len(prompt), GREEDY, prompt_embeds=embeds))
         assert (again[0].cached_tokens or 0) % 32 == 0
+
+    await asyncio.gather(*map(each, prompts))
 
 
 async def test_other_embeddings_are_not_taken_for_those_in_the_cache(

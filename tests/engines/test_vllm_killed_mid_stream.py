@@ -125,7 +125,7 @@ async def ask_for_the_impossible(api: openai.AsyncOpenAI, number: int, heard: He
 
 async def test_streams_of_a_killed_engine_go_on_with_the_next_token_or_say_why_not(two: RunningUp) -> None:
     async with openai.AsyncOpenAI(base_url=f"{two.state()['url']}/v1", api_key="none", max_retries=0, timeout=200) as api:
-        undisturbed = [await ask(api, number, kind, Heard()) for number, kind in enumerate(KINDS)]
+        undisturbed = await asyncio.gather(*(ask(api, number, kind, Heard()) for number, kind in enumerate(KINDS)))
         heard, refused = [Heard() for _ in KINDS], [Heard() for _ in NOT_CONTINUED]
         midway = asyncio.Event()
 

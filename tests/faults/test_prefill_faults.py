@@ -14,16 +14,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import openai
 import pytest
 
 from broker.codec import decode, encode, pack_u32
+from broker.errors import WireError
 from broker.messages import Generation, LoadReport, WorkerMember
-from broker.prefill.messages import PrefillJob
+from broker.prefill.messages import PrefillJob, PrefillTaken
 from headrace.control import live_workers
 from jetstream.client import Connection, ConnectOptions
 from jetstream.errors import QueueFull
+from jetstream.ports import Message
 from jetstream.subjects import Subjects
 from tests.integration.nixl_peer import needs_nixl
 from tests.running_up import RunningUp
@@ -36,6 +39,10 @@ TIMING = '{"prefill_tokens_per_s": 2000, "decode_base_s": 0.01, "transfer_per_de
 ALWAYS = ("--mode", "disagg", "--prefill", "always", "--routers", "0", "--engine-arg", f"timing_overrides={TIMING}")
 PROMPT = list(range(1000, 3000))  # a second to compute
 ANSWER = 60
+COMPUTING_S, TRANSFERRING_S = 0.2, 1.4  # after somebody has taken the prompt
+MEANWHILE = pytest.mark.parametrize(
+    "after_s", [COMPUTING_S, TRANSFERRING_S], ids=["before the transfer", "during the transfer"]
+)
 
 
 class Asking:
@@ -86,6 +93,38 @@ def workers(up: RunningUp) -> dict[str, WorkerMember]:
     return asyncio.run(ask())
 
 
+class Taken(NamedTuple):
+    """A request whose prompt a prefill worker has begun to compute."""
+
+    asking: Asking
+    prefill: WorkerMember
+    decode: WorkerMember
+
+
+def ask(up: RunningUp) -> Taken:
+    """Ask, and wait until the prompt is being computed: a busy machine may take its time until then."""
+
+    async def until_taken() -> Taken:
+        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
+        async with await Connection.connect(options, subjects=SUBJECTS) as connection, asyncio.timeout(30):
+            members = {member.worker: member for member in await live_workers(connection, SUBJECTS)}
+            taken: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+
+            def on_control(message: Message) -> None:
+                with suppress(WireError):
+                    told = decode(PrefillTaken, message.data)
+                    if not taken.done():
+                        taken.set_result((told.worker, message.subject.rpartition(".")[2]))
+
+            await connection.subscribe(f"{SUBJECTS.prefix}.ctl.*", on_control)
+            await connection.barrier()
+            asking = Asking(up)
+            prefill, decoding = await taken
+            return Taken(asking, members[prefill], members[decoding])
+
+    return asyncio.run(until_taken())
+
+
 def blocks_used(up: RunningUp) -> dict[str, int]:
     """KV blocks that sequences or hand-overs hold, by worker, as its next load report says."""
 
@@ -128,13 +167,13 @@ def test_a_prompt_is_computed_elsewhere_and_its_blocks_are_let_go(start: Callabl
     no_block_is_kept(up, 2)
 
 
-@pytest.mark.parametrize("after_s", [0.4, 1.6], ids=["before the transfer", "during the transfer"])
+@MEANWHILE
 def test_a_prefill_worker_is_killed(start: Callable[..., RunningUp], after_s: float) -> None:
     up = begin(start)
-    asking = Asking(up)
+    taken = ask(up)
     time.sleep(after_s)
-    os.kill(workers(up)["prefill-1"].pid, signal.SIGKILL)
-    asking.must_be_exact()
+    os.kill(taken.prefill.pid, signal.SIGKILL)
+    taken.asking.must_be_exact()
     assert failures(up) in (["peer_lost"], ["transfer_failed"], ["transfer_timeout"])
     no_block_is_kept(up, 1)
 
@@ -151,39 +190,33 @@ def test_a_prefill_worker_is_killed_after_the_transfer(start: Callable[..., Runn
 
 def test_another_prefill_worker_takes_over(start: Callable[..., RunningUp]) -> None:
     up = begin(start, prefill=2)
-    asking = Asking(up)
-    time.sleep(0.4)
-    used = blocks_used(up)
-    (busy,) = [member for member in workers(up).values() if member.role == "prefill" and used[member.worker]]
-    os.kill(busy.pid, signal.SIGKILL)
-    asking.must_be_exact()
+    taken = ask(up)
+    os.kill(taken.prefill.pid, signal.SIGKILL)
+    taken.asking.must_be_exact()
     assert len(failures(up)) == 1
     no_block_is_kept(up, 2)
 
 
 def test_a_frozen_prefill_worker_costs_a_bounded_wait(start: Callable[..., RunningUp]) -> None:
     up = begin(start)
-    asking = Asking(up)
-    time.sleep(0.4)
-    pid = workers(up)["prefill-1"].pid
-    os.kill(pid, signal.SIGSTOP)
+    taken = ask(up)
+    time.sleep(COMPUTING_S)
+    os.kill(taken.prefill.pid, signal.SIGSTOP)
     try:
-        asking.must_be_exact()
+        taken.asking.must_be_exact()
     finally:
-        os.kill(pid, signal.SIGCONT)
+        os.kill(taken.prefill.pid, signal.SIGCONT)
     assert failures(up) == ["peer_lost"]
     no_block_is_kept(up, 2)
 
 
-@pytest.mark.parametrize("after_s", [0.4, 1.6], ids=["before the transfer", "during the transfer"])
+@MEANWHILE
 def test_a_decode_worker_is_killed_while_it_waits(start: Callable[..., RunningUp], after_s: float) -> None:
     up = begin(start, decode_workers=2)
-    asking = Asking(up)
+    taken = ask(up)
     time.sleep(after_s)
-    used = blocks_used(up)
-    (busy,) = [member for member in workers(up).values() if member.role == "decode" and used[member.worker]]
-    os.kill(busy.pid, signal.SIGKILL)
-    asking.must_be_exact()
+    os.kill(taken.decode.pid, signal.SIGKILL)
+    taken.asking.must_be_exact()
     no_block_is_kept(up, 2)
 
 

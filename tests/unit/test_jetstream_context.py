@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,22 @@ def test_files_that_do_not_exist_are_named_before_connecting() -> None:
         ConnectOptions(credentials="/no/such.creds").client_arguments()
     with pytest.raises(ConnectError, match="TLS"):
         ConnectOptions(tls_ca="/no/such.pem").client_arguments()
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@broker:4222", "wss://me:secret@broker:443"])
+def test_what_is_no_address_of_a_nats_server_is_refused_by_name_and_without_its_password(url: str) -> None:
+    with pytest.raises(ConnectError, match=r"nats:// or tls://, not as in (http|wss)://broker:4") as refused:
+        ConnectOptions(servers=("nats://fine:4222", url))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["nats://a:4222", "tls://me:secret@a:4222", "a:4222", "a"])
+def test_the_usual_forms_of_an_address_are_taken(url: str) -> None:
+    assert ConnectOptions(servers=(url,)).servers == (url,)
+
+
+def test_a_part_does_not_import_aiohttp_for_websockets_and_an_engine_still_can() -> None:
+    """aiohttp, where vLLM has brought it."""
+    pytest.importorskip("aiohttp")
+    code = "import sys, jetstream.client; assert 'aiohttp' not in sys.modules; import aiohttp; assert aiohttp.ClientSession"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
