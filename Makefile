@@ -28,6 +28,7 @@ INSTALL := $(PIP) install --no-warn-conflicts --no-compile
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 # The folders in their order, which begins with the slow ones: the last file should not be one that the other process waits for.
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
+IN_THREE := -n 3 $(wordlist 3,9,$(IN_TWO))
 IN_FOUR := -n 4 $(wordlist 3,9,$(IN_TWO))
 # Everything that takes long says so in one line first.
 SAY = @printf '==> %s\n'
@@ -53,8 +54,9 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=agg
 		$(if $(WORKERS),--workers '$(WORKERS)') $(if $(PREFILL_WORKERS),--prefill-workers '$(PREFILL_WORKERS)') \
 		$(if $(DECODE_WORKERS),--decode-workers '$(DECODE_WORKERS)') $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-# Three runs: what kills wants no work beside it but its like, which mostly waits, four of them at a time; and engines want the
-# machine for themselves, two at a time: starting one is the work of a single core for most of the time.
+# Three runs: what computes or waits a moment, three at a time; what kills wants no work beside it but its like, which mostly waits,
+# four of them at a time; and engines want the machine for themselves, two at a time: starting one is the work of a single core for
+# most of the time.
 # A run that has nothing to do (5) is fine, as long as another has.
 test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
 	@all=5; \
@@ -62,7 +64,7 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 		$(BIN)/pytest "$$@" $(ARGS); code=$$?; \
 		case $$all,$$code in *,5) ;; 5,0) all=0 ;; 0,*|5,*) all=$$code ;; esac; \
 	}; \
-	run -m 'not engine and not fault' $(IN_TWO) --ignore=tests/engines --ignore=tests/faults; \
+	run -m 'not engine and not fault' $(IN_THREE) --ignore=tests/engines --ignore=tests/faults; \
 	run -m 'fault and not engine' $(IN_FOUR) --ignore=tests/engines; \
 	run -m engine $(IN_TWO) $(foreach other,docs faults integration simulation unit,--ignore=tests/$(other)); \
 	[ $$all -ne 5 ] || echo 'no test was run' >&2; \

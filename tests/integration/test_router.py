@@ -360,6 +360,8 @@ async def test_an_ingress_waits_for_no_explanation_that_cannot_come(pool: Pool) 
         async with pool.router("r1"):
             request = job(explain=True)
             await collect(await pool.served.submit(request))
+            # the answer may be here before the router has heard that its placement is stored, and said so
+            await until(lambda: any(event.id == request.id and event.kind == "placed" for event in pool.events))
         told = await pool.served.explain(request.id, timeout_s=5.0)
         assert not told.known
         assert "does not answer" in told.reason
