@@ -51,6 +51,7 @@ class Decisions:
         placed = self._placed.get(request_id)
         if placed is None:
             return _unknown(request_id, "it was not asked for in time")
+        event: JobEvent | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 event = await asyncio.shield(placed)
@@ -67,7 +68,8 @@ class Decisions:
                 )
                 return decode(Explanation, answer)
         except TimeoutError:
-            return _unknown(request_id, "nobody said in time who placed it")
+            why = "nobody said in time who placed it" if event is None else f"the router does not answer: {event.by} is silent"
+            return _unknown(request_id, why)
         except WireError as error:
             metrics.MALFORMED.labels("explanation").inc()
             log.error("explanation.malformed", request_id=request_id, error=str(error))

@@ -374,3 +374,19 @@ async def test_an_ingress_waits_for_no_explanation_that_cannot_come(pool: Pool) 
         assert (told.known, told.reason) == (False, "nobody said in time who placed it")
         stream.cancel()
         busy.cancel()
+
+
+async def test_a_router_that_is_silent_is_not_taken_for_a_placement_that_nobody_told(pool: Pool) -> None:
+    async with pool.worker("w1", slots=1) as worker:
+        busy = await pool.served.submit(job(1_000_000))
+        await busy.rows()
+        waiting = job(explain=True)
+        stream = await pool.served.submit(waiting)
+        await pool.watching.subscribe(pool.subjects.control("frozen"), lambda message: None)
+        placed = JobEvent("placed", waiting.id, 1, "w1", by="frozen")
+        pool.watching.send(pool.subjects.events(POOL), encode(JobEvents(events=[placed])))
+        told = await pool.served.explain(waiting.id, timeout_s=0.3)
+        assert (told.known, told.reason) == (False, "the router does not answer: frozen is silent")
+        stream.cancel()
+        busy.cancel()
+        await until(lambda: worker.runs.sequences == 0)
