@@ -57,7 +57,7 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=agg
 # Three runs: what computes or waits a moment, three at a time; what kills wants no work beside it but its like, which mostly waits,
 # four of them at a time; and engines want the machine for themselves, two at a time: starting one is the work of a single core for
 # most of the time.
-# A run that has nothing to do (5) is fine, as long as another has.
+# A run that has nothing to do (5) is fine, as long as another has; folders left out have nothing to run (tests/support/sharing.py).
 test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
 	@all=5; \
 	run() { \
@@ -65,7 +65,7 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 		case $$all,$$code in *,5) ;; 5,0) all=0 ;; 0,*|5,*) all=$$code ;; esac; \
 	}; \
 	run -m 'not engine and not fault' $(IN_THREE) --ignore=tests/engines --ignore=tests/faults; \
-	run -m 'fault and not engine' $(IN_FOUR) --ignore=tests/engines; \
+	run -m 'fault and not engine' $(IN_FOUR) $(foreach other,docs engines simulation unit,--ignore=tests/$(other)); \
 	run -m engine $(IN_TWO) $(foreach other,docs faults integration simulation unit,--ignore=tests/$(other)); \
 	[ $$all -ne 5 ] || echo 'no test was run' >&2; \
 	exit $$all

@@ -63,6 +63,8 @@ mock.patch.object(TokenTable, "load", _load_table_once).start()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = sharing.ordered(items)
+    if lost := sharing.left_out(items):
+        raise pytest.UsageError(f"`make test` does not look for a test that kills where these are: {', '.join(lost)}")
     if searching.get_current_profile_name() == examples.FAST:
         examples.shorten(items)
 

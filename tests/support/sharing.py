@@ -17,6 +17,8 @@ BENCH = ("test_vllm.py", "test_vllm_kv_events.py", "test_parsers_engine.py")  # 
 FIRST = ("served", "test_embeddings.py", "test_vllm_disagg.py", "test_vllm_killed_mid_stream.py", "test_served_disagg.py")
 LAST = ("test_vllm_adapters.py", "test_bundled_model.py")
 
+NO_KILLS = ("tests/docs/", "tests/simulation/", "tests/unit/")  # the Makefile's run of tests that kill leaves them out
+
 
 def share_of(node_id: str) -> str:
     """The group that a test belongs to: its file, or the name of what it shares with other files."""
@@ -40,3 +42,8 @@ def ordered(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         return places.get(share, 1), share
 
     return sorted(items, key=place)
+
+
+def left_out(items: Iterable[pytest.Item]) -> list[str]:
+    """Tests that kill where `make test` does not look for any."""
+    return [item.nodeid for item in items if item.nodeid.startswith(NO_KILLS) and item.get_closest_marker("fault")]
