@@ -21,6 +21,8 @@ import pytest_asyncio
 import structlog
 from hypothesis import settings as searching
 
+from frontend import encoding
+from frontend.encoding import TextEncoder
 from jetstream.client import Connection, ConnectOptions
 from jetstream.errors import JetStreamError
 from jetstream.manage import ensure_topology, remove_topology
@@ -59,6 +61,26 @@ def _load_table_once(tokenizer_dir: str | Path) -> TokenTable:
 
 
 mock.patch.object(TokenTable, "load", _load_table_once).start()
+
+_quicken = TextEncoder.quicken
+_bundled_json = (BUNDLED_TOKENIZER / "tokenizer.json").read_bytes()
+_quickened: dict[Any, Any] = {}
+
+
+def _quicken_once(encoder: TextEncoder) -> None:
+    """Threads may share it, and so may the frontends of all tests: making it takes half a second."""
+    library = getattr(encoding.fastokens, "Tokenizer", None)  # a test may put another one there
+    if encoder.added or encoder._json != _bundled_json:
+        _quicken(encoder)
+    elif library in _quickened:
+        encoder._fast = _quickened[library]
+    else:
+        _quicken(encoder)
+        if encoder.fast:
+            _quickened[library] = encoder._fast
+
+
+mock.patch.object(TextEncoder, "quicken", _quicken_once).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
+
+from tokenizers import Tokenizer
 
 from broker.codec import encode, pack_u32
 from broker.messages import Envelope, Finish, Generation, JobFault, Sampling, TokenLogprob
@@ -32,9 +35,12 @@ INFO = EngineInfo(
 
 
 def ids_of(text: str) -> list[int]:
-    from tokenizers import Tokenizer
+    return bundled_tokenizer().encode(text).ids
 
-    return Tokenizer.from_file(str(BUNDLED_TOKENIZER / "tokenizer.json")).encode(text).ids
+
+@functools.cache
+def bundled_tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(BUNDLED_TOKENIZER / "tokenizer.json"))
 
 
 class FakeEngine:
