@@ -31,25 +31,24 @@ def base_url(host: str, port: int) -> str:
 def choose_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. Raises SettingsError when it is taken or the host is not ours.
 
-    A free one is of those that no system gives to outgoing connections: one of these could take it before the frontend does.
+    A free one is of those that systems usually give to no outgoing connection: that could take it before the frontend does.
     """
     try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, address = found[0]
+
+        def bound(number: int) -> int:
+            with socket.socket(family, kind, proto) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address[0], number, *address[2:]))
+                return int(probe.getsockname()[1])
+
         for free in random.sample(_QUIET_PORTS, _TRIES) if port == 0 else ():
             with contextlib.suppress(OSError):
-                return _bindable(host, free)
-        return _bindable(host, port)
+                return bound(free)
+        return bound(port)
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port} (frontend.host, frontend.port): {error.strerror}") from None
-
-
-def _bindable(host: str, port: int) -> int:
-    family, kind, proto, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
-    with socket.socket(family, kind, proto) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        return int(probe.getsockname()[1])
 
 
 async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tuple[int, bytes]:

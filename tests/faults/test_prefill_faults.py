@@ -134,8 +134,8 @@ def blocks_used(up: RunningUp) -> dict[str, int]:
         async with await Connection.connect(options, subjects=SUBJECTS) as connection:
             live = await live_workers(connection, SUBJECTS)
 
-            def on_report(message: object) -> None:
-                report = decode(LoadReport, message.data)  # type: ignore[attr-defined]
+            def on_report(message: Message) -> None:
+                report = decode(LoadReport, message.data)
                 found[report.worker] = report.blocks_used + report.running
 
             await connection.subscribe(SUBJECTS.load_filter(live[0].pool), on_report)

@@ -83,6 +83,19 @@ def test_a_taken_port_is_a_settings_error_and_zero_is_a_free_one() -> None:
     assert choose_port("127.0.0.1", 0) in range(20_000, 32_768)  # no connection is given one of these
 
 
+def test_a_host_that_cannot_be_found_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = []
+
+    def getaddrinfo(host: str, port: int, **options: object) -> list[object]:
+        looked_up.append((host, port))
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(SettingsError, match=r"nowhere\.invalid:0.*Name or service not known"):
+        choose_port("nowhere.invalid", 0)
+    assert looked_up == [("nowhere.invalid", 0)]
+
+
 def test_the_address_shown_is_one_that_a_client_can_use() -> None:
     assert base_url("0.0.0.0", 8000) == "http://127.0.0.1:8000"
     assert base_url("::", 8000) == "http://[::1]:8000"
