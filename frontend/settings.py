@@ -39,6 +39,7 @@ class FrontendSettings:
     slow_client_s: float = 60.0  # an answer of which the client takes nothing for so long is cut
     inline_prompt_bytes: int = 8192  # longer prompts are tokenised in a thread
     tokenizer_threads: int = 2
+    fast_tokenizer: bool = True  # encode by a second library, where it agrees with the one that defines the ids
     prompt_cache_bytes: int = 64 * 1024 * 1024  # of what long prompts have in common with later ones; 0 = none
     drain_grace_s: float = 30.0  # how long running answers may go on after SIGTERM
     start_timeout_s: float = 30.0  # how long to wait for a NATS server that is not there yet

@@ -147,8 +147,8 @@ class ModelShelf:
             ready = await loop.run_in_executor(self._executor, self._build, served)
             self._ready[card.model] = ready
             log.info("model.loaded", model=card.model, seconds=round(time.perf_counter() - began, 3))
-            # Nobody waits for it: until it is done prompts only take longer.
-            self._quickening = loop.run_in_executor(self._executor, ready.encoder.quicken, self._on_refused)
+            if self._settings.fast_tokenizer:  # nobody waits for it: until it is done prompts only take longer
+                self._quickening = loop.run_in_executor(self._executor, ready.encoder.quicken, self._on_refused)
             return ready
 
     def _build(self, served: Served) -> ReadyModel:

@@ -36,7 +36,7 @@ from workers.parsing.choosing import Brand, Chosen, choose
 from workers.registration import build_card, build_member, read_card_files, register_card, worker_id
 from workers.runtime import Runtime
 from workers.settings import WorkerSettings
-from workers.text.pipeline import TokenTable
+from workers.text.tokens import token_table
 from workers.warmup import warm_up
 
 log = structlog.get_logger()
@@ -123,7 +123,7 @@ async def _serve(
     parsers: Chosen,
 ) -> None:
     files = read_card_files(info.tokenizer_dir)
-    table = TokenTable.load(info.tokenizer_dir)
+    table = token_table(info.tokenizer_dir)
     async with contextlib.AsyncExitStack() as stack:
         connection = await stack.enter_async_context(_connected(options, subjects))
         frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None

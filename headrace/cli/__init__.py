@@ -17,14 +17,17 @@ from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.texts import MAIN
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
 from headrace.errors import EXIT_FAILURE, CommandError
+from headrace.lean import import_patiently, import_structlog
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    import_patiently()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     first = arguments[:1]
     parser = build_parser(streams="streams" in first, bench="bench" in first, replay="replay" in first)
     parsed = parser.parse_args(arguments)
+    import_structlog()
     try:
         code: int = parsed.run(parsed)
     except CommandError as error:

@@ -54,7 +54,8 @@ class Hurt(Deployment):
         return super()._process(name, kind, (*argv, *self._flags.get(name, ())))
 
     def _environment(self) -> dict[str, str]:
-        return {**super()._environment(), **self._more}
+        # prompts are ids here: a second tokenizer would cost each frontend a third of its start
+        return {**super()._environment(), "HEADRACE_FRONTEND_FAST_TOKENIZER": "false", **self._more}
 
 
 class Asked:

@@ -93,7 +93,12 @@ async def test_a_request_that_is_ended_early_is_gone_wherever_it_was(tmp_path: P
         before_them = [scene.begin(scene.question(20_000)) for _ in range(SLOTS)]
         for asked in before_them:
             await asyncio.wait_for(asked.began.wait(), 60)
+
+        async def queue_holds(n: int) -> bool:
+            return (await scene.connection.stream_state(NAMES.stream("REQ"))).messages >= n
+
         waiting = Trio(scene, "queue", lambda: scene.question(10))
+        await scene.until("they were accepted", lambda: queue_holds(2))
         await asyncio.sleep(0.5)
         assert await scene.held() == SLOTS, "those that wait are with nobody yet"
         await waiting.end(began=False)

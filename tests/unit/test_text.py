@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from workers.errors import ModelUnavailable
 from workers.text.pipeline import TextPipeline, TokenTable
 from workers.text.stops import StopMatcher
+from workers.text.tokens import token_table
 
 ASSETS = Path(__file__).parents[2] / "workers" / "assets" / "smollm2"
 
@@ -102,6 +104,14 @@ def test_token_bytes_are_raw(smollm2):
     _, table = smollm2
     assert table.token_bytes(byte_tokens(table)[0xF0]) == b"\xf0"
     assert table.token_bytes(1) == b"<|im_start|>"
+
+
+def test_a_process_reads_the_same_file_once(tmp_path):
+    shutil.copy(ASSETS / "tokenizer.json", tmp_path)
+    table = token_table(tmp_path)
+    assert token_table(str(tmp_path)) is table
+    save(Tokenizer(models.WordLevel({"cat": 0})), tmp_path)
+    assert token_table(tmp_path) is not table
 
 
 def test_a_missing_or_damaged_tokenizer_is_named(tmp_path):

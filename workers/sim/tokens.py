@@ -29,7 +29,7 @@ from broker.messages import Sampling, TokenLogprob
 from workers.errors import EngineStartFailed, ModelUnavailable
 from workers.sim.spelling import Speller
 from workers.text.pipeline import TextPipeline
-from workers.text.tokens import TokenTable
+from workers.text.tokens import TokenTable, token_table
 
 BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
 
@@ -63,7 +63,7 @@ class Vocabulary:
     def load(cls, tokenizer_dir: str | Path) -> Self:
         """Raises EngineStartFailed when the tokenizer cannot be read or has no words."""
         try:
-            table = TokenTable.load(tokenizer_dir)
+            table = token_table(tokenizer_dir)
         except ModelUnavailable as error:
             raise EngineStartFailed(f"tokenizer_dir={str(tokenizer_dir)!r}: {error}") from error
         size = len(table.pieces) or _library_size(table)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,9 +52,9 @@ class TokenTable:
         except OSError as error:
             raise ModelUnavailable(f"no tokenizer: cannot read {path}: {error.strerror}") from error
         try:
-            spec = msgspec.json.decode(raw)
-            special = frozenset(token["id"] for token in spec.get("added_tokens") or () if token["special"])
-            piece, first = _piece_rule(spec.get("decoder"))
+            spec = _read(raw)
+            special = frozenset(token["id"] for token in spec.added_tokens or () if token["special"])
+            piece, first = _piece_rule(spec.decoder)
             if piece is None:
                 return cls(pieces=(), texts=(), special=special, decode=_library_decode(raw))
             pieces = [piece(token) for token in _tokens(spec)]
@@ -68,6 +69,35 @@ class TokenTable:
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
 
 
+def token_table(tokenizer_dir: str | Path) -> TokenTable:
+    """`TokenTable.load`, once per process for an unchanged file: engine and runtime want the same one."""
+    try:
+        state = (Path(tokenizer_dir) / "tokenizer.json").stat()
+    except OSError:
+        return TokenTable.load(tokenizer_dir)  # which says what is wrong
+    return _loaded(str(tokenizer_dir), state.st_ino, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1)
+def _loaded(tokenizer_dir: str, *_state: int) -> TokenTable:
+    return TokenTable.load(tokenizer_dir)
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any]
+
+
+class _File(msgspec.Struct):
+    """What is wanted of a `tokenizer.json`. The merges, most of it, are passed over."""
+
+    model: _Model
+    decoder: dict[str, Any] | None = None
+    added_tokens: list[dict[str, Any]] | None = None
+
+
+_read = msgspec.json.Decoder(_File).decode
+
+
 def _library_decode(raw: bytes) -> Decode:
     from tokenizers import Tokenizer
 
@@ -78,15 +108,15 @@ def _library_decode(raw: bytes) -> Decode:
     return lambda ids, skip: str(decode(ids, skip_special_tokens=skip))
 
 
-def _tokens(spec: Mapping[str, Any]) -> list[str]:
+def _tokens(spec: _File) -> list[str]:
     """Token strings by id; "" where an id is not used."""
-    vocabulary = spec["model"]["vocab"]
+    vocabulary = spec.model.vocab
     if isinstance(vocabulary, list):
         named: Iterable[tuple[str, int]] = ((entry[0], i) for i, entry in enumerate(vocabulary))
     else:
         named = vocabulary.items()
     by_id = {i: token for token, i in named}
-    by_id.update((token["id"], token["content"]) for token in spec.get("added_tokens") or ())
+    by_id.update((token["id"], token["content"]) for token in spec.added_tokens or ())
     return [by_id.get(i, "") for i in range(max(by_id, default=-1) + 1)]
 
 

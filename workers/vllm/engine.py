@@ -33,7 +33,7 @@ from workers.engine import (
 )
 from workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine
 from workers.guard import ProcessTree
-from workers.text.pipeline import TokenTable
+from workers.text.tokens import token_table
 from workers.vllm import convert
 from workers.vllm.adapters import Adapters
 from workers.vllm.exchange import Exchange
@@ -119,7 +119,7 @@ class VllmEngine:
         if self._kv is not None:
             self._kv.meet()
         self._priority = started.llm.vllm_config.scheduler_config.policy == "priority"
-        token_bytes = TokenTable.load(started.info.tokenizer_dir).token_bytes
+        token_bytes = token_table(started.info.tokenizer_dir).token_bytes
         eos = frozenset(started.info.eos_token_ids)
 
         exchange = Exchange(started.llm, started.transfer, block_size=started.info.block_size, stalled=self._fetch_stalled)

@@ -147,3 +147,13 @@ async def test_a_loaded_model_becomes_fast_by_itself_and_counts_what_is_refused(
     encoder._text.encode(["\x13"], special=False)
     assert b"headrace_frontend_slow_prompts_total 1.0" in metrics.render()
     shelf.close()
+
+
+async def test_the_fast_library_can_be_left_out() -> None:
+    models = FakeModels()
+    models.served[MODEL].files = {**FILES, "tokenizer.json": make("SmolLM2")}
+    shelf = ModelShelf(models, FrontendSettings(fast_tokenizer=False))
+    encoder = (await shelf.get(MODEL)).encoder
+    assert shelf._quickening is None
+    assert not encoder._text.fast
+    shelf.close()
