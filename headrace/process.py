@@ -8,6 +8,7 @@ Secrets travel in the environment, never in the arguments.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from workers.guard import set_parent_death_signal
 
@@ -41,6 +43,19 @@ def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
     """Signal the process group that `pid` leads. Fine when it is gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, sig)
+
+
+def end_now(code: int) -> NoReturn:
+    """End this process after its exit handlers, but do not take the interpreter down.
+
+    Not all that an engine loads survives that: triton prints a page of what it has leaked, threads of others may crash.
+    """
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 class Child:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -124,3 +126,18 @@ async def test_a_part_dies_with_its_supervisor_however_that_dies() -> None:
                 await asyncio.sleep(0.01)
         os.kill(supervisor.pid, signal.SIGKILL)
     await _until_gone(int(lines[0]))
+
+
+def test_a_process_with_an_engines_libraries_ends_without_taking_them_down() -> None:
+    code = (
+        "import atexit, sys, types, headrace.__main__ as command\n"
+        "class Leaky:\n"
+        "    def __del__(self): print('taken down')\n"
+        "kept = Leaky()\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+        "atexit.register(lambda: print('handled'))\n"
+        "command.main = lambda: 7\n"
+        "sys.exit(command.run())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "handled\n", "")

@@ -38,6 +38,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, vllm: str) -
         yield up.state()["url"]
         up.process.terminate()
         assert up.process.wait(60) == 0, up.log()
+        assert "leaked" not in up.log(), "a library of the engine was taken down"
     finally:
         up.stop()
 
