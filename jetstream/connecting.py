@@ -117,7 +117,7 @@ async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOpti
 
 async def abandon(core: CoreClient) -> None:
     """Close it, and let it not come back."""
-    core.options["allow_reconnect"] = False
+    await core.stop_reconnecting()
     with contextlib.suppress(OSError, nats_errors.Error, TimeoutError):
         await core.close()
 

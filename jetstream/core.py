@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 PENDING_SIZE = 64 * 1024 * 1024  # bytes that may wait for the socket before messages are dropped
+CANCEL_AGAIN_S = 0.05
 
 
 class Tap(Subscription):  # type: ignore[misc]  # nats-py has no type marker
@@ -162,6 +163,17 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         await super().force_reconnect()
         if not self.is_connected:
             self.mark_down()
+
+    async def stop_reconnecting(self) -> None:
+        """End the attempts to connect again, for good.
+
+        One cancellation may not do: before Python 3.12 `asyncio.wait_for`, in which they wait, loses one that comes when an
+        attempt has just failed, and the plain client's `close` asks only once.  It would try for ever then.
+        """
+        self.options["allow_reconnect"] = False
+        while (task := self._reconnection_task) is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 
     def mark_up(self) -> None:
         """The server has our subscriptions again, save those made while the client was replaying them."""

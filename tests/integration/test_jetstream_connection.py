@@ -342,5 +342,31 @@ async def test_nothing_waits_in_line_for_a_server_that_is_gone(own_server: Embed
         await plain.close()
 
 
+async def test_a_closed_connection_does_not_go_on_trying(own_server: EmbeddedServer, connect: Connect) -> None:
+    """Nor when a cancellation is lost, as `asyncio.wait_for` before Python 3.12 loses one that comes when an attempt has just
+    failed."""
+    connection = await connect(own_server)
+    attempts = lost = 0
+
+    async def attempt(_server: object) -> None:
+        nonlocal attempts, lost
+        attempts += 1
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            if lost:
+                raise
+            lost += 1
+            raise ConnectionRefusedError from None
+
+    connection._core._connect_to_server = attempt
+    own_server.kill()
+    await until(lambda: attempts)
+    trying = connection._core._reconnection_task
+    await connection.close()
+    assert lost == 1
+    assert trying.done()
+
+
 async def _ignore(_error: Exception) -> None:
     pass

@@ -144,14 +144,14 @@ async def test_acks_naks_delays_and_terms_do_what_they_say(connection: Connectio
 @pytest.mark.slow
 async def test_progress_holds_off_redelivery(connection: Connection, subjects: Subjects) -> None:
 
-    spec = dataclasses.replace(work_consumer(subjects, "p", "w"), ack_wait_s=0.3)
+    spec = dataclasses.replace(work_consumer(subjects, "p", "w"), ack_wait_s=1.0)
     await connection.ensure_consumer(spec)
     await put(connection, subjects, 1)
     got: list[Delivery] = []
     loop = connection.pull(spec.stream, spec.name, got.append, credit=5)
     async with running(loop):
         await until(lambda: len(got) == 1)
-        for _ in range(6):
+        for _ in range(12):
             await asyncio.sleep(0.1)
             got[0].progress()
         assert len(got) == 1
