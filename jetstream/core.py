@@ -46,11 +46,25 @@ class Tap(Subscription):  # type: ignore[misc]  # nats-py has no type marker
         self.silenced = False
 
 
+class Transport(TcpTransport):  # type: ignore[misc]  # nats-py has no type marker
+    """A socket for whose end several can wait."""
+
+    async def wait_closed(self) -> None:
+        """Not as the plain one: there a reconnection that is cancelled while it waits cancels what everybody waits for, and
+        `close` ends as if it had been cancelled itself."""
+        await asyncio.shield(super().wait_closed())
+
+    def __bool__(self) -> bool:
+        """There is one. The client would put a plain one in the place of one that says no, as the plain one does at first."""
+        return True
+
+
 class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
     """nats-py's client with taps and synchronous sends."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._transport: TcpTransport | None = None
         self.on_permission_error: Callable[[str], None] = lambda _text: None
         self.on_error: Callable[[str], None] = lambda _text: None
         self.on_restored: Callable[[], None] = lambda: None
@@ -158,6 +172,11 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         await super()._process_op_err(e)
         if not self.is_connected:
             self.mark_down()
+
+    async def _connect_to_server(self, s: Any) -> None:
+        if self._transport is None:
+            self._transport = Transport()
+        await super()._connect_to_server(s)
 
     async def force_reconnect(self) -> None:
         await super().force_reconnect()

@@ -368,5 +368,17 @@ async def test_a_closed_connection_does_not_go_on_trying(own_server: EmbeddedSer
     assert trying.done()
 
 
+async def test_closing_is_not_cancelled_by_what_waited_for_the_same_socket(
+    own_server: EmbeddedServer, connect: Connect
+) -> None:
+    """A reconnection waits so, and is cancelled by the closing."""
+    connection = await connect(own_server)
+    waiting = asyncio.ensure_future(connection._core._transport.wait_closed())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await connection.close()
+    assert waiting.cancelled()
+
+
 async def _ignore(_error: Exception) -> None:
     pass
