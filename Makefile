@@ -71,8 +71,9 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 	exit $$all
 
 # Searches try a fifth of their examples here, and the protocol is played with fewer seeds. The folders left out have nothing to run.
-# Two runs side by side: what computes in one process, to which xdist would add 15 s of processor time, and what mostly waits for
-# servers and leases in two.
+# Two runs side by side: most of what computes in one process, to which xdist would add 15 s of processor time, and what mostly waits
+# for servers and leases in two.
+BESIDE := tests/integration tests/simulation tests/unit/router
 FAST := $(BIN)/pytest -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast \
 	--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/test_schemathesis.py
 test-fast: export HEADRACE_SEEDS ?= 1
@@ -82,8 +83,8 @@ ifneq ($(findstring tests/,$(ARGS)),)
 	$(FAST) $(ARGS)
 else
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
-	$(FAST) $(IN_TWO) --ignore=tests/docs --ignore=tests/unit $(ARGS) >"$$log" 2>&1 & beside=$$!; trap 'kill $$beside; wait $$beside' INT TERM; \
-	$(FAST) --ignore=tests/integration --ignore=tests/simulation $(ARGS); first=$$?; \
+	$(FAST) $(IN_TWO) $(BESIDE) $(ARGS) >"$$log" 2>&1 & beside=$$!; trap 'kill $$beside; wait $$beside' INT TERM; \
+	$(FAST) $(addprefix --ignore=,$(BESIDE)) $(ARGS); first=$$?; \
 	wait $$beside; second=$$?; cat "$$log"; \
 	case $$first,$$second in 0,5|5,0) ;; 0,*) exit $$second ;; *) exit $$first ;; esac
 endif

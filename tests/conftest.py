@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 import pytest_asyncio
 import structlog
+from httpx._transports import default as http_transports
 from hypothesis import settings as searching
 
 from frontend import encoding
@@ -81,6 +82,9 @@ def _quicken_once(encoder: TextEncoder) -> None:
 
 
 mock.patch.object(TextEncoder, "quicken", _quicken_once).start()
+
+# every client reads all certificates of the world for connections that none of them makes
+mock.patch.object(http_transports, "create_ssl_context", functools.cache(http_transports.create_ssl_context)).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -100,6 +100,7 @@ async def test_an_adapter_that_one_worker_has_is_reached_from_all(api: httpx.Asy
     assert _counted(MOVED, reason="adapter") == moved, "at once, not after another one has found that it cannot"
 
 
+@pytest.mark.slow
 async def test_an_adapter_comes_is_answered_for_and_goes(api: httpx.AsyncClient) -> None:
     assert trouble(await say(api, "sql")) == (404, "model_not_found")
     loaded = await load(api, "sql")

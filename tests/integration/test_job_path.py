@@ -157,6 +157,7 @@ async def test_a_drained_worker_hands_over_without_losing_or_repeating_a_token(
         assert ids == expected(request.id, 0, 150)
 
 
+@pytest.mark.slow
 async def test_many_requests_on_few_slots_all_end_exactly_once(connection: Connection, subjects: Subjects) -> None:
     async with (
         ingress(connection, subjects) as served,

@@ -145,6 +145,7 @@ def prompts(n: int) -> list[list[int]]:
     return [[k % 3] * 16 + [k] * (k % 13) + [k % 5] * 9 for k in range(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

@@ -89,6 +89,7 @@ async def test_its_events_are_read_again_from_where_a_client_was(clients: tuple[
         assert [event.model_dump() for event in again] == [event.model_dump() for event in every]
 
 
+@pytest.mark.slow
 async def test_it_is_cancelled_through_any_frontend(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
     first, second = clients
     for client in clients:

@@ -143,6 +143,7 @@ async def kept(connection: Connection, subjects: Subjects, seq: int, *, purged: 
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_router_that_starts_again_has_what_it_had(connection: Connection, subjects: Subjects) -> None:
     a, b = Worker(connection, subjects, "a"), Worker(connection, subjects, "b")
     async with running(Router(connection, subjects, settings=EAGER)) as router:

@@ -93,6 +93,7 @@ async def test_a_whole_answer_that_nobody_reads_is_cut_too() -> None:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_a_client_that_never_reads_again_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LINGER_S", 0.2)
     async with running(slow_client_s=0.2) as server:

@@ -137,6 +137,7 @@ async def test_a_wrong_name_stops_the_worker_before_its_engine_starts(
             pass
 
 
+@pytest.mark.slow
 async def test_an_answer_that_moves_half_way_is_taken_apart_as_if_it_had_not(
     connection: Connection, subjects: Subjects, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

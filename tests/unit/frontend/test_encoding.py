@@ -50,6 +50,7 @@ def encoder(family: str) -> TextEncoder:
     return made
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(deadline=None)  # the first example loads a tokenizer
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), special=st.booleans())

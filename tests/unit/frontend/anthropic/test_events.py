@@ -41,6 +41,7 @@ def machine_of(rows: list[Row]) -> Machine:
     return played(events_of(b"".join(writer.events([one]) for one in rows) + writer.closing()))
 
 
+@pytest.mark.deep
 @settings(deadline=None, max_examples=50)
 @given(said())
 def test_any_sequence_of_parts_gives_well_formed_events(rows: list[list[Part]]) -> None:
