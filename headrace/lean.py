@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
+
+from jetstream.hiding import hidden
 
 IMPORTING = (50_000, 50, 100)
 """Thresholds of the collector while modules are loaded, which it would look at again and again to find nothing. A part sets its
@@ -18,13 +19,5 @@ def import_patiently() -> None:
 def import_structlog() -> None:
     """Import structlog as where there is no rich, which some engines bring: a fifth of what a part imports, for tracebacks with
     all local variables, prompts too, that no log of ours may have (`headrace.logs`)."""
-    if "structlog" in sys.modules:
-        return
-    hidden = "rich" not in sys.modules
-    if hidden:
-        sys.modules["rich"] = None  # type: ignore[assignment]  # "there is none", for as long as the import takes
-    try:
+    with hidden("rich"):
         import structlog  # noqa: F401
-    finally:
-        if hidden:
-            del sys.modules["rich"]

@@ -33,6 +33,7 @@ RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 PENDING_SIZE = 64 * 1024 * 1024  # bytes that may wait for the socket before messages are dropped
 CANCEL_AGAIN_S = 0.05
+CANCEL_TRIES = 40
 
 
 class Tap(Subscription):  # type: ignore[misc]  # nats-py has no type marker
@@ -190,7 +191,9 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         attempt has just failed, and the plain client's `close` asks only once.  It would try for ever then.
         """
         self.options["allow_reconnect"] = False
-        while (task := self._reconnection_task) is not None and not task.done():
+        for _ in range(CANCEL_TRIES):
+            if (task := self._reconnection_task) is None or task.done():
+                return
             task.cancel()
             await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 

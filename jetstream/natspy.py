@@ -6,20 +6,14 @@ with `ws://` is refused (`context`).
 
 from __future__ import annotations
 
-import sys
+from jetstream.hiding import hidden
 
 __all__ = ["NUID", "PING_PROTO", "Client", "Subscription", "TcpTransport", "command", "errors"]
 
-_hidden = "aiohttp" not in sys.modules
-if _hidden:
-    sys.modules["aiohttp"] = None  # type: ignore[assignment]  # "there is none", for as long as the imports take
-try:
+with hidden("aiohttp"):
     from nats import errors
     from nats.aio.client import PING_PROTO, Client
     from nats.aio.subscription import Subscription
     from nats.aio.transport import TcpTransport
     from nats.nuid import NUID
     from nats.protocol import command
-finally:
-    if _hidden:
-        del sys.modules["aiohttp"]
