@@ -4,8 +4,9 @@ Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), t
 the tokens charged to it over its weight; whoever has the smallest counter is served next; one that comes back from being idle
 is lifted to the smallest counter of those that wait, so that nobody saves up credit by being away.
 
-Differences: a tenant without a waiting request but with some that run is not idle: it is lifted only to `slack` below, else
-who sends the next request upon each answer would never get its weight. Prompt tokens count as far as they are not cached, and
+Differences: a tenant without a waiting request but with some that run is not idle: it is lifted only to `slack` below, or to
+what it was behind when its last request was placed, else who sends the next request upon each answer or each placement would
+never get its weight. Prompt tokens count as far as they are not cached, and
 are charged together with the predicted output when a request is placed, not token by token as the output appears; `correct`
 and `settle` put that right.
 """
@@ -37,7 +38,7 @@ class Mean:
 class Tenant:
     """`counter` is in tokens per weight. Only `Accounts` changes it."""
 
-    __slots__ = ("counter", "gap", "lifts", "name", "number", "orders", "outputs", "running", "weight")
+    __slots__ = ("counter", "gap", "left_at", "lifts", "name", "number", "orders", "outputs", "running", "weight")
 
     def __init__(self, name: str, number: int, weight: float) -> None:
         self.name = name
@@ -47,6 +48,7 @@ class Tenant:
         self.lifts = 0  # how often it was lifted …
         self.gap = 0.0  # … and by how much the last time
         self.running = 0  # open charges
+        self.left_at = 0.0  # the smallest counter of the others when nothing of it waited any more
         self.orders: list[TenantOrder] = []  # where it stands sorted by its counter
         self.outputs: dict[str, Mean] = {}  # output tokens by class
 
@@ -171,7 +173,9 @@ class Accounts:
 
     def activate(self, tenant: Tenant) -> None:
         """Something of it begins to wait: no saved credit."""
-        height = self.floor - (self._slack if tenant.running else 0.0)
+        height = self.floor
+        if tenant.running:  # as far behind as it was before what has been charged since
+            height -= max(self._slack, tenant.left_at - tenant.counter)
         if tenant.counter < height:
             tenant.gap = height - tenant.counter
             tenant.lifts += 1
@@ -184,6 +188,7 @@ class Accounts:
         """Nothing of it waits any more."""
         self._floor = self._active.least
         self._active.leave(tenant)
+        tenant.left_at = self.floor
         self._idle[tenant.name] = tenant
         if len(self._idle) > self._most_idle:
             self._forget_one(tenant.name)

@@ -80,7 +80,7 @@ def serve(fair: FairQueue, *, seed: int, tokens: float, refill, output=lambda te
 @settings(max_examples=15, deadline=None)
 @given(
     weights=st.lists(st.floats(0.5, 4.0), min_size=10, max_size=10),
-    backlogs=st.lists(st.integers(2, 60), min_size=10, max_size=10),  # of a single one nothing waits once it is placed
+    backlogs=st.lists(st.integers(1, 60), min_size=10, max_size=10),  # of a single one nothing waits once it is placed
     sizes=st.lists(st.integers(500, 4000), min_size=10, max_size=10),
     outputs=st.lists(st.integers(1, 400), min_size=10, max_size=10),
     seed=st.integers(0, 1000),
@@ -178,6 +178,20 @@ def test_an_idle_tenant_saves_no_credit() -> None:
         fair.add(waiting("away"))
     turns = Counter(fair.place(fair.heads(1, 0.0)[0].id, uncached=1000).tenant for _ in range(20))
     assert turns == {"busy": 10, "away": 10}
+
+
+def test_a_tenant_with_one_request_at_a_time_keeps_what_it_is_behind_and_gains_nothing_while_it_has_none_waiting() -> None:
+    fair = queue(slack_tokens=0.0, default_output_tokens=0.0)
+    fair.add(waiting("busy"))
+    fair.add(waiting("one", name="first"))
+    fair.charge("busy", 1000)
+    fair.place("first", uncached=100)
+    fair.add(waiting("one", name="second"))
+    assert fair.accounts.counter("one") == 100
+    fair.place("second", uncached=100)
+    fair.charge("busy", 5000)
+    fair.add(waiting("one", name="third"))
+    assert fair.accounts.counter("one") == 6000 - 800, "as far behind as when its last request was placed"
 
 
 def test_a_refund_of_what_ran_before_a_tenant_was_lifted_is_no_credit() -> None:
