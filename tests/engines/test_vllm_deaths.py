@@ -59,6 +59,13 @@ class Victim:
         return not self.group()
 
 
+def tcp(pid: int) -> set[str]:
+    """The inodes of a process's TCP sockets."""
+    rows = (line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:])
+    known = {f"socket:[{row[9]}]" for row in rows}
+    return {held for entry in Path(f"/proc/{pid}/fd").iterdir() for held in [str(entry.readlink())] if held in known}
+
+
 @pytest.fixture
 def victim(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Victim]:
     victim = Victim(model_dir, getattr(request, "param", {}))
@@ -83,6 +90,8 @@ def test_a_dead_engine_is_noticed_and_cleaned_up(victim: Victim) -> None:
     assert victim.line() == "started"
     core = victim.wait_for_process("EngineCor")
     assert not any("Worker" in name for name in victim.group().values())  # it computes by itself
+    assert tcp(victim.process.pid)
+    assert not tcp(victim.process.pid) & tcp(core), "it holds what the worker would close"
     os.kill(core, signal.SIGKILL)
     killed = time.monotonic()
     assert victim.line().startswith("died ")

@@ -1,12 +1,14 @@
 """A worker process of which a test kills something: `python -m tests.engines.victim MODEL SETTINGS`.
 
-Prints one line per thing that happened: `leader`, `started`, `died <reason>`, `refused`, `stopped`.
+It listens on a TCP port before its engine starts, as a worker does for its metrics. Prints one line per thing that happened:
+`leader`, `started`, `died <reason>`, `refused`, `stopped`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from typing import Any
 
@@ -42,4 +44,5 @@ if __name__ == "__main__":
     guard = TreeGuard()
     guard.start()
     print("leader", flush=True)
-    asyncio.run(run(sys.argv[1], json.loads(sys.argv[2])))
+    with socket.create_server(("127.0.0.1", 0)):
+        asyncio.run(run(sys.argv[1], json.loads(sys.argv[2])))

@@ -13,6 +13,7 @@ from workers.beside import beside
 from workers.engine import EngineConfig, EngineInfo
 from workers.errors import EngineStartFailed, WorkerError
 from workers.vllm.adapters import Adapters, adapters_of, load_adapters
+from workers.vllm.forking import forked_core, may_fork
 from workers.vllm.load import LoadMeter
 from workers.vllm.missing import missing_code
 from workers.vllm.offered import NO_MEDIA, Offer, offered_media
@@ -81,7 +82,10 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
         prepare_children(vllm_config, os.environ)
         transfer = describe_transfer(vllm_config)
         check_role(config.role, transfer, getattr(vllm_config.kv_transfer_config, "kv_connector", None))
-        with side_channel(os.environ, ranks=parallel.data_parallel_size) if transfer else nullcontext():
+        with (
+            side_channel(os.environ, ranks=parallel.data_parallel_size) if transfer else nullcontext(),
+            forked_core(os.environ) if may_fork(vllm_config, cpu=current_platform.is_cpu()) else nullcontext(),
+        ):
             llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[meter.factory()], disable_log_stats=True)
     except WorkerError:
         raise

@@ -1,0 +1,91 @@
+"""vLLM's core as a fork of the worker, where nothing is computed on a GPU.
+
+A core that is spawned imports for nine seconds what the worker has just imported, and holds all of it once more in memory.
+A fork has it.  What else it would have of the worker is let go: TCP connections, which the peer would take for alive after the
+worker has closed them; event loops, whose files in the kernel are shared with those of the worker; and the pipe that tells the
+worker of signals.
+
+It is forked from the thread that builds vLLM, which has computed nothing yet: PyTorch's threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+CHOSEN = os.environ.get(METHOD)
+"""What the operator has set it to: read before anybody here does."""
+
+_forking: ContextVar[bool] = ContextVar("forking", default=False)
+
+
+def may_fork(vllm_config: Any, *, cpu: bool, chosen: str | None = CHOSEN) -> bool:
+    """Whether the core can be forked: on Linux without a GPU, if it computes by itself and the operator chose nothing else."""
+    media = vllm_config.model_config.multimodal_config
+    return (
+        sys.platform == "linux"
+        and cpu
+        and chosen in (None, "fork")
+        and vllm_config.parallel_config.distributed_executor_backend == "uni"
+        and (media is None or media.mm_tensor_ipc != "torch_shm")  # which vLLM refuses together with a fork
+    )
+
+
+@contextmanager
+def forked_core(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """While this is open, vLLM forks the processes that this thread starts, and they let go of what is the worker's."""
+    _register()
+    _quieten_dynamo(environ)
+    environ[METHOD], before = "fork", _forking.set(True)
+    try:
+        yield
+    finally:
+        environ[METHOD] = "spawn"
+        _forking.reset(before)
+
+
+@cache
+def _register() -> None:
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _quieten_dynamo(environ: Mapping[str, str]) -> None:
+    """What a spawned core would read from its environment when it imports PyTorch."""
+    if environ.get("TORCHDYNAMO_DISABLE") == "1":
+        import torch._dynamo.config
+
+        torch._dynamo.config.disable = True
+
+
+def _let_go() -> None:
+    """In the child: keep nothing that the kernel shares with the worker. Numbers stay taken: objects here still hold them."""
+    if not _forking.get():
+        return
+    signal.set_wakeup_fd(-1)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for name in os.listdir("/proc/self/fd"):
+        if _is_the_workers(int(name)):
+            os.dup2(nothing, int(name), inheritable=False)
+    os.close(nothing)
+
+
+def _is_the_workers(number: int) -> bool:
+    try:
+        kind = os.readlink(f"/proc/self/fd/{number}")
+        if kind == "anon_inode:[eventpoll]":
+            return True
+        if not kind.startswith("socket:"):
+            return False
+        found = socket.socket(fileno=os.dup(number))
+    except OSError:  # the folder's own descriptor, which is gone
+        return False
+    with found:
+        return found.family in (socket.AF_INET, socket.AF_INET6)
