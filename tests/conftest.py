@@ -64,21 +64,19 @@ def _load_table_once(tokenizer_dir: str | Path) -> TokenTable:
 mock.patch.object(TokenTable, "load", _load_table_once).start()
 
 _quicken = TextEncoder.quicken
-_bundled_json = (BUNDLED_TOKENIZER / "tokenizer.json").read_bytes()
 _quickened: dict[Any, Any] = {}
 
 
 def _quicken_once(encoder: TextEncoder) -> None:
-    """Threads may share it, and so may the frontends of all tests: making it takes half a second."""
+    """Threads may share it, and so may the frontends of all tests: the bundled one takes half a second, and hundreds are small."""
     library = getattr(encoding.fastokens, "Tokenizer", None)  # a test may put another one there
-    if encoder.added or encoder._json != _bundled_json:
-        _quicken(encoder)
-    elif library in _quickened:
-        encoder._fast = _quickened[library]
-    else:
-        _quicken(encoder)
-        if encoder.fast:
-            _quickened[library] = encoder._fast
+    kind = (library, encoder._json, tuple(encoder.added))
+    if kind in _quickened:
+        encoder._fast = _quickened[kind]
+        return
+    _quicken(encoder)
+    if encoder.fast:
+        _quickened[kind] = encoder._fast
 
 
 mock.patch.object(TextEncoder, "quicken", _quicken_once).start()
