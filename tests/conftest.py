@@ -68,7 +68,7 @@ _quickened: dict[Any, Any] = {}
 
 
 def _quicken_once(encoder: TextEncoder) -> None:
-    """Threads may share it, and so may the frontends of all tests: the bundled one takes half a second, and hundreds are small."""
+    """Threads may share it, and so may the frontends of all tests: the bundled one takes half a second, hundreds are small."""
     library = getattr(encoding.fastokens, "Tokenizer", None)  # a test may put another one there
     kind = (library, encoder._json, tuple(encoder.added))
     if kind in _quickened:
