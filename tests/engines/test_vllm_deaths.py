@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,9 +23,18 @@ pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240)]
 class Victim:
     """A worker process with vLLM inside."""
 
-    def __init__(self, model: Path, settings: dict[str, str]) -> None:
+    def __init__(self, model: Path, settings: dict[str, str], place: Path) -> None:
+        """Its temporary files come to `place`."""
+        self._place = place
         command = [sys.executable, "-m", "tests.engines.victim", str(model), json.dumps(settings)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(place)},
+        )
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -41,6 +51,11 @@ class Victim:
                 if int(fields[2]) == self.process.pid and fields[0] not in "ZX" and pid != self.process.pid:
                     found[pid] = name.partition("(")[2]
         return found
+
+    def sockets(self) -> set[str]:
+        """The folders in which it has made local sockets, as they begin."""
+        found = (entry.relative_to(self._place).parts for entry in self._place.rglob("*") if entry.is_socket())
+        return {parts[0].rpartition("-")[0] for parts in found}
 
     def wait_for_process(self, name: str) -> int:
         """The id of the engine process whose name (the kernel keeps 15 characters) contains `name`; waits for it."""
@@ -68,13 +83,14 @@ def tcp(pid: int) -> set[str]:
 
 @pytest.fixture
 def victim(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Victim]:
-    victim = Victim(model_dir, getattr(request, "param", {}))
-    assert victim.line() == "leader"
-    yield victim
-    victim.process.kill()
-    victim.process.communicate()
-    with suppress(ProcessLookupError):
-        os.killpg(victim.process.pid, signal.SIGKILL)
+    with tempfile.TemporaryDirectory() as place:
+        victim = Victim(model_dir, getattr(request, "param", {}), Path(place))
+        assert victim.line() == "leader"
+        yield victim
+        victim.process.kill()
+        victim.process.communicate()
+        with suppress(ProcessLookupError):
+            os.killpg(victim.process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("victim", [{"distributed_executor_backend": "mp"}], indirect=True)  # the most processes it may have
@@ -92,6 +108,7 @@ def test_a_dead_engine_is_noticed_and_cleaned_up(victim: Victim) -> None:
     assert not any("Worker" in name for name in victim.group().values())  # it computes by itself
     assert tcp(victim.process.pid)
     assert not tcp(victim.process.pid) & tcp(core), "it holds what the worker would close"
+    assert victim.sockets() == {"headrace-vllm"}
     os.kill(core, signal.SIGKILL)
     killed = time.monotonic()
     assert victim.line().startswith("died ")
@@ -100,3 +117,4 @@ def test_a_dead_engine_is_noticed_and_cleaned_up(victim: Victim) -> None:
     assert victim.line() == "stopped []"  # nothing was reported as finished or failed: the death speaks for all
     assert victim.process.wait(30) == 0
     assert victim.alone(within_s=5)
+    assert victim.sockets() == set()

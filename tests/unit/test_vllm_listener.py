@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -56,10 +58,11 @@ class Core:
 
 @pytest_asyncio.fixture
 async def listener() -> AsyncIterator[KvListener]:
-    made = KvListener()
-    yield made
-    made.close()
-    made.close()
+    with tempfile.TemporaryDirectory() as folder:  # pytest's has too long a name for a socket
+        made = KvListener(Path(folder))
+        yield made
+        made.close()
+        made.close()
 
 
 @pytest_asyncio.fixture

@@ -37,6 +37,7 @@ from workers.text.tokens import token_table
 from workers.vllm import convert
 from workers.vllm.adapters import Adapters
 from workers.vllm.exchange import Exchange
+from workers.vllm.folder import SocketFolder
 from workers.vllm.listener import KvListener
 from workers.vllm.load import LoadMeter
 from workers.vllm.media import MediaReader
@@ -65,6 +66,7 @@ class VllmEngine:
         self._death: str | None = None
         self._death_known = asyncio.Event()
         self._priority = False
+        self._sockets: SocketFolder | None = None
         self._kv: KvListener | None = None
         self._pooling: VllmPooling | None = None
         self._media: MediaReader | None = None
@@ -101,13 +103,16 @@ class VllmEngine:
         return self._alive()[0].llm
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        self._sockets = SocketFolder()
         if kv_events_wanted(config):
-            self._kv = KvListener()
+            self._kv = KvListener(self._sockets.path)
         try:
-            started = await start_vllm(config, self._meter, self._kv.config() if self._kv is not None else None)
+            with self._sockets.given(os.environ):
+                started = await start_vllm(config, self._meter, self._kv.config() if self._kv is not None else None)
         except BaseException:
             self._deafen()
             await asyncio.to_thread(self._processes.kill)
+            self._sockets.remove()
             raise
         self._processes.remember()
         self._started = started
@@ -325,6 +330,8 @@ class VllmEngine:
             started.llm.shutdown = lambda *_, **__: None
         self._deafen()
         left = await asyncio.to_thread(self._processes.kill)
+        if self._sockets is not None:
+            self._sockets.remove()
         if left:
             _log.warning("engine.processes_killed", count=left)
 

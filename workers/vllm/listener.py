@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -38,15 +36,15 @@ class ReplayFailed(EngineError):
 class KvListener:
     """Open it before vLLM starts; `config()` is what vLLM is to be told. Used on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where lost events are asked for, a place that only this user can enter."""
         self._context = zmq.asyncio.Context()
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-kv-"))  # only this user can enter it
         self._topic = secrets.token_hex(8).encode()
         self._socket = self._context.socket(zmq.SUB)
         self._socket.set_hwm(0)  # a slow reader must not lose events; vLLM makes no more of them than it makes steps
         self._socket.subscribe(self._topic)
         self._port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self._replay = f"ipc://{self._folder}/replay"
+        self._replay = f"ipc://{folder}/replay"
         self._closed = False
         self._read_before = False
 
@@ -110,4 +108,3 @@ class KvListener:
             return
         self._closed = True
         self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
