@@ -23,13 +23,17 @@ polling = select.epoll()
 ours, theirs = socket.socketpair()
 ours.setblocking(False)
 signal.set_wakeup_fd(ours.fileno())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: None)
 kept = {"server": server, "client": client, "polling": polling, "local": theirs}
 
 def fork():
     reading, writing = os.pipe()
     if os.fork() == 0:
         found = {name: os.readlink(f"/proc/self/fd/{one.fileno()}").partition(":")[0] for name, one in kept.items()}
-        os.write(writing, json.dumps({**found, "signals": signal.set_wakeup_fd(-1)}).encode())
+        handled = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        usual = handled == [signal.default_int_handler, signal.SIG_DFL]
+        os.write(writing, json.dumps({**found, "signals": signal.set_wakeup_fd(-1), "usual": usual}).encode())
         os._exit(0)
     os.close(writing)
     with open(reading) as told:
@@ -44,9 +48,9 @@ print(json.dumps({"core": core, "other": fork(), "here": signal.set_wakeup_fd(-1
 """
 
 
-def config(executor: str | None = "uni", media: object = None) -> SimpleNamespace:
+def config(executor: str | None = "uni", media: object = None, cores: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+        parallel_config=SimpleNamespace(distributed_executor_backend=executor, data_parallel_size=cores),
         model_config=SimpleNamespace(multimodal_config=media),
     )
 
@@ -56,9 +60,16 @@ def test_a_forked_core_has_nothing_that_the_kernel_shares_with_the_worker() -> N
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     null = os.devnull
-    assert told["core"] == {"server": null, "client": null, "polling": null, "local": "socket", "signals": -1}
+    assert told["core"] == {
+        "server": null,
+        "client": null,
+        "polling": null,
+        "local": "socket",
+        "signals": -1,
+        "usual": True,
+    }
     assert told["other"].pop("signals") >= 0
-    assert told["other"] == {"server": "socket", "client": "socket", "polling": "anon_inode", "local": "socket"}
+    assert told["other"] == {"server": "socket", "client": "socket", "polling": "anon_inode", "local": "socket", "usual": False}
     assert told["here"], "the worker itself goes on as before"
 
 
@@ -78,6 +89,7 @@ def test_vllm_forks_only_while_it_is_told_to() -> None:
         (config(), False, None, False),  # what CUDA has begun does not survive a fork
         (config("mp"), True, None, False),  # it would fork others in its turn, with its threads running
         (config(None), True, None, False),
+        (config(cores=2), True, None, False),
         (config(media=SimpleNamespace(mm_tensor_ipc="direct")), True, None, True),
         (config(media=SimpleNamespace(mm_tensor_ipc="torch_shm")), True, None, False),
     ],

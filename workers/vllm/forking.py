@@ -28,13 +28,15 @@ _forking: ContextVar[bool] = ContextVar("forking", default=False)
 
 
 def may_fork(vllm_config: Any, *, cpu: bool, chosen: str | None = CHOSEN) -> bool:
-    """Whether the core can be forked: on Linux without a GPU, if it computes by itself and the operator chose nothing else."""
-    media = vllm_config.model_config.multimodal_config
+    """Whether the core can be forked: on Linux without a GPU, if it is the only one, computes by itself, and the operator chose
+    nothing else."""
+    parallel, media = vllm_config.parallel_config, vllm_config.model_config.multimodal_config
     return (
         sys.platform == "linux"
         and cpu
         and chosen in (None, "fork")
-        and vllm_config.parallel_config.distributed_executor_backend == "uni"
+        and parallel.distributed_executor_backend == "uni"
+        and parallel.data_parallel_size == 1
         and (media is None or media.mm_tensor_ipc != "torch_shm")  # which vLLM refuses together with a fork
     )
 
@@ -66,10 +68,13 @@ def _quieten_dynamo(environ: Mapping[str, str]) -> None:
 
 
 def _let_go() -> None:
-    """In the child: keep nothing that the kernel shares with the worker. Numbers stay taken: objects here still hold them."""
+    """In the child: keep nothing that the kernel shares with the worker, and handle signals as a new process does. The numbers
+    stay taken: objects here still hold them."""
     if not _forking.get():
         return
     signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
         if _is_the_workers(int(name)):
