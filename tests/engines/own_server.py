@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from headrace.probe import choose_port
 from tests.engines.conftest import FEWER_PROCESSES
 
 START_S = 240.0
@@ -41,9 +41,7 @@ class OwnServer:
 @contextmanager
 def own_server(folder: Path, model: str, *flags: str) -> Iterator[OwnServer]:
     """`model` is a folder; its log goes to `folder`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = choose_port("127.0.0.1", 0)  # it listens seconds later: no outgoing connection should have taken it meanwhile
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     environ = os.environ | {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -63,7 +61,8 @@ def own_server(folder: Path, model: str, *flags: str) -> Iterator[OwnServer]:
         _wait(server, process, log_file)
         yield server
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it ended by itself, and the test has failed for that
+            os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
         with suppress(ProcessLookupError):

@@ -1,4 +1,5 @@
-"""One of two real engines is killed under several streams: every one of them ends as it would have without that.
+"""One of two real engines is killed under several streams: every one of them ends as it would have without that, and of the
+engine no process is left.
 
 What vLLM cannot continue in the middle (a grammar, penalties that count generated tokens only) ends as a typed error.
 """
@@ -96,6 +97,18 @@ def two(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[R
         up.stop()
 
 
+def below(pid: int) -> list[int]:
+    """The processes that this one has started."""
+    return [int(child) for one in Path(f"/proc/{pid}/task").glob("*/children") for child in one.read_text().split()]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 async def ask(
     api: openai.AsyncOpenAI, number: int, kind: dict[str, Any], heard: Heard, midway: asyncio.Event | None = None
 ) -> Heard:
@@ -136,7 +149,12 @@ async def test_streams_of_a_killed_engine_go_on_with_the_next_token_or_say_why_n
                     await asyncio.sleep(0.01)
             held = await asyncio.to_thread(holders, two)
             pid, runs = max(held.values(), key=lambda one: one[1])
+            engine = below(pid)
+            assert engine
             os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                while any(map(lives, engine)):
+                    await asyncio.sleep(0.05)
             return runs
 
         async with asyncio.TaskGroup() as group:

@@ -60,7 +60,11 @@ async def a_slow_worker_is_avoided(folder: Path) -> None:
 async def a_silent_engine_is_found_out(folder: Path) -> None:
     """Promise: a request of its own after idling; without an answer the worker says that its engine is dead, and ends."""
     silent = {"aggregated-2": ("--engine-arg", 'faults={"silent_from_step": 4}')}  # the warm-up is four steps
-    environment = {"HEADRACE_WORKER_CANARY_S": "1", "HEADRACE_WORKER_CANARY_TIMEOUT_S": "1"}
+    environment = {
+        "HEADRACE_WORKER_CANARY_S": "1",
+        "HEADRACE_WORKER_CANARY_TIMEOUT_S": "1",
+        "HEADRACE_WORKER_STALL_S": "8",  # started again it is silent again, and may be asked something before it was idle
+    }
     async with deployed(folder, workers=2, flags=silent, environment=environment) as scene:
         healthy = scene.process("aggregated-1").pid
         await scene.until("it is found out", lambda: "engine.died" in scene.log("aggregated-2"))
