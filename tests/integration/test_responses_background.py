@@ -36,6 +36,9 @@ async def clients(nats_server: EmbeddedServer, names: Subjects) -> AsyncIterator
         AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none", max_retries=0) as first,
         AsyncOpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0) as second,
     ):
+        async with asyncio.timeout(20):
+            while MODEL not in [model.id for model in (await second.models.list()).data]:
+                await asyncio.sleep(STEP_S)
         yield first, second
 
 
@@ -54,13 +57,13 @@ async def until(client: AsyncOpenAI, name: str, *statuses: str) -> Any:
 @pytest.mark.slow
 async def test_a_response_is_made_while_nobody_waits_and_read_anywhere(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
     first, second = clients
-    made = await begin(first, 20)
+    made = await begin(first, 60)  # more than a second, so that it is seen under way
     assert (made.status, made.background, made.output) == ("queued", True, [])
     assert (await until(second, made.id, "in_progress")).output == []
-    whole = await begin(first, 20, background=False)
+    whole = await begin(first, 60, background=False)
     for client in clients:
         answer = await until(client, made.id, "incomplete")
-        assert (answer.output_text, answer.usage.output_tokens) == (whole.output_text, 20)
+        assert (answer.output_text, answer.usage.output_tokens) == (whole.output_text, 60)
     following = await begin(second, 5, previous_response_id=made.id)
     assert (await until(first, following.id, "incomplete")).previous_response_id == made.id
 
