@@ -77,9 +77,9 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 # Searches try a fifth of their examples here, and the protocol is played with fewer seeds. The folders left out have nothing to run.
 # Two runs side by side: most of what computes in one process, to which xdist would add 15 s of processor time, and what mostly waits
 # for servers and leases in two.
-BESIDE := tests/integration tests/simulation tests/unit/router/bench
+BESIDE := tests/integration tests/simulation tests/unit/tools/replay_bench
 FAST := $(BIN)/pytest -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast \
-	--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/test_schemathesis.py
+	--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/frontend/test_schemathesis.py
 test-fast: export HEADRACE_SEEDS ?= 1
 test-fast: export HEADRACE_EVERY ?= 97
 test-fast: $(VENV)/.test ## the tests that need no engine, kill nothing and are soon over (a minute)

@@ -19,11 +19,11 @@ import uvloop
 from tokenizers import Tokenizer
 
 from benchmarks.ingress_cost import TEMPLATE, FakeIngress, Models, Served, tokenizer
-from broker.cards import MediaSlot, ModelCard
-from frontend.app import build_frontend
-from frontend.memory import return_large
-from frontend.server import listen, quiet_gc, serve, share_evenly
-from frontend.settings import FrontendSettings
+from headrace.broker.models.cards import MediaSlot, ModelCard
+from headrace.frontend.app import build_frontend
+from headrace.frontend.http.malloc import return_large
+from headrace.frontend.server import listen, quiet_gc, serve, share_evenly
+from headrace.frontend.settings import FrontendSettings
 
 CONTEXT = 1_100_000
 

@@ -5,7 +5,8 @@
 A second of a busy pool, in virtual time and without NATS: requests come, wait, and are placed (mostly where their prefix is)
 at `rate` a second, and each worker reports 100 engine steps a second with 0 to 20 blocks stored and as many removed.  Before
 each placement the overlaps of `looks` waiting requests are read.  Printed is the CPU time of the calls into
-`router.index.view.Caches` per second of virtual time, so 0.1 is a tenth of a core; what the clock itself takes is subtracted.
+`headrace.router.index.view.Caches` per second of virtual time, so 0.1 is a tenth of a core; what the clock itself takes
+is subtracted.
 For prompts of 100,000 tokens: `--blocks 6250 --shared 3000 --rate 10`.
 """
 
@@ -22,8 +23,8 @@ from typing import Any
 
 import structlog
 
-from router.index.create import create_index
-from router.index.view import Caches
+from headrace.router.index.factory import create_index
+from headrace.router.index.view import Caches
 
 STEPS_PER_S = 100
 CACHED = 20_000  # blocks of a worker at the beginning, beside the beginnings of prompts

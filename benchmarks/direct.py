@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from broker.messages import Sampling
-from workers.engine import EngineConfig, Output, Sequence
-from workers.sim.engine import SimEngine
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import EngineConfig, Output, Sequence
+from headrace.workers.sim.engine import SimEngine
 
 PROMPT_TOKENS = 64
 

@@ -25,12 +25,12 @@ import structlog
 
 from benchmarks.disagg_node import Request, Served
 from benchmarks.disagg_world import World
-from broker.blocks import block_chain
-from router.bench.trace import BLOCK_TOKENS, SAMPLE, read_trace
-from router.placement.limits import LimitSettings
-from router.placement.settings import PrefillMode, SchedulerSettings
-from workers.engine import Role
-from workers.sim.settings import SimSettings
+from headrace.broker.blocks import block_chain
+from headrace.router.placement.admission import AdmissionSettings
+from headrace.router.placement.settings import PrefillMode, SchedulerSettings
+from headrace.tools.replay_bench.trace import BLOCK_TOKENS, SAMPLE, read_trace
+from headrace.workers.engine import Role
+from headrace.workers.sim.settings import SimSettings
 
 BLOCK = 64
 LONGEST = 32_000
@@ -148,7 +148,7 @@ class Pool:
 
 def settings(mode: PrefillMode, goal: Goal, tuning: dict[str, float]) -> SchedulerSettings:
     """The router knows the goal. Nothing is refused: who comes too late counts as late."""
-    limits = LimitSettings(window=1_000_000, class_share={}, tenant_share=1.0, hopeless=False)
+    limits = AdmissionSettings(window=1_000_000, class_share={}, tenant_share=1.0, hopeless=False)
     return SchedulerSettings(prefill=mode, limits=limits, **{"prefill_itl_s": goal.itl_s, **tuning})  # type: ignore[arg-type]  # floats by name
 
 

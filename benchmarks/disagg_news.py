@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.disagg_node import Node
 from benchmarks.virtual_clock import VirtualClock
-from broker.messages import LoadReport
-from router.index.view import Caches
-from router.placement.scheduler import Scheduler
-from workers.engine import KvEvent
+from headrace.broker.messages import LoadReport
+from headrace.router.index.view import Caches
+from headrace.router.placement.scheduler import Scheduler
+from headrace.workers.engine import KvEvent
 
 EVENT_S = 0.001
 KV_S = 0.002

@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.messages import PrefillDecision
-from broker.prefill.budget import TokenBudget
-from router.placement.types import WorkerInfo
-from workers.engine import Role
-from workers.sim.fabric import LocalFabric
-from workers.sim.membership import FabricMember
-from workers.sim.scheduler import Scheduler, block_manager
-from workers.sim.settings import SimSettings
-from workers.sim.tokens import bundled_vocabulary
-from workers.sim.wire import Wire
+from headrace.broker.messages import PrefillDecision
+from headrace.broker.prefill.budget import TokenBudget
+from headrace.router.placement.types import WorkerInfo
+from headrace.workers.engine import Role
+from headrace.workers.sim.answers.tokens import bundled_vocabulary
+from headrace.workers.sim.scheduling.scheduler import Scheduler, block_manager
+from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.transfer.fabric import LocalFabric
+from headrace.workers.sim.transfer.fabric_member import FabricMember
+from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Node:
         manager = block_manager(settings)
         wire = None
         if settings.hands_over(role):
-            wire = Wire(
+            wire = HandoverWire(
                 model="m",
                 role=role,
                 settings=settings,

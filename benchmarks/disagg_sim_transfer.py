@@ -25,11 +25,11 @@ from typing import Any
 import structlog
 
 from benchmarks.nixl_transfer import Bare
-from broker.messages import Sampling
-from workers.engine import EngineConfig, Handover, Output, Role, Sequence
-from workers.nixl.driver import Driver
-from workers.sim.engine import SimEngine
-from workers.sim.nixl_fabric import NixlFabric
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
+from headrace.workers.sim.engine import SimEngine
+from headrace.workers.sim.transfer.nixl.driver import Driver
+from headrace.workers.sim.transfer.nixl_fabric import NixlFabric
 
 TOKENS = 4  # per block
 CASES = [(1 << 20, 64), (4 << 20, 32)]  # block bytes, blocks handed over

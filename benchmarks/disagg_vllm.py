@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.messages import Sampling
-from tests.engines.remote import RemoteEngine
-from workers import bundled
-from workers.engine import EngineConfig, Handover, Output, Role, Sequence
+from headrace.broker.messages import Sampling
+from headrace.workers import bundled_model
+from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
+from tests.engines.support.remote import RemoteEngine
 
 ROOT = Path(__file__).parents[1]
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20, "max_num_seqs": 8}
@@ -179,7 +179,7 @@ async def times(pair: Pair, lengths: Seq[int], rounds: int) -> list[dict[str, An
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that was asked for."""
-    model = bundled.prepare(args.data_dir / "models" / bundled.NAME, progress=print)
+    model = bundled_model.prepare(args.data_dir / "models" / bundled_model.NAME, progress=print)
     given = prompts(model, args.prompts)
     report: dict[str, Any] = {"machine": {"cores": os.cpu_count(), "python": platform.python_version()}, "rounds": args.rounds}
     report["threads"] = args.threads

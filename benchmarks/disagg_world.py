@@ -1,7 +1,8 @@
 """A pool of simulated engines in virtual time, with one real router before them: aggregated, or prefill and decode apart.
 
 The router is the scheduler that `headrace router` runs, over the real index.  The engines are the simulator's own
-(`workers.sim`), stepped by a clock that jumps, and hand KV blocks over by its own fabric.  Between them everything takes a few
+(`headrace.workers.sim`), stepped by a clock that jumps, and hand KV blocks over by its own fabric.  Between them
+everything takes a few
 milliseconds, as it does over NATS: placements, prefill jobs (pulled by token budget), hand-overs, job events, load reports,
 cache events.  Nothing is random and no clock is read, so a run can be repeated exactly.
 """
@@ -15,18 +16,18 @@ from typing import Any
 from benchmarks.disagg_news import EVENT_S, News
 from benchmarks.disagg_node import Node, Request, Served
 from benchmarks.virtual_clock import VirtualClock
-from broker.codec import parse_prefill_header, prefill_header
-from broker.messages import EventKind, JobEvent, Sampling
-from router.index.create import create_index
-from router.index.view import Caches
-from router.placement.scheduler import Scheduler
-from router.placement.settings import SchedulerSettings
-from router.placement.types import Placement, Shed, Waiting
-from workers.engine import Handover, Output, Role
-from workers.engine import Sequence as EngineSequence
-from workers.sim.fabric import LocalFabric
-from workers.sim.faults import SequenceFaults
-from workers.sim.settings import SimSettings
+from headrace.broker.codec import parse_prefill_header, prefill_header
+from headrace.broker.messages import EventKind, JobEvent, Sampling
+from headrace.router.index.factory import create_index
+from headrace.router.index.view import Caches
+from headrace.router.placement.scheduler import Scheduler
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Placement, Shed, Waiting
+from headrace.workers.engine import Handover, Output, Role
+from headrace.workers.engine import Sequence as EngineSequence
+from headrace.workers.sim.faults import SequenceFaults
+from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.transfer.fabric import LocalFabric
 
 PLACE_S = 0.003  # placement → the worker has claimed it
 JOB_S = 0.004  # prefill job published → a prefill worker has it

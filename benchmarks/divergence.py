@@ -23,8 +23,8 @@ from pathlib import Path
 
 import openai
 
-from tests.running_up import RunningUp
-from workers import bundled
+from headrace.workers import bundled_model
+from tests.support.running_up import RunningUp
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -77,7 +77,7 @@ def direct(model: Path, dtype: str, prompts: list[list[int]], tokens: int) -> li
     order = {"model": str(model), "args": args, "prompts": prompts, "max_tokens": tokens}
     environ = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.direct"],
+        [sys.executable, "-m", "tests.engines.support.direct"],
         input=json.dumps(order), capture_output=True, text=True, timeout=600, env=environ, check=True,
     )  # fmt: skip
     line = next(line for line in done.stdout.splitlines() if line.startswith("answers "))
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="continue the answers from parts of them, too")
     parser.add_argument("--data-dir", type=Path, default=Path(".headrace"))
     args = parser.parse_args()
-    model = bundled.prepare((args.data_dir / "models" / bundled.NAME).resolve(), progress=print)
+    model = bundled_model.prepare((args.data_dir / "models" / bundled_model.NAME).resolve(), progress=print)
     prompts, answers, margins = served(model, args.dtype, args.tokens)
     alone = direct(model, args.dtype, prompts, args.tokens)
     equal = 0

@@ -24,14 +24,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from uvicorn.server import ServerState
 
 from benchmarks.profiling import parse_and_run
-from broker.cards import ModelCard
-from broker.errors import UnknownModel
-from broker.jobs import Job
-from broker.messages import Finish, Row
-from frontend.app import build_frontend
-from frontend.connections import Connections
-from frontend.metrics import Metrics
-from frontend.settings import FrontendSettings
+from headrace.broker.errors import UnknownModel
+from headrace.broker.jobs import Job
+from headrace.broker.messages import Finish, Row
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.app import build_frontend
+from headrace.frontend.http.connections import Connections
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.settings import FrontendSettings
 
 WORDS = "the water that turns a mill wheel comes through a narrow channel from the pond above it".split()  # noqa: SIM905
 TEMPLATE = (

@@ -35,9 +35,9 @@ from typing import Any, Protocol
 
 import structlog
 
-from router.index.create import create_index
-from router.index.table import BlockTable
-from router.index.types import Tier
+from headrace.router.index.factory import create_index
+from headrace.router.index.interface import BlockTable
+from headrace.router.index.types import Tier
 
 NOT_INSTALLED = "RadixTree is left out: the module `dynamo` (package ai-dynamo-runtime) is not installed here."
 NOT_BUILT = "The compiled index is left out: it was not built here (no C compiler?)."
@@ -211,7 +211,7 @@ def check(subjects: dict[str, Subject], load: Load) -> None:
 def names() -> Iterator[str]:
     """The subjects that there are here."""
     yield "pure"
-    if importlib.util.find_spec("router.index._table"):
+    if importlib.util.find_spec("headrace.router.index._table"):
         yield "compiled"
     if importlib.util.find_spec("dynamo"):
         yield "radix"

@@ -26,29 +26,29 @@ from typing import Any
 
 import uvloop
 
-from broker.cards import ModelCard
-from broker.codec import unpack_u32
-from frontend.prefixes import PrefixMemory
-from frontend.shelf import ReadyModel
-from frontend.templates import ChatTemplate
-from frontend.tokenize import Fit, PromptEncoder
+from headrace.broker.codec import unpack_u32
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.prompts.model_cache import LoadedModel
+from headrace.frontend.prompts.prompt_cache import PromptCache
+from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
+from headrace.frontend.prompts.templates import ChatTemplate
 
 ASSETS = Path(__file__).parents[1] / "workers" / "assets" / "smollm2"
 TEXT = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
 CARD = ModelCard(model="bench", pool="bench-0", context_length=4_000_000, block_size=16)
-FIT = Fit(context_length=4_000_000, wanted=1, truncate=None, param="messages")
+FIT = LengthLimit(context_length=4_000_000, wanted=1, truncate=None, param="messages")
 INLINE = 8192
 TURN_WORDS = 150
 PAUSE_S = 0.0005  # between two looks at the clock
 Conversation = list[dict[str, Any]]
 
 
-def model(memory: PrefixMemory | None, pool: ThreadPoolExecutor) -> ReadyModel:
+def model(memory: PromptCache | None, pool: ThreadPoolExecutor) -> LoadedModel:
     """The bundled model, as the frontend has it ready."""
     encoder = PromptEncoder((ASSETS / "tokenizer.json").read_bytes(), CARD, executor=pool, inline_bytes=INLINE, memory=memory)
     encoder.quicken(lambda: None)
     template = ChatTemplate((ASSETS / "chat_template.jinja").read_text(), names={})
-    return ReadyModel(CARD, encoder, template, "fp", pool, INLINE)
+    return LoadedModel(CARD, encoder, template, "fp", pool, INLINE)
 
 
 def words(count: int, seed: int) -> str:
@@ -77,7 +77,7 @@ def next_turns(sizes: list[int], rounds: int) -> None:
     print("next turn of a conversation (milliseconds, median)")
     print(f"{'tokens':>8} {'new':>6} {'render':>8} {'plain':>8} {'remembering':>12} {'ratio':>7} {'with render':>12}")
     for size in sizes:
-        plain, remembering = model(None, pool), model(PrefixMemory(64 << 20), pool)
+        plain, remembering = model(None, pool), model(PromptCache(64 << 20), pool)
         talk = conversation(size, seed=size)
         assert plain.template is not None
         before = remembering.encoder.encode_now(plain.template.render(talk), add_special_tokens=False, fit=FIT)
@@ -140,7 +140,7 @@ async def blocks(sizes: list[int], rounds: int) -> None:
     idle = [await longest_block(lambda: asyncio.sleep(0.5)) for _ in range(rounds)]
     print(f"{'':>8} {'nothing':>19} {max(i[0] for i in idle):>10.1f} {max(i[1] for i in idle):>13.1f}")
     for size in sizes:
-        ready = model(PrefixMemory(64 << 20), pool)
+        ready = model(PromptCache(64 << 20), pool)
         talks = [conversation(size, seed=i) for i in range(rounds)]
         texts = [[{"role": "user", "content": words(int(size / 1.6), seed=i)}] for i in range(rounds)]
         ids = unpack_u32((await prompt_of(model(None, pool), texts[0])).packed)
@@ -157,7 +157,7 @@ async def blocks(sizes: list[int], rounds: int) -> None:
             print(f"{len(ids):>8} {name:>19} {stood:>10.1f} {by_clock:>13.1f} {took:>13.1f}")
 
 
-async def prompt_of(ready: ReadyModel, messages: Conversation) -> Any:
+async def prompt_of(ready: LoadedModel, messages: Conversation) -> Any:
     """As a chat request does it."""
     text = await ready.render(messages)
     return await ready.encoder.encode(text, add_special_tokens=False, fit=FIT)

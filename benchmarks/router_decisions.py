@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from broker.messages import JobEvent, LoadReport
-from router.index.create import create_index
-from router.index.view import Caches
-from router.placement.limits import LimitSettings
-from router.placement.scheduler import Scheduler
-from router.placement.settings import SchedulerSettings
-from router.placement.types import Placement, Waiting, WorkerInfo
+from headrace.broker.messages import JobEvent, LoadReport
+from headrace.router.index.factory import create_index
+from headrace.router.index.view import Caches
+from headrace.router.placement.admission import AdmissionSettings
+from headrace.router.placement.scheduler import Scheduler
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Placement, Waiting, WorkerInfo
 
 SLOTS = 64
 STEP_TOKENS = 8192
@@ -73,7 +73,7 @@ def measure(  # noqa: C901 - one scene, told in order
     blocks = max(2, prompt_tokens // block_size)
     prompts = Prompts(rng, blocks)
     view = Caches(create_index())
-    settings = SchedulerSettings(limits=LimitSettings(window=window + 1, class_share={}, tenant_share=1.0))
+    settings = SchedulerSettings(limits=AdmissionSettings(window=window + 1, class_share={}, tenant_share=1.0))
     scheduler = Scheduler(settings, view, name="bench")
     names = [f"w{n}" for n in range(workers)]
     for name in names:

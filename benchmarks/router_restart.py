@@ -33,19 +33,19 @@ from typing import Any
 import structlog
 import uvloop
 
-from broker.cards import ModelCard
-from broker.codec import encode, pack_u64
-from broker.messages import KvStep, WorkerMember
-from jetstream.client import Connection, ConnectOptions
-from jetstream.manage import ensure_topology
-from jetstream.server import EmbeddedServer
-from jetstream.subjects import Subjects
-from jetstream.topology import Topology
-from router.feed.follow import KvFollower
-from router.feed.gathering import WorkerSlice
-from router.index.create import IMPLEMENTATION_VARIABLE, create_index
-from router.index.view import Caches
-from router.snapshots.settings import SnapshotSettings
+from headrace.broker.codec import encode, pack_u64
+from headrace.broker.messages import KvStep, WorkerMember
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from headrace.router.index.factory import IMPLEMENTATION_VARIABLE, create_index
+from headrace.router.index.view import Caches
+from headrace.router.kv_events.inventory import WorkerSlice
+from headrace.router.replica.follower import KvFollower
+from headrace.router.replica.settings import SnapshotSettings
 
 POOL = "bench"
 SUBJECTS = Subjects("hr")
@@ -158,7 +158,7 @@ class _Leads:
 
 
 def _begun() -> Any:
-    from router.snapshots.restore import Restored
+    from headrace.router.replica.restore import Restored
 
     return Restored("empty", 1, 1, "")
 

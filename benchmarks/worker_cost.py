@@ -21,20 +21,20 @@ from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any
 
 from benchmarks.profiling import parse_and_run
-from broker.blocks import block_chain
-from broker.codec import decode, encode, pack_u32, pack_u64
-from broker.messages import Answer, Answers, Envelope, Frame, Generation, Sampling, WorkerMember
-from broker.settings import SessionSettings
-from broker.worker import WorkerSession
-from jetstream.ports import Change, Delivery, Entry, Message, PubAck
-from jetstream.subjects import Subjects
-from workers.engine import EngineConfig, Role
-from workers.kv.feed import KvFeed
-from workers.kv.publisher import KvPublisher
-from workers.kv.translate import Translator
-from workers.runtime import Runtime
-from workers.sim.engine import SimEngine
-from workers.text.pipeline import TokenTable
+from headrace.broker.blocks import block_chain
+from headrace.broker.codec import decode, encode, pack_u32, pack_u64
+from headrace.broker.messages import Answer, Answers, Envelope, Frame, Generation, Sampling, WorkerMember
+from headrace.broker.settings import SessionSettings
+from headrace.broker.worker.session import WorkerSession
+from headrace.jetstream.ports import Change, Delivery, Entry, Message, PubAck
+from headrace.jetstream.subjects import Subjects
+from headrace.workers.engine import EngineConfig, Role
+from headrace.workers.kv.feed import KvFeed
+from headrace.workers.kv.publisher import KvPublisher
+from headrace.workers.kv.translator import Translator
+from headrace.workers.runtime.runtime import Runtime
+from headrace.workers.sim.engine import SimEngine
+from headrace.workers.text.pipeline import TokenTable
 
 POOL, WORKER, JUDGE = "bench-0", "w-1", "i-1"
 MAX_PAYLOAD = 1 << 20
@@ -116,7 +116,8 @@ class Bucket:
 
 
 class Broker:
-    """Just enough of `jetstream.ports.Messaging`. `jobs` are the envelopes to come; `ended` is set when all have ended."""
+    """Just enough of `headrace.jetstream.ports.Messaging`. `jobs` are the envelopes to come; `ended` is set when all
+    have ended."""
 
     connected, connected_since_s, max_payload = True, 0.0, MAX_PAYLOAD
 

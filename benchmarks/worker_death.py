@@ -14,9 +14,9 @@ from pathlib import Path
 
 import openai
 
+from headrace.workers.sim.answers.tokens import expected_text
 from tests.faults.test_workers_come_and_go import SLOW, holders
-from tests.running_up import RunningUp
-from workers.sim.tokens import expected_text
+from tests.support.running_up import RunningUp
 
 PROMPT = list(range(200, 260))
 TOKENS = 300

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from broker.codec import encode, pack_u32
+from headrace.broker.codec import encode, pack_u32
 
 _hash = xxhash.xxh3_64_intdigest
 

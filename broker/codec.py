@@ -1,7 +1,7 @@
 """Encode and decode wire messages.
 
 msgspec writes and reads plain msgpack several times faster than the pure reference package; anything that speaks msgpack can
-take part (`tests/unit/test_wire_reference.py` decodes every message with the reference package).
+take part (`tests/unit/broker/test_codec.py` decodes every message with the reference package).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from broker.errors import MalformedMessage, UnsupportedVersion
-from broker.messages import (
+from headrace.broker.errors import MalformedMessage, UnsupportedVersion
+from headrace.broker.messages import (
     HEADER_ATTEMPT,
     HEADER_HISTORY,
     HEADER_PREFILL,
@@ -25,7 +25,7 @@ from broker.messages import (
     IngressControl,
     PrefillDecision,
 )
-from broker.prefill.messages import AnyWorkerControl
+from headrace.broker.messages.prefill import AnyWorkerControl
 
 T = TypeVar("T")
 

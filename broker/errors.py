@@ -30,7 +30,7 @@ HeadraceError
 
 from __future__ import annotations
 
-from jetstream.errors import HeadraceError
+from headrace.jetstream.errors import HeadraceError
 
 
 class BrokerError(HeadraceError):

@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from broker.cards import ModelCard
-from broker.codec import encode
-from broker.messages import Envelope, Generation, Pooling, Spill
-from jetstream.subjects import RequestClass
+from headrace.broker.codec import encode
+from headrace.broker.messages import Envelope, Generation, Pooling, Spill
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.subjects import RequestClass
 
 NOTHING = Generation(token_ids=b"")
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.errors import BrokerError
-from broker.messages import Envelope
-from broker.prefill.messages import PrefillJob
-from jetstream.errors import JetStreamError, ObjectError
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
+from headrace.broker.errors import BrokerError
+from headrace.broker.messages import Envelope
+from headrace.broker.messages.prefill import PrefillJob
+from headrace.jetstream.errors import JetStreamError, ObjectError
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 

@@ -13,30 +13,30 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from frontend.adapters import AdapterDesk, adapter_routes
-from frontend.anthropic.api import MessagesApi
-from frontend.cancelling import Cancelling
-from frontend.chat import ChatApi
-from frontend.completions import CompletionApi
-from frontend.direct import DirectEndpoint
-from frontend.errors import Draining, FrontendError, MethodNotAllowed, translate
-from frontend.exchange import Exchange
-from frontend.generate import GenerationEndpoint
-from frontend.metrics import Metrics
-from frontend.missing import missed as missing_route
-from frontend.observe import Observe
-from frontend.openapi import build_openapi
-from frontend.pooling.routes import pooling_routes
-from frontend.ports import JobPort, ResponseStore
-from frontend.responses.api import ResponsesApi
-from frontend.responses.background import Background
-from frontend.responses.routes import ResponseRoutes
-from frontend.settings import FrontendSettings
-from frontend.shelf import ModelShelf
-from frontend.status import Lifecycle, StatusRoutes
-from frontend.tokens.api import TokensApi
-from frontend.writing import ErrorForm
-from jetstream.errors import HeadraceError
+from headrace.frontend.admin.cancel import CancelRoute
+from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
+from headrace.frontend.admin.unserved import missed as missing_route
+from headrace.frontend.anthropic.api import MessagesApi
+from headrace.frontend.errors import Draining, FrontendError, MethodNotAllowed, translate
+from headrace.frontend.generation.endpoint import GenerationEndpoint
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.http.middleware import Observe
+from headrace.frontend.http.unary_endpoint import UnaryEndpoint
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.openai.chat import ChatApi
+from headrace.frontend.openai.completions import CompletionApi
+from headrace.frontend.openapi import build_openapi
+from headrace.frontend.pooling.routes import pooling_routes
+from headrace.frontend.ports import JobPort, ResponsePort
+from headrace.frontend.prompts.model_cache import ModelCache
+from headrace.frontend.responses.api import ResponsesApi
+from headrace.frontend.responses.background import Background
+from headrace.frontend.responses.routes import ResponseRoutes
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.status import Lifecycle, StatusRoutes
+from headrace.frontend.tokens.api import TokensApi
+from headrace.frontend.writers.base import ErrorForm
+from headrace.jetstream.errors import HeadraceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Frontend:
     """The application, and what runs beside it: `shelf.run()`, `background.run()`. `lifecycle.draining` turns new work away."""
 
     app: ASGIApp
-    shelf: ModelShelf
+    shelf: ModelCache
     lifecycle: Lifecycle
     metrics: Metrics
     background: Background | None = None
@@ -56,14 +56,14 @@ def build_frontend(
     *,
     metrics: Metrics | None = None,
     lifecycle: Lifecycle | None = None,
-    stored: ResponseStore | None = None,
-    adapters: AdapterDesk | None = None,
+    stored: ResponsePort | None = None,
+    adapters: AdapterLoader | None = None,
 ) -> Frontend:
     """Everything that answers HTTP, over `port`. Nothing runs yet. Without `stored` no response can be continued by its id;
     without `adapters` none can be loaded or unloaded from here, whatever the settings say."""
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
-    shelf = ModelShelf(port.models, settings, metrics)
+    shelf = ModelCache(port.models, settings, metrics)
     chat_api = ChatApi(shelf, settings)
     chat = GenerationEndpoint(chat_api, port, settings, metrics)
     background = Background(stored, port, metrics, max_bytes=settings.response_max_bytes) if stored is not None else None
@@ -81,23 +81,23 @@ def build_frontend(
         "/v1/chat/completions": _Gate(chat, lifecycle),
         "/v1/completions": _Gate(completions, lifecycle),
         "/v1/responses": _Gate(GenerationEndpoint(responses_api, port, settings, metrics), lifecycle),
-        "/v1/responses/input_tokens": DirectEndpoint(responses_api.count, settings),
+        "/v1/responses/input_tokens": UnaryEndpoint(responses_api.count, settings),
         "/v1/messages": _Gate(GenerationEndpoint(messages_api, port, settings, metrics), lifecycle, form),
-        "/v1/messages/count_tokens": DirectEndpoint(messages_api.count, settings, form=form),
+        "/v1/messages/count_tokens": UnaryEndpoint(messages_api.count, settings, form=form),
     }
     for path, api in pooling_routes(shelf, settings).items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)
     tokens = TokensApi(shelf, port.models)
     for path in ("/tokenize", "/v1/tokenize"):
-        hot[path] = DirectEndpoint(tokens.tokenize, settings)
+        hot[path] = UnaryEndpoint(tokens.tokenize, settings)
     for path in ("/detokenize", "/v1/detokenize"):
-        hot[path] = DirectEndpoint(tokens.detokenize, settings)
+        hot[path] = UnaryEndpoint(tokens.detokenize, settings)
     if adapters is not None and settings.adapter_routes:
         hot |= adapter_routes(adapters, port.models, settings)
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached for other methods only
         *ResponseRoutes(stored, background).routes(),
-        *Cancelling(port).routes(),
+        *CancelRoute(port).routes(),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
         Route("/health", status.health),
@@ -132,7 +132,7 @@ class _Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._lifecycle.draining:
-            await Exchange(scope, receive, send).send_error(Draining(retry_after_s=1.0), form=self._form)
+            await HttpExchange(scope, receive, send).send_error(Draining(retry_after_s=1.0), form=self._form)
         else:
             await self._app(scope, receive, send)
 

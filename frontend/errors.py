@@ -29,8 +29,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from broker import errors as broker
-from jetstream.errors import HeadraceError, JetStreamError, PayloadTooLarge
+from headrace.broker import errors as broker
+from headrace.jetstream.errors import HeadraceError, JetStreamError, PayloadTooLarge
 
 _TYPES = {429: "rate_limit_error", 502: "server_error", 503: "service_unavailable_error", 504: "timeout_error"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
-from frontend.histogram import BYTES, FastHistogram
+from headrace.frontend.histogram import BYTES, FastHistogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

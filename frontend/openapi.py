@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from frontend.anthropic.schema import AnthropicError, CountRequest, MessageAnswer, MessagesRequest, TokenCount
-from frontend.cancelling import CancelledRequest
-from frontend.pooling.schema import (
+from headrace.frontend.admin.cancel import CancelledRequest
+from headrace.frontend.anthropic.schema import AnthropicError, CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from headrace.frontend.pooling.schema import (
     ClassifyAnswer,
     ClassifyRequest,
     EmbeddingAnswer,
@@ -22,12 +22,12 @@ from frontend.pooling.schema import (
     ScoreAnswer,
     ScoreRequest,
 )
-from frontend.responses.answer import DeletedResponse, InputTokens, ItemList, ResponseAnswer
-from frontend.responses.schema import InputTokensRequest, ResponsesRequest
-from frontend.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelEntry, ModelList
-from frontend.schema.chat import ChatRequest
-from frontend.schema.completions import CompletionRequest
-from frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from headrace.frontend.responses.answer import DeletedResponse, InputTokens, ItemList, ResponseAnswer
+from headrace.frontend.responses.schema import InputTokensRequest, ResponsesRequest
+from headrace.frontend.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelEntry, ModelList
+from headrace.frontend.schema.chat import ChatRequest
+from headrace.frontend.schema.completions import CompletionRequest
+from headrace.frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _ERRORS = {
     "400": "a parameter is missing, wrong or not supported; `param` names it",

@@ -1,6 +1,7 @@
 """What the HTTP surface needs of the broker, as protocols.
 
-`broker.ingress.Ingress` is the real thing; unit tests bring a fake.  Keeping the list here shows how narrow the seam is.
+`headrace.broker.ingress.ingress.Ingress` is the real thing; unit tests bring a fake.  Keeping the list here shows how
+narrow the seam is.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from broker.cards import ModelCard
-from broker.jobs import Job
-from broker.messages import Explanation, Row
-from broker.stored import StoredResponse
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.broker.jobs import Job
+from headrace.broker.messages import Explanation, Row
+from headrace.broker.models.cards import ModelCard
 
 
 class Served(Protocol):
@@ -42,8 +43,8 @@ class Models(Protocol):
     def on_change(self, callback: Callable[[], None]) -> None: ...
 
 
-class Answer(Protocol):
-    """The rows of one job (`broker.ingress.JobStream`)."""
+class JobAnswer(Protocol):
+    """The rows of one job (`headrace.broker.ingress.ingress.JobStream`)."""
 
     async def rows(self) -> list[Row]:
         """At least one row, in order per choice; none once the job has ended. Cancelling the wait loses no row.
@@ -55,7 +56,7 @@ class Answer(Protocol):
         """Idempotent; nothing happens once the job has ended."""
 
 
-class DirectAnswer(Answer, Protocol):
+class UnaryAnswer(JobAnswer, Protocol):
     """One that can hand its rows on without waking its reader."""
 
     async def pass_to(self, sink: Callable[[list[Row]], bool], /) -> None:
@@ -65,8 +66,8 @@ class DirectAnswer(Answer, Protocol):
         """
 
 
-class ResponseStore(Protocol):
-    """`broker.stored.StoredResponses` as the Responses API sees it."""
+class ResponsePort(Protocol):
+    """`headrace.broker.ingress.response_store.ResponseStore` as the Responses API sees it."""
 
     async def put(self, response: StoredResponse, /) -> None:
         """Raises ResponseNotStored."""
@@ -82,7 +83,7 @@ class ResponseStore(Protocol):
 
 
 class JobPort(Protocol):
-    """`broker.ingress.Ingress` as the routes see it."""
+    """`headrace.broker.ingress.ingress.Ingress` as the routes see it."""
 
     @property
     def id(self) -> str:
@@ -96,7 +97,7 @@ class JobPort(Protocol):
 
     @property
     def models(self) -> Models: ...
-    async def submit(self, job: Job, /) -> Answer:
+    async def submit(self, job: Job, /) -> JobAnswer:
         """Raises an AdmissionError. Cancelling the wait withdraws the job."""
 
     async def cancel(self, name: str, tenant: str, /, *, timeout_s: float) -> bool:

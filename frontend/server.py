@@ -19,26 +19,26 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from broker.adapter_desk import AdapterDesk
-from broker.ingress import Ingress
-from broker.settings import IngressSettings
-from broker.stored import StoredResponses, StoreLimits
-from frontend.app import build_frontend
-from frontend.connections import Connections
-from frontend.doorway import Doorway
-from frontend.errors import AddressUnavailable
-from frontend.lag import watch_lag
-from frontend.memory import return_large
-from frontend.metrics import Metrics
-from frontend.settings import FrontendSettings
-from frontend.status import Lifecycle
-from jetstream.client import Connection, ConnectOptions
-from jetstream.errors import HeadraceError, JetStreamError
-from jetstream.manage import ensure_topology
-from jetstream.standing import Standing
-from jetstream.subjects import Subjects
-from jetstream.topology import WORK_QUEUES, Topology
-from jetstream.waiting import connect_patiently
+from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
+from headrace.broker.models.adapter_client import AdapterClient
+from headrace.broker.settings import IngressSettings
+from headrace.frontend.app import build_frontend
+from headrace.frontend.errors import AddressUnavailable
+from headrace.frontend.http.connections import Connections
+from headrace.frontend.http.loop_lag import watch_lag
+from headrace.frontend.http.malloc import return_large
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.startup_app import StartupApp
+from headrace.frontend.status import Lifecycle
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.connect import connect_patiently
+from headrace.jetstream.errors import HeadraceError, JetStreamError
+from headrace.jetstream.health import BrokerHealth
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import WORK_QUEUES, Topology
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ async def run_frontend(
     with contextlib.closing(listener):
         try:
             async with asyncio.TaskGroup() as group:
-                front = Doorway(Metrics(), Lifecycle())
+                front = StartupApp(Metrics(), Lifecycle())
                 work = _Work(settings, options, subjects, front)
                 listening = asyncio.get_running_loop().create_future()
                 working = group.create_task(work.run(listening, on_listening), name="work")
@@ -78,7 +78,7 @@ async def run_frontend(
 class _Work:
     """Everything behind the port: it comes when the broker can be used."""
 
-    def __init__(self, settings: FrontendSettings, options: ConnectOptions, subjects: Subjects, front: Doorway) -> None:
+    def __init__(self, settings: FrontendSettings, options: ConnectOptions, subjects: Subjects, front: StartupApp) -> None:
         self._settings = settings
         self._options = options
         self._subjects = subjects
@@ -90,7 +90,7 @@ class _Work:
         settings, subjects, front = self._settings, self._subjects, self._front
         topology = Topology(subjects)
         async with _connection(self._options, topology, settings, front) as work, asyncio.TaskGroup() as group:
-            standing = Standing(work, topology, probe=True, on_mended=self._on_mended)
+            standing = BrokerHealth(work, topology, probe=True, on_mended=self._on_mended)
             ingress = self._ingress = Ingress(
                 work,
                 subjects,
@@ -105,14 +105,14 @@ class _Work:
                 max_bytes=settings.response_max_bytes,
                 write_timeout_s=settings.response_store_s,
             )
-            stored = StoredResponses(work, subjects, limits)
+            stored = ResponseStore(work, subjects, limits)
             frontend = build_frontend(
                 ingress,
                 settings,
                 metrics=front.metrics,
                 lifecycle=front.lifecycle,
                 stored=stored,
-                adapters=AdapterDesk(work, subjects),
+                adapters=AdapterClient(work, subjects),
             )
             beside = [running, looking, group.create_task(frontend.shelf.run(), name="shelf")]
             if frontend.background is not None:
@@ -237,7 +237,7 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _connection(
-    options: ConnectOptions, topology: Topology, settings: FrontendSettings, front: Doorway
+    options: ConnectOptions, topology: Topology, settings: FrontendSettings, front: StartupApp
 ) -> AsyncIterator[Connection]:
     """One connection for everything: token frames on one of their own were measured slower (docs/performance.md)."""
     async with await connect_patiently(

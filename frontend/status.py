@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.metrics import CONTENT_TYPE, Metrics
-from frontend.ports import JobPort, Served
-from frontend.schema.answers import ModelEntry, ModelList
+from headrace.frontend.metrics import CONTENT_TYPE, Metrics
+from headrace.frontend.ports import JobPort, Served
+from headrace.frontend.schema.answers import ModelEntry, ModelList
 
 
 class Lifecycle:

@@ -9,7 +9,7 @@ def run() -> int:
     """One command in a process of its own; returns the exit code, or ends the process with it."""
     code = main()
     if "torch" in sys.modules:
-        from headrace.process import end_now
+        from headrace.up.process import end_now
 
         end_now(code)
     return code

@@ -10,7 +10,7 @@ HeadraceError
 
 from __future__ import annotations
 
-from jetstream.errors import HeadraceError
+from headrace.jetstream.errors import HeadraceError
 
 EXIT_OK = 0
 EXIT_FAILURE = 1

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from headrace.settings import Settings
+from headrace.config.settings import Settings
 
 Format = Literal["auto", "console", "json"]
 

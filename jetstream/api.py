@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from jetstream.errors import (
+from headrace.jetstream.errors import (
     DiskFull,
     JetStreamDisabled,
     JetStreamError,

@@ -10,23 +10,23 @@ from typing import Any, Self
 
 import structlog
 
-from jetstream import metrics, wire
-from jetstream.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
-from jetstream.connecting import abandon, check_server, dial, given_up_on_error
-from jetstream.context import ConnectOptions
-from jetstream.core import CoreClient, Tap
-from jetstream.errors import JetStreamError, NotConnected, PayloadTooLarge, RequestTimeout, TopologyError
-from jetstream.follow import StreamFollow
-from jetstream.kv import KvBucket
-from jetstream.natspy import NUID
-from jetstream.natspy import errors as nats_errors
-from jetstream.objects import ObjectStore
-from jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
-from jetstream.publish import Mux
-from jetstream.pull import StreamPull
-from jetstream.reads import Reader
-from jetstream.specs import consumer_config
-from jetstream.subjects import Subjects
+from headrace.jetstream import metrics, wire
+from headrace.jetstream.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream.context import ConnectOptions
+from headrace.jetstream.dial import abandon, check_server, dial, given_up_on_error
+from headrace.jetstream.direct_get import Reader
+from headrace.jetstream.errors import JetStreamError, NotConnected, PayloadTooLarge, RequestTimeout, TopologyError
+from headrace.jetstream.follow import StreamFollow
+from headrace.jetstream.kv import KvBucket
+from headrace.jetstream.natspy import NUID
+from headrace.jetstream.natspy import errors as nats_errors
+from headrace.jetstream.objects import ObjectStore
+from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
+from headrace.jetstream.publish import Mux
+from headrace.jetstream.pull import StreamPull
+from headrace.jetstream.raw_client import CoreClient, Tap
+from headrace.jetstream.specs import consumer_config
+from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jetstream import wire
-from jetstream.core import CoreClient
+from headrace.jetstream import wire
+from headrace.jetstream.raw_client import CoreClient
 
 
 class StreamDelivery:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from jetstream import metrics, wire
-from jetstream.api import STREAM_NOT_FOUND, ApiError
-from jetstream.core import Tap
-from jetstream.errors import JetStreamError, StreamTrimmed, TopologyError
-from jetstream.natspy import NUID
-from jetstream.ports import Batch, StoredMessage
+from headrace.jetstream import metrics, wire
+from headrace.jetstream.api import STREAM_NOT_FOUND, ApiError
+from headrace.jetstream.errors import JetStreamError, StreamTrimmed, TopologyError
+from headrace.jetstream.natspy import NUID
+from headrace.jetstream.ports import Batch, StoredMessage
+from headrace.jetstream.raw_client import Tap
 
 if TYPE_CHECKING:
-    from jetstream.client import Connection
+    from headrace.jetstream.client import Connection
 
 log = structlog.get_logger(__name__)
 

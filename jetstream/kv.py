@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jetstream import wire
-from jetstream.errors import RevisionConflict, SubjectError, TopologyError
-from jetstream.natspy import NUID
-from jetstream.ports import Change, Entry, StoredMessage
-from jetstream.watch import BucketWatch
+from headrace.jetstream import wire
+from headrace.jetstream.errors import RevisionConflict, SubjectError, TopologyError
+from headrace.jetstream.natspy import NUID
+from headrace.jetstream.ports import Change, Entry, StoredMessage
+from headrace.jetstream.watch import BucketWatch
 
 if TYPE_CHECKING:
-    from jetstream.client import Connection
+    from headrace.jetstream.client import Connection
 
 DELETE_MARKER_TTL_S = 30.0
 WRITE_TIMEOUT_S = 2.0

@@ -16,9 +16,9 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from jetstream import metrics
-from jetstream.errors import JetStreamError, LeaseLost, RequestTimeout, RevisionConflict
-from jetstream.ports import Bucket, Messaging
+from headrace.jetstream import metrics
+from headrace.jetstream.errors import JetStreamError, LeaseLost, RequestTimeout, RevisionConflict
+from headrace.jetstream.ports import Bucket, Messaging
 
 log = structlog.get_logger(__name__)
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jetstream import wire
-from jetstream.api import ApiError
-from jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
-from jetstream.natspy import NUID
+from headrace.jetstream import wire
+from headrace.jetstream.api import ApiError
+from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
+from headrace.jetstream.natspy import NUID
 
 if TYPE_CHECKING:
-    from jetstream.client import Connection
+    from headrace.jetstream.client import Connection
 
 CHUNK = 128 * 1024
 CHUNKS_IN_FLIGHT = 16

@@ -1,6 +1,7 @@
 """What the rest of the project may ask of NATS, as protocols.
 
-`jetstream.client.Connection` is the real thing.  Tests run the same protocol code over a simulated server that implements
+`headrace.jetstream.client.Connection` is the real thing.  Tests run the same protocol code over a simulated server that
+implements
 these protocols in virtual time, so nothing outside `jetstream/` may need more than what stands here.
 
 Callbacks are synchronous, run on the event loop, and must not block: they put things into queues or state machines.
@@ -14,7 +15,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError
 
 
 class Message(msgspec.Struct, frozen=True):

@@ -13,9 +13,8 @@ from itertools import count
 import msgspec
 import structlog
 
-from jetstream import api, metrics, wire
-from jetstream.core import CoreClient
-from jetstream.errors import (
+from headrace.jetstream import api, metrics, wire
+from headrace.jetstream.errors import (
     AccessDenied,
     JetStreamError,
     NoResponder,
@@ -25,7 +24,8 @@ from jetstream.errors import (
     RequestTimeout,
     TopologyError,
 )
-from jetstream.ports import PubAck
+from headrace.jetstream.ports import PubAck
+from headrace.jetstream.raw_client import CoreClient
 
 log = structlog.get_logger(__name__)
 

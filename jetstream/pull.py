@@ -15,12 +15,12 @@ from itertools import count
 import msgspec
 import structlog
 
-from jetstream import metrics, wire
-from jetstream.core import CoreClient, Tap
-from jetstream.delivery import StreamDelivery
-from jetstream.errors import JetStreamError
-from jetstream.natspy import errors as nats_errors
-from jetstream.ports import Delivery
+from headrace.jetstream import metrics, wire
+from headrace.jetstream.delivery import StreamDelivery
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.natspy import errors as nats_errors
+from headrace.jetstream.ports import Delivery
+from headrace.jetstream.raw_client import CoreClient, Tap
 
 log = structlog.get_logger(__name__)
 

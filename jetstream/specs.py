@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jetstream import wire
-from jetstream.ports import ConsumerSpec
-from jetstream.pull import GROUP
+from headrace.jetstream import wire
+from headrace.jetstream.ports import ConsumerSpec
+from headrace.jetstream.pull import GROUP
 
 TOPOLOGY_VERSION = "1"
 MARKER_TTL_S = 10.0

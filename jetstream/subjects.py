@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from jetstream.errors import SubjectError
+from headrace.jetstream.errors import SubjectError
 
 RequestClass = Literal["re", "hi", "std"]
 REQUEST_CLASSES: tuple[RequestClass, ...] = ("re", "hi", "std")  # in the order they are served

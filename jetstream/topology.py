@@ -1,4 +1,4 @@
-"""Every stream, consumer, bucket and object store of a deployment, as data. `jetstream.manage` makes it so.
+"""Every stream, consumer, bucket and object store of a deployment, as data. `headrace.jetstream.provision` makes it so.
 
 **Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
 subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jetstream.ports import ConsumerSpec
-from jetstream.specs import BucketSpec, ObjectStoreSpec, StreamSpec
-from jetstream.subjects import RequestClass, Subjects
+from headrace.jetstream.ports import ConsumerSpec
+from headrace.jetstream.specs import BucketSpec, ObjectStoreSpec, StreamSpec
+from headrace.jetstream.subjects import RequestClass, Subjects
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from jetstream import metrics, wire
-from jetstream.core import Tap
-from jetstream.errors import JetStreamError, RequestTimeout
-from jetstream.natspy import NUID
-from jetstream.ports import Change
+from headrace.jetstream import metrics, wire
+from headrace.jetstream.errors import JetStreamError, RequestTimeout
+from headrace.jetstream.natspy import NUID
+from headrace.jetstream.ports import Change
+from headrace.jetstream.raw_client import Tap
 
 if TYPE_CHECKING:
-    from jetstream.client import Connection
+    from headrace.jetstream.client import Connection
 
 log = structlog.get_logger(__name__)
 

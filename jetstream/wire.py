@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jetstream.errors import SubjectError
+from headrace.jetstream.errors import SubjectError
 
 STATUS = "Status"
 DESCRIPTION = "Description"

@@ -12,17 +12,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import structlog
 
-from broker.cards import ModelCard
-from broker.members import Members
-from jetstream.client import Connection, ConnectOptions
-from jetstream.manage import ensure_topology
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects, check_token
-from jetstream.topology import Topology
-from jetstream.waiting import connect_patiently
-from router.options import RouterOptions
-from router.pools import Pools
-from router.session.session import RouterSession
+from headrace.broker.membership.members import Members
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.connect import connect_patiently
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.subjects import Subjects, check_token
+from headrace.jetstream.topology import Topology
+from headrace.router.pools import Pools
+from headrace.router.session.session import RouterSession
+from headrace.router.settings import RouterOptions
 
 log = structlog.get_logger()
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from broker.cards import ModelCard
-from broker.codec import decode
-from broker.errors import WireError
-from jetstream.ports import Change, Messaging
-from jetstream.subjects import Subjects
+from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.ports import Change, Messaging
+from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 

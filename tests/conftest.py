@@ -22,17 +22,17 @@ import structlog
 from httpx._transports import default as http_transports
 from hypothesis import settings as searching
 
-from frontend import encoding
-from frontend.encoding import TextEncoder
-from jetstream.client import Connection, ConnectOptions
-from jetstream.errors import JetStreamError
-from jetstream.manage import ensure_topology, remove_topology
-from jetstream.server import EmbeddedServer, ServerSettings
-from jetstream.subjects import Subjects
-from jetstream.topology import Topology
+from headrace.frontend.prompts import text_encoder
+from headrace.frontend.prompts.text_encoder import TextEncoder
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.embedded_server import EmbeddedServer, ServerSettings
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.provision import ensure_topology, remove_topology
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
+from headrace.workers.text.tokens import TokenTable
 from tests.support import examples, sharing
-from workers.sim.tokens import BUNDLED_TOKENIZER
-from workers.text.tokens import TokenTable
 
 Connect = Callable[..., Awaitable[Connection]]
 
@@ -69,7 +69,7 @@ _quickened: dict[Any, Any] = {}
 
 def _quicken_once(encoder: TextEncoder) -> None:
     """Threads may share it, and so may the frontends of all tests: the bundled one takes half a second, hundreds are small."""
-    library = getattr(encoding.fastokens, "Tokenizer", None)  # a test may put another one there
+    library = getattr(text_encoder.fastokens, "Tokenizer", None)  # a test may put another one there
     kind = (library, encoder._json, tuple(encoder.added))
     if kind in _quickened:
         encoder._fast = _quickened[kind]

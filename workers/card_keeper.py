@@ -6,12 +6,12 @@ import asyncio
 
 import structlog
 
-from broker.cards import ModelCard
-from jetstream.errors import HeadraceError
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
-from jetstream.topology import Topology
-from workers.registration import register_card
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.errors import HeadraceError
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from headrace.workers.registration import register_card
 
 log = structlog.get_logger()
 

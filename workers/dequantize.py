@@ -1,4 +1,4 @@
-"""Write a GGUF model out as a plain Hugging Face folder: `python -m workers.dequantize MODEL.gguf FOLDER`.
+"""Write a GGUF model out as a plain Hugging Face folder: `python -m headrace.workers.dequantize MODEL.gguf FOLDER`.
 
 A program of its own because it needs torch, transformers and a gigabyte of memory for some seconds, and no caller should keep
 those.
@@ -30,7 +30,7 @@ def dequantize(gguf: Path, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Convert; returns the exit code."""
     if len(arguments) != 2:
-        sys.stderr.write("usage: python -m workers.dequantize MODEL.gguf FOLDER\n")
+        sys.stderr.write("usage: python -m headrace.workers.dequantize MODEL.gguf FOLDER\n")
         return 2
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -21,9 +21,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from broker.cards import MediaSlot
-from broker.messages import PoolingTask, Sampling, TokenLogprob
-from workers.tensors import StoredTensor
+from headrace.broker.messages import PoolingTask, Sampling, TokenLogprob
+from headrace.broker.models.cards import MediaSlot
+from headrace.workers.prompt_embeds import StoredTensor
 
 
 class Role(StrEnum):

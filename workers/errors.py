@@ -8,7 +8,7 @@ HeadraceError
     │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
     │   ├── RequestInvalid         the engine says the request is wrong; `param`
     │   ├── AnswerUnreadable       a parser failed on what the model said
-    │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/nixl/errors.py)
+    │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/sim/transfer/nixl/errors.py)
     ├── ModelUnavailable           the bundled model could not be fetched or converted: the message says what to do
     ├── UnsupportedByEngine        the engine lacks this capability
     └── RegistrationRefused        the pool's card contradicts this worker (another block size, say)
@@ -16,7 +16,7 @@ HeadraceError
 
 from __future__ import annotations
 
-from jetstream.errors import HeadraceError
+from headrace.jetstream.errors import HeadraceError
 
 
 class WorkerError(HeadraceError):

@@ -12,32 +12,32 @@ from typing import Any
 
 import structlog
 
-from broker.messages import WorkerMember
-from broker.settings import SessionSettings, Timing
-from broker.worker import WorkerSession
-from jetstream.client import Connection, ConnectOptions
-from jetstream.manage import ensure_topology
-from jetstream.subjects import Subjects
-from jetstream.topology import Topology
-from jetstream.waiting import connect_patiently
-from workers import metrics
-from workers.adapters import EngineAdapters
-from workers.beside import beside
-from workers.canary import Canary
-from workers.card_keeper import CardKeeper
-from workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
-from workers.engines import create, parser_brand
-from workers.errors import EngineDead, EngineStartFailed
-from workers.handover.together import Handovers, prefilling
-from workers.kv.feed import KvFeed
-from workers.kv.publisher import KvPublisher
-from workers.kv.translate import Translator
-from workers.parsing.choosing import Brand, Chosen, choose
-from workers.registration import build_card, build_member, read_card_files, register_card, worker_id
-from workers.runtime import Runtime
-from workers.settings import WorkerSettings
-from workers.text.tokens import token_table
-from workers.warmup import warm_up
+from headrace.broker.messages import WorkerMember
+from headrace.broker.settings import SessionSettings, Timing
+from headrace.broker.worker.session import WorkerSession
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.connect import connect_patiently
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from headrace.workers import metrics
+from headrace.workers.blocking import beside
+from headrace.workers.card_keeper import CardKeeper
+from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
+from headrace.workers.engine_registry import create, parser_brand
+from headrace.workers.errors import EngineDead, EngineStartFailed
+from headrace.workers.handover.wiring import Handovers, prefilling
+from headrace.workers.health.canary import Canary
+from headrace.workers.health.warmup import warm_up
+from headrace.workers.kv.feed import KvFeed
+from headrace.workers.kv.publisher import KvPublisher
+from headrace.workers.kv.translator import Translator
+from headrace.workers.parsing.selection import Chosen, ParserFamily, choose
+from headrace.workers.registration import build_card, build_member, read_card_files, register_card, worker_id
+from headrace.workers.runtime.engine_adapters import EngineAdapters
+from headrace.workers.runtime.runtime import Runtime
+from headrace.workers.settings import WorkerSettings
+from headrace.workers.text.tokens import token_table
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
         await engine.stop(ENGINE_STOP_GRACE_S)
 
 
-async def _choose_parsers(brand: Brand, settings: WorkerSettings) -> Chosen:
+async def _choose_parsers(brand: ParserFamily, settings: WorkerSettings) -> Chosen:
     """For workers of every role: a role may change, and whoever joins last writes the pool's card."""
 
     def work() -> Chosen:
@@ -119,7 +119,7 @@ async def _serve(
     engine: Engine,
     info: EngineInfo,
     runtime: Runtime,
-    brand: Brand,
+    brand: ParserFamily,
     parsers: Chosen,
 ) -> None:
     files = read_card_files(info.tokenizer_dir)

@@ -13,17 +13,17 @@ from typing import Any
 import msgspec
 import structlog
 
-from broker.cards import ModelCard
-from broker.codec import decode
-from broker.errors import WireError
-from broker.messages import WorkerMember
-from broker.models import publish_card
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects, check_token, pool_id
-from workers.engine import Capabilities, EngineInfo
-from workers.errors import EngineStartFailed, RegistrationRefused
-from workers.parsing.choosing import Chosen
-from workers.settings import WorkerSettings
+from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import WorkerMember
+from headrace.broker.models.cards import ModelCard
+from headrace.broker.models.directory import publish_card
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects, check_token, pool_id
+from headrace.workers.engine import Capabilities, EngineInfo
+from headrace.workers.errors import EngineStartFailed, RegistrationRefused
+from headrace.workers.parsing.selection import Chosen
+from headrace.workers.settings import WorkerSettings
 
 log = structlog.get_logger()
 

@@ -11,9 +11,8 @@ Times are Unix seconds (float), durations are seconds, token ids are u32, block 
 
 from __future__ import annotations
 
-from broker.messages.base import WIRE_VERSION, Record
-from broker.messages.broadcasts import Cancel, EventKind, JobEvent, JobEvents, LoadReport
-from broker.messages.control import (
+from headrace.broker.messages.base import WIRE_VERSION, Record
+from headrace.broker.messages.control import (
     Abort,
     Answer,
     Answers,
@@ -40,11 +39,13 @@ from broker.messages.control import (
     Verdict,
     WorkerControl,
 )
-from broker.messages.frames import Finish, FinishReason, Frame, JobFault, Part, Row, Text, TokenLogprob
-from broker.messages.kv import KvMessage, KvReset, KvStep
-from broker.messages.letters import DeadLetter, Unreadable
-from broker.messages.members import IngressMember, RouterMember, WorkerMember
-from broker.messages.requests import (
+from headrace.broker.messages.dead_letters import DeadLetter, Unreadable
+from headrace.broker.messages.events import Cancel, EventKind, JobEvent, JobEvents, LoadReport
+from headrace.broker.messages.frames import Finish, FinishReason, Frame, JobFault, Part, Row, Text, TokenLogprob
+from headrace.broker.messages.kv import KvMessage, KvReset, KvStep
+from headrace.broker.messages.members import IngressMember, RouterMember, WorkerMember
+from headrace.broker.messages.placements import Candidate, Explain, Explanation, Routed, RouterControl
+from headrace.broker.messages.requests import (
     HEADER_ATTEMPT,
     HEADER_HISTORY,
     HEADER_PREFILL,
@@ -58,7 +59,6 @@ from broker.messages.requests import (
     Sampling,
     Spill,
 )
-from broker.messages.routing import Candidate, Explain, Explanation, Routed, RouterControl
 
 __all__ = [
     "HEADER_ATTEMPT",

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from broker.messages.base import Record
-from broker.messages.frames import JobFault
+from headrace.broker.messages.base import Record
+from headrace.broker.messages.frames import JobFault
 
 Verdict = Literal["go", "wait", "stale", "unknown"]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from broker.messages.base import Record
+from headrace.broker.messages.base import Record
 
 FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
 
@@ -39,7 +39,7 @@ Text = str | list[Part]
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a job ended without a full answer. `code` is `broker.errors.JobError.code`."""
+    """Why a job ended without a full answer. `code` is `headrace.broker.errors.JobError.code`."""
 
     code: str
     message: str

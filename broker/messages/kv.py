@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.messages.base import Record
+from headrace.broker.messages.base import Record
 
 
 class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="step"):

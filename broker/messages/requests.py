@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from broker.messages.base import Record
+from headrace.broker.messages.base import Record
 
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker]; absent = []

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from broker import metrics
-from broker.codec import decode, encode
-from broker.errors import WireError
-from broker.members import Members
-from broker.messages import WorkerMember
-from broker.moving import message_ttl_s
-from broker.prefill.errors import FailReason, PrefillFailed
-from broker.prefill.messages import (
+from headrace.broker import metrics
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import WireError
+from headrace.broker.membership.members import Members
+from headrace.broker.membership.mover import message_ttl_s
+from headrace.broker.messages import WorkerMember
+from headrace.broker.messages.prefill import (
     PrefillCheck,
     PrefillDone,
     PrefillDrop,
@@ -30,10 +29,11 @@ from broker.prefill.messages import (
     PrefillTaken,
     PrefillVerdict,
 )
-from broker.settings import Timing
-from jetstream.errors import JetStreamError, NoResponder, NotConnected, QueueFull, RequestTimeout
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
+from headrace.broker.prefill.errors import FailReason, PrefillFailed
+from headrace.broker.settings import Timing
+from headrace.jetstream.errors import JetStreamError, NoResponder, NotConnected, QueueFull, RequestTimeout
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from broker.errors import BrokerError
+from headrace.broker.errors import BrokerError
 
 FailReason = Literal[
     "queue_full",  # the prefill queue takes nothing more

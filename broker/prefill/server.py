@@ -17,27 +17,21 @@ from typing import Protocol
 
 import structlog
 
-from broker import metrics
-from broker.burying import bury
-from broker.codec import decode, encode
-from broker.errors import BrokerError, WireError
-from broker.members import Members
-from broker.messages import JobFault
-from broker.prefill.budget import TokenBudget
-from broker.prefill.messages import (
-    PrefillDone,
-    PrefillJob,
-    PrefillState,
-    PrefillTaken,
-    PrefillVerdict,
-)
-from broker.settings import Timing
-from broker.spill import fetch_payload
-from jetstream.errors import NoResponder, NotConnected, RequestTimeout
-from jetstream.lease import LeaseKeeper
-from jetstream.ports import Delivery, Messaging, PullLoop
-from jetstream.subjects import Subjects
-from jetstream.topology import prefill_consumer
+from headrace.broker import metrics
+from headrace.broker.codec import decode, encode
+from headrace.broker.dead_letters import dead_letter
+from headrace.broker.errors import BrokerError, WireError
+from headrace.broker.membership.members import Members
+from headrace.broker.messages import JobFault
+from headrace.broker.messages.prefill import PrefillDone, PrefillJob, PrefillState, PrefillTaken, PrefillVerdict
+from headrace.broker.prefill.budget import TokenBudget
+from headrace.broker.settings import Timing
+from headrace.broker.spill import fetch_payload
+from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
+from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.ports import Delivery, Messaging, PullLoop
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import prefill_consumer
 
 log = structlog.get_logger()
 
@@ -69,7 +63,7 @@ class PrefillExecutor(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldPrefill:
     """A job this worker has. `state`: asking, running, telling (the answer is on its way), held (it was accepted), gone."""
 
     job: PrefillJob
@@ -114,7 +108,7 @@ class PrefillServer:
         self._may_take = may_take
         self._wall = wall
         self._loop = asyncio.get_running_loop()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldPrefill] = {}
         self._leaving = False
         self._tasks: asyncio.TaskGroup | None = None
         self._pulls: list[PullLoop] = []
@@ -228,7 +222,7 @@ class PrefillServer:
         except WireError as error:
             metrics.MALFORMED.labels("prefill_job").inc()
             log.error("prefill.malformed", seq=delivery.stream_seq, error=str(error))
-            bury(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
+            dead_letter(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
             self.balance()
             return
         known = self._held.get(job.job)
@@ -242,12 +236,12 @@ class PrefillServer:
             metrics.PREFILL_JOBS.labels("deadline").inc()
             delivery.ack()
         else:
-            held = self._held[job.job] = Held(job, delivery)
+            held = self._held[job.job] = HeldPrefill(job, delivery)
             self._budget.take(job.job, self._executor.uncached(job))
             self._tasks.create_task(self._serve(held))
         self.balance()
 
-    async def _serve(self, held: Held) -> None:
+    async def _serve(self, held: HeldPrefill) -> None:
         fresh = held.delivery.num_delivered == 1 and abs(self._wall() - held.job.created) < FRESH_S
         if fresh and not await self._start(held):
             return
@@ -264,7 +258,7 @@ class PrefillServer:
             held.state = "held"
             held.asked_s = self._loop.time()
 
-    async def _start(self, held: Held) -> bool:
+    async def _start(self, held: HeldPrefill) -> bool:
         """False: it is gone. True also when it was refused meanwhile, for that is still to be told."""
         try:
             payload = await fetch_payload(self._messaging, self._subjects, held.job, wanted=lambda: held.state == "asking")
@@ -278,7 +272,7 @@ class PrefillServer:
         self._executor.start(held.job, payload)
         return True
 
-    async def _ask(self, held: Held, what: PrefillTaken | PrefillDone, *, again: bool = True) -> bool:
+    async def _ask(self, held: HeldPrefill, what: PrefillTaken | PrefillDone, *, again: bool = True) -> bool:
         """Whether the decode worker says `go`; asked until it has said anything, or is gone. On `stale` the job is dropped."""
         subject = self._subjects.control(held.job.decode)
         data = encode(what)
@@ -324,7 +318,7 @@ class PrefillServer:
         held.computed.set()
         self.balance()
 
-    def _refuse(self, held: Held, why: str) -> None:
+    def _refuse(self, held: HeldPrefill, why: str) -> None:
         """This worker will not do it. What its engine has of it is let go of."""
         self._executor.stop(held.job.job)
         metrics.PREFILL_JOBS.labels("refused").inc()
@@ -345,7 +339,7 @@ class PrefillServer:
             held.delivery.ack()
         self._forget(held)
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldPrefill) -> None:
         held.state = "gone"
         self._held.pop(held.job.job, None)
         self._budget.give_back(held.job.job)

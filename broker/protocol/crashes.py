@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from broker.messages import HistoryEntry
+from headrace.broker.messages import HistoryEntry
 
 CRASH_LIMIT = 3
 ALONE_FROM = CRASH_LIMIT - 1

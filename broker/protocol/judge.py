@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from broker.messages import (
+from headrace.broker.messages import (
     Answer,
     Check,
     CheckReply,
@@ -29,7 +29,7 @@ from broker.messages import (
     RunRef,
     SinceItem,
 )
-from broker.protocol.crashes import ALONE_FROM, CRASH_LIMIT, crashed_workers
+from headrace.broker.protocol.crashes import ALONE_FROM, CRASH_LIMIT, crashed_workers
 
 GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that can still be around
 

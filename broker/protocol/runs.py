@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
-from broker.protocol.crashes import ALONE_FROM, suspected
-from jetstream.ports import Delivery
+from headrace.broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
+from headrace.broker.protocol.crashes import ALONE_FROM, suspected
+from headrace.jetstream.ports import Delivery
 
 
 class RunState(Enum):

@@ -6,17 +6,17 @@ from functools import partial
 
 import msgspec
 
-from frontend.anthropic.errors import AnthropicForm
-from frontend.anthropic.schema import Conversation, CountRequest, MessagesRequest, TokenCount
-from frontend.anthropic.translate import chat_request, has_inline_system
-from frontend.anthropic.writers import MessageEvents, MessageWriter
-from frontend.decode import decode_request
-from frontend.drafting import Drafts, bounded
-from frontend.errors import BadRequest, ContextTooLong
-from frontend.exchange import Exchange
-from frontend.planning import Draft, Plan
-from frontend.settings import FrontendSettings
-from frontend.writing import StreamWriter, WholeWriter
+from headrace.frontend.anthropic.errors import AnthropicForm
+from headrace.frontend.anthropic.schema import Conversation, CountRequest, MessagesRequest, TokenCount
+from headrace.frontend.anthropic.translate import chat_request, has_inline_system
+from headrace.frontend.anthropic.writers import MessageEvents, MessageWriter
+from headrace.frontend.errors import BadRequest, ContextTooLong
+from headrace.frontend.generation.plan import Draft, Plan
+from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.openai.chat_adapter import ChatAdapter, bounded
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.base import StreamWriter, WholeWriter
 
 REQUEST_ID = b"request-id"  # where Anthropic's clients look for it
 
@@ -27,12 +27,12 @@ _counted = msgspec.json.Decoder(CountRequest)
 class MessagesApi:
     """Plans messages. `x-api-key`, `anthropic-version` and `anthropic-beta` are taken and mean nothing here."""
 
-    def __init__(self, chat: Drafts, settings: FrontendSettings) -> None:
+    def __init__(self, chat: ChatAdapter, settings: FrontendSettings) -> None:
         self._chat = chat
         self._settings = settings
         self.error_form = AnthropicForm()
 
-    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         _name(exchange)
         request = await decode_request(_decoder, body)
@@ -44,7 +44,7 @@ class MessagesApi:
             writer = MessageWriter(draft.head, draft.tally, short=short)
         return Plan(draft.jobs, writer, draft.tally)
 
-    async def count(self, body: bytes, exchange: Exchange) -> bytes:
+    async def count(self, body: bytes, exchange: HttpExchange) -> bytes:
         """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
         _name(exchange)
         request = await decode_request(_counted, body)
@@ -56,7 +56,7 @@ class MessagesApi:
             tokens = error.tokens
         return msgspec.json.encode(TokenCount(input_tokens=tokens))
 
-    async def _draft(self, request: Conversation, exchange: Exchange) -> Draft:
+    async def _draft(self, request: Conversation, exchange: HttpExchange) -> Draft:
         strip = self._settings.strip_billing_header
         try:
             chat = await exchange.aside(partial(chat_request, request, strip_billing=strip))
@@ -72,5 +72,5 @@ class MessagesApi:
         return draft
 
 
-def _name(exchange: Exchange) -> None:
+def _name(exchange: HttpExchange) -> None:
     exchange.more_headers.append((REQUEST_ID, str(exchange.scope["headrace.request_id"]).encode()))

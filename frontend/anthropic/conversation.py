@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from frontend.anthropic.schema import Block, Conversation, MessageIn
-from frontend.checks import list_at, mapping_at, text_at, wrong
-from frontend.errors import BadRequest
-from frontend.sampling import unsupported
-from frontend.schema.chat import Message, ToolCall
+from headrace.frontend.anthropic.schema import Block, Conversation, MessageIn
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.field_checks import list_at, mapping_at, text_at, wrong
+from headrace.frontend.schema.chat import Message, ToolCall
 
 BILLING_HEADER = "x-anthropic-billing-header"
 

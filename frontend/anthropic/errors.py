@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from frontend.anthropic.schema import AnthropicError, AnthropicFault
-from frontend.errors import ContextTooLong, FrontendError
+from headrace.frontend.anthropic.schema import AnthropicError, AnthropicFault
+from headrace.frontend.errors import ContextTooLong, FrontendError
 
 OVERLOADED = 529
 

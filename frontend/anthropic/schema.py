@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.schema.common import Positive
+from headrace.frontend.schema.common import Positive
 
 Block = dict[str, Any]
 Effort = Literal["low", "medium", "high", "xhigh", "max"]

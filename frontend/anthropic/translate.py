@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from frontend.anthropic.conversation import continues, messages_of
-from frontend.anthropic.schema import Conversation, MessagesRequest, ToolUseChoice
-from frontend.checks import mapping_at, missing
-from frontend.errors import BadRequest
-from frontend.sampling import unsupported
-from frontend.schema.chat import ChatRequest, Function, FunctionName, Tool, ToolChoice
-from frontend.schema.common import JsonSchema, ResponseFormat
+from headrace.frontend.anthropic.conversation import continues, messages_of
+from headrace.frontend.anthropic.schema import Conversation, MessagesRequest, ToolUseChoice
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.field_checks import mapping_at, missing
+from headrace.frontend.schema.chat import ChatRequest, Function, FunctionName, Tool, ToolChoice
+from headrace.frontend.schema.common import JsonSchema, ResponseFormat
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

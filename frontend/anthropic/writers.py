@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from broker.messages import Finish, Row
-from broker.said import parts_of
-from frontend.anthropic.errors import AnthropicForm
-from frontend.anthropic.schema import (
+from headrace.broker.messages import Finish, Row
+from headrace.broker.output_parts import parts_of
+from headrace.frontend.anthropic.errors import AnthropicForm
+from headrace.frontend.anthropic.schema import (
     AnswerBlock,
     MessageAnswer,
     MessageUsage,
@@ -22,11 +22,11 @@ from frontend.anthropic.schema import (
     ThinkingCount,
     ToolUseBlock,
 )
-from frontend.blocks import Block, Blocks
-from frontend.errors import FrontendError
-from frontend.sse import Head
-from frontend.usage import Tally
-from frontend.writing import StreamWriter, WholeWriter
+from headrace.frontend.errors import FrontendError
+from headrace.frontend.writers.base import StreamWriter, WholeWriter
+from headrace.frontend.writers.content_blocks import ContentBlock, ContentBlocks
+from headrace.frontend.writers.sse import Head
+from headrace.frontend.writers.usage import UsageCounter
 
 log = structlog.get_logger()
 
@@ -36,12 +36,12 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
-def signature_of(head: Head, block: Block) -> str:
+def signature_of(head: Head, block: ContentBlock) -> str:
     """Something opaque for a block of thinking. It proves nothing, and nobody here asks for proof."""
     return sha256(f"{head.id}:{block.index}".encode()).hexdigest()
 
 
-def input_of(block: Block, message_id: str) -> dict[str, Any]:
+def input_of(block: ContentBlock, message_id: str) -> dict[str, Any]:
     """The arguments of a call as the object this API wants."""
     text = block.text
     if not text.strip():
@@ -65,7 +65,7 @@ class Ending:
     sequence: str | None = None
 
 
-def ending_of(fin: Finish, blocks: Blocks, *, short: bool) -> Ending:
+def ending_of(fin: Finish, blocks: ContentBlocks, *, short: bool) -> Ending:
     """`short`: the context left room for fewer tokens than were asked for."""
     if fin.reason == "length":
         return Ending("model_context_window_exceeded" if short else "max_tokens")
@@ -81,7 +81,7 @@ def ending_of(fin: Finish, blocks: Blocks, *, short: bool) -> Ending:
     return Ending("end_turn")
 
 
-def _complete(block: Block) -> bool:
+def _complete(block: ContentBlock) -> bool:
     try:
         msgspec.json.decode(block.text or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -89,7 +89,7 @@ def _complete(block: Block) -> bool:
     return True
 
 
-def usage_of(tally: Tally, *, ended: bool) -> MessageUsage:
+def usage_of(tally: UsageCounter, *, ended: bool) -> MessageUsage:
     """What was found in a cache is known at the end only."""
     cached = tally.cached if ended else 0
     thought = ThinkingCount(thinking_tokens=tally.reasoning) if ended and tally.reasoning is not None else None
@@ -104,12 +104,12 @@ def usage_of(tally: Tally, *, ended: bool) -> MessageUsage:
 class MessageWriter(WholeWriter):
     """The message in one piece."""
 
-    def __init__(self, head: Head, tally: Tally, *, short: bool = False) -> None:
+    def __init__(self, head: Head, tally: UsageCounter, *, short: bool = False) -> None:
         self.open = 1
         self._head = head
         self._tally = tally
         self._short = short
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._ending = Ending("end_turn")
 
     def take(self, rows: list[Row]) -> None:
@@ -137,7 +137,7 @@ class MessageWriter(WholeWriter):
             )
         )
 
-    def _block(self, block: Block) -> AnswerBlock:
+    def _block(self, block: ContentBlock) -> AnswerBlock:
         if block.kind == "content":
             return TextBlock(text=block.text)
         if block.kind == "reasoning":
@@ -148,13 +148,13 @@ class MessageWriter(WholeWriter):
 class MessageEvents(StreamWriter):
     """The events of a streamed message."""
 
-    def __init__(self, head: Head, tally: Tally, form: AnthropicForm, *, short: bool = False) -> None:
+    def __init__(self, head: Head, tally: UsageCounter, form: AnthropicForm, *, short: bool = False) -> None:
         self.open = 1
         self._head = head
         self._tally = tally
         self._form = form
         self._short = short
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._ending = Ending("end_turn")
         self._begun = False
         self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of the block that is open
@@ -202,7 +202,7 @@ class MessageEvents(StreamWriter):
         self._tally.end(0, fin)
         self.open -= 1
 
-    def _step(self, what: str, block: Block, text: str) -> None:
+    def _step(self, what: str, block: ContentBlock, text: str) -> None:
         if what == "text":
             before, after = self._around
             self._out.append(before + _encode(text) + after)
@@ -215,7 +215,7 @@ class MessageEvents(StreamWriter):
                 self._out.append(self._event("content_block_delta", inner))
             self._out.append(self._event("content_block_stop", b'"index":%d' % block.index))
 
-    def _open(self, block: Block) -> None:
+    def _open(self, block: ContentBlock) -> None:
         empty: AnswerBlock
         if block.kind == "content":
             empty, kind, key = TextBlock(text=""), b"text_delta", b"text"

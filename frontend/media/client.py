@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import httptools
 
-from frontend.media.addresses import Target
-from frontend.media.sniff import HEAD
+from headrace.frontend.media.addresses import Target
+from headrace.frontend.media.sniff import HEAD
 
 MAX_HEAD = 32 * 1024  # bytes of status line and headers
 _CHUNK = 64 * 1024
@@ -36,7 +36,7 @@ class TooLarge(FetchFailed):
     """The body is over the limit."""
 
 
-class Answer:
+class FetchedBody:
     """The sink of the parser. `body` is complete once `done`."""
 
     def __init__(self, limit: int, check_start: Callable[[bytes], None]) -> None:
@@ -121,7 +121,7 @@ class Answer:
 
 async def get(
     target: Target, address: str, *, tls: ssl.SSLContext | None, limit: int, check_start: Callable[[bytes], None]
-) -> Answer:
+) -> FetchedBody:
     """Ask `address` for `target`. Bodies other than of a 200 are not read.
 
     With `tls` the certificate must be that of the target's host, whatever the address.  `check_start` is shown the first bytes
@@ -139,7 +139,7 @@ async def get(
         raise Unreachable(f"no trusted connection: {error.reason or error}") from None
     except (OSError, UnicodeError) as error:
         raise Unreachable(f"no connection: {error.__class__.__name__}") from None
-    answer = Answer(limit, check_start)
+    answer = FetchedBody(limit, check_start)
     try:
         writer.write(
             f"GET {target.path} HTTP/1.1\r\nHost: {target.host_header}\r\nUser-Agent: headrace\r\nAccept: */*\r\n"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urljoin
 
-from frontend.media.addresses import Forbidden, Target, check_address, parse_url
-from frontend.media.client import Answer, FetchFailed, get
+from headrace.frontend.media.addresses import Forbidden, Target, check_address, parse_url
+from headrace.frontend.media.client import FetchedBody, FetchFailed, get
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) → addresses. Raises OSError."""
@@ -77,7 +77,7 @@ class Fetcher:
                 url = urljoin(url, answer.headers["location"])
             raise FetchFailed(f"more than {self._limits.redirects} redirects")
 
-    async def _ask(self, target: Target, check_start: Callable[[bytes], None]) -> Answer:
+    async def _ask(self, target: Target, check_start: Callable[[bytes], None]) -> FetchedBody:
         tls = (self._tls_context or await asyncio.to_thread(_tls)) if target.scheme == "https" else None
         limit = self._limits.max_bytes
         failed = FetchFailed(f"{target.host} has no address")

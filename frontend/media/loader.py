@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from frontend.errors import BadRequest
-from frontend.media import metrics
-from frontend.media.addresses import Forbidden
-from frontend.media.client import FetchFailed, TooLarge
-from frontend.media.fetch import Fetcher, FetchLimits, Resolve, system_resolver
-from frontend.media.inline import Malformed, TooMuch, decode_base64, decode_data_url
-from frontend.media.parts import MediaPart
-from frontend.media.sniff import HEAD, Kind, may_be, sniff
-from frontend.settings import FrontendSettings
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.media import metrics
+from headrace.frontend.media.addresses import Forbidden
+from headrace.frontend.media.client import FetchFailed, TooLarge
+from headrace.frontend.media.fetch import Fetcher, FetchLimits, Resolve, system_resolver
+from headrace.frontend.media.inline import Malformed, TooMuch, decode_base64, decode_data_url
+from headrace.frontend.media.parts import MediaPart
+from headrace.frontend.media.sniff import HEAD, Kind, may_be, sniff
+from headrace.frontend.settings import FrontendSettings
 
 log = structlog.get_logger()
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.cards import ModelCard
-from frontend.checks import missing
-from frontend.errors import BadRequest
-from frontend.media.sniff import KINDS, Kind
-from frontend.schema.chat import Message
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.http.field_checks import missing
+from headrace.frontend.media.sniff import KINDS, Kind
+from headrace.frontend.schema.chat import Message
 
 _KINDS: dict[str, Kind] = {
     "image_url": "image",

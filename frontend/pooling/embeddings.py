@@ -7,21 +7,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from broker.jobs import Job
-from broker.messages import PoolingTask
-from frontend.decode import decode_request
-from frontend.errors import BadRequest, FrontendError
-from frontend.exchange import Exchange
-from frontend.planning import Plan, check_kind
-from frontend.pooling.inputs import Bounds, Encoded, encode_inputs, list_inputs
-from frontend.pooling.planning import activation_of, check_inputs, pooling_jobs, refuse_formats
-from frontend.pooling.schema import ClassifyRequest, EmbeddingRequest, Inputs, PoolingBase, PoolingRequest
-from frontend.pooling.writers import Answering, ClassifyWriter, EmbeddingWriter
-from frontend.sampling import unsupported
-from frontend.settings import FrontendSettings
-from frontend.shelf import ModelShelf, ReadyModel
-from frontend.sse import Head
-from frontend.usage import Tally
+from headrace.broker.jobs import Job
+from headrace.broker.messages import PoolingTask
+from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.generation.plan import Plan, check_kind
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, list_inputs
+from headrace.frontend.pooling.planning import activation_of, check_inputs, pooling_jobs, refuse_formats
+from headrace.frontend.pooling.schema import ClassifyRequest, EmbeddingRequest, Inputs, PoolingBase, PoolingRequest
+from headrace.frontend.pooling.writers import Answering, ClassifyWriter, EmbeddingWriter
+from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.sse import Head
+from headrace.frontend.writers.usage import UsageCounter
 
 PURPOSES = {"embed": "embedding generation", "classify": "classification"}
 
@@ -33,12 +33,12 @@ _pooling = msgspec.json.Decoder(PoolingRequest)
 class _VectorApi:
     """Base of those that plan one vector per input."""
 
-    def __init__(self, shelf: ModelShelf, settings: FrontendSettings) -> None:
+    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
         self._shelf = shelf
         self._settings = settings
         self.error_form = FrontendError.body
 
-    async def inputs(self, request: PoolingBase, given: Inputs, model: ReadyModel, task: PoolingTask) -> list[Encoded]:
+    async def inputs(self, request: PoolingBase, given: Inputs, model: LoadedModel, task: PoolingTask) -> list[Encoded]:
         """Raises BadRequest, ContextTooLong."""
         inputs = await list_inputs(given)
         check_inputs(len(inputs), self._settings, param="input")
@@ -55,8 +55,8 @@ class _VectorApi:
     def jobs(
         self,
         request: PoolingBase,
-        exchange: Exchange,
-        model: ReadyModel,
+        exchange: HttpExchange,
+        model: LoadedModel,
         inputs: Sequence[Encoded],
         *,
         task: PoolingTask,
@@ -71,7 +71,7 @@ class _VectorApi:
 class EmbeddingApi(_VectorApi):
     """Plans embeddings. Stateless but for the models it looks up."""
 
-    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_embedding, body)
         refuse_messages(request.messages)
@@ -87,7 +87,7 @@ class EmbeddingApi(_VectorApi):
 class ClassifyApi(_VectorApi):
     """Plans classifications. Stateless but for the models it looks up."""
 
-    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_classify, body)
         refuse_messages(request.messages)
@@ -102,7 +102,7 @@ class ClassifyApi(_VectorApi):
 class PoolingApi(_VectorApi):
     """Plans plain vectors, of whatever the model makes. Stateless but for the models it looks up."""
 
-    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_pooling, body)
         refuse_messages(request.messages)
@@ -118,7 +118,7 @@ class PoolingApi(_VectorApi):
         return Plan(jobs, EmbeddingWriter(answering, base64=base64, kind="pooling", field="data"), answering.tally)
 
 
-def _task(wanted: str | None, model: ReadyModel) -> PoolingTask:
+def _task(wanted: str | None, model: LoadedModel) -> PoolingTask:
     if wanted not in (None, "embed", "classify"):
         raise unsupported("task", f"{wanted!r} is not supported here: embed and classify are")
     kinds = model.card.kinds
@@ -136,11 +136,11 @@ def refuse_messages(messages: object) -> None:
         raise unsupported("messages", "is not supported here: give the text as input")
 
 
-def answering_of(prefix: str, jobs: Sequence[Job], model: ReadyModel, inputs: Sequence[Encoded]) -> Answering:
+def answering_of(prefix: str, jobs: Sequence[Job], model: LoadedModel, inputs: Sequence[Encoded]) -> Answering:
     """What the writer of an answer to these jobs needs."""
     return Answering(
         head=Head(f"{prefix}{jobs[0].id}", int(time.time()), model.card.model, model.fingerprint),
-        tally=Tally([encoded.tokens for encoded in inputs], 1),
+        tally=UsageCounter([encoded.tokens for encoded in inputs], 1),
         inputs=len(inputs),
         encoder=model.encoder,
     )

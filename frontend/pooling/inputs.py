@@ -12,13 +12,13 @@ from typing import Literal, TypeVar, cast
 
 from tokenizers import Encoding, Tokenizer
 
-from broker.codec import pack_u32
-from broker.errors import MalformedMessage
-from broker.messages import PoolingInput
-from frontend.decode import kinds_of
-from frontend.errors import BadRequest, ContextTooLong
-from frontend.lengths import in_groups, is_suspicious, least_tokens
-from frontend.tokenize import PromptEncoder
+from headrace.broker.codec import pack_u32
+from headrace.broker.errors import MalformedMessage
+from headrace.broker.messages import PoolingInput
+from headrace.frontend.errors import BadRequest, ContextTooLong
+from headrace.frontend.http.body_decoding import kinds_of
+from headrace.frontend.prompts.length_guard import in_groups, is_suspicious, least_tokens
+from headrace.frontend.prompts.prompt_encoder import PromptEncoder
 
 Side = Literal["left", "right"]
 T = TypeVar("T", bound="str | tuple[str, str]")

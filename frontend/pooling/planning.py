@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from broker.jobs import Job
-from broker.messages import Pooling, PoolingTask
-from frontend.errors import BadRequest
-from frontend.exchange import Exchange
-from frontend.pooling.inputs import Encoded
-from frontend.pooling.schema import PoolingBase
-from frontend.sampling import unsupported
-from frontend.settings import FrontendSettings
-from frontend.shelf import ReadyModel
-from frontend.terms import terms_of
+from headrace.broker.jobs import Job
+from headrace.broker.messages import Pooling, PoolingTask
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.job_options import terms_of
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.pooling.inputs import Encoded
+from headrace.frontend.pooling.schema import PoolingBase
+from headrace.frontend.prompts.model_cache import LoadedModel
+from headrace.frontend.settings import FrontendSettings
 
 
 def pooling_jobs(
     request: PoolingBase,
-    exchange: Exchange,
-    model: ReadyModel,
+    exchange: HttpExchange,
+    model: LoadedModel,
     settings: FrontendSettings,
     inputs: Sequence[Encoded],
     *,

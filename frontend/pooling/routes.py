@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from frontend.generate import Api
-from frontend.pooling.embeddings import ClassifyApi, EmbeddingApi, PoolingApi
-from frontend.pooling.scoring import RerankApi, ScoreApi
-from frontend.settings import FrontendSettings
-from frontend.shelf import ModelShelf
+from headrace.frontend.generation.endpoint import Api
+from headrace.frontend.pooling.embeddings import ClassifyApi, EmbeddingApi, PoolingApi
+from headrace.frontend.pooling.scoring import RerankApi, ScoreApi
+from headrace.frontend.prompts.model_cache import ModelCache
+from headrace.frontend.settings import FrontendSettings
 
 
-def pooling_routes(shelf: ModelShelf, settings: FrontendSettings) -> dict[str, Api]:
+def pooling_routes(shelf: ModelCache, settings: FrontendSettings) -> dict[str, Api]:
     """Path → API; POST only."""
     rerank, score, classify = RerankApi(shelf, settings), ScoreApi(shelf, settings), ClassifyApi(shelf, settings)
     pooling = PoolingApi(shelf, settings)

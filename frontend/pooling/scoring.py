@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from broker.messages import PoolingTask
-from frontend.decode import decode_request
-from frontend.errors import BadRequest, FrontendError
-from frontend.exchange import Exchange
-from frontend.planning import Plan, check_kind
-from frontend.pooling.embeddings import answering_of
-from frontend.pooling.inputs import Bounds, Encoded, encode_inputs, encode_pairs
-from frontend.pooling.planning import activation_of, check_inputs, pooling_jobs
-from frontend.pooling.schema import RerankRequest, ScoreRequest, ScoringBase, Text, Texts
-from frontend.pooling.writers import RerankWriter, ScoreWriter
-from frontend.sampling import unsupported
-from frontend.settings import FrontendSettings
-from frontend.shelf import ModelShelf, ReadyModel
+from headrace.broker.messages import PoolingTask
+from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.generation.plan import Plan, check_kind
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.pooling.embeddings import answering_of
+from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, encode_pairs
+from headrace.frontend.pooling.planning import activation_of, check_inputs, pooling_jobs
+from headrace.frontend.pooling.schema import RerankRequest, ScoreRequest, ScoringBase, Text, Texts
+from headrace.frontend.pooling.writers import RerankWriter, ScoreWriter
+from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
+from headrace.frontend.settings import FrontendSettings
 
 _score = msgspec.json.Decoder(ScoreRequest)
 _rerank = msgspec.json.Decoder(RerankRequest)
@@ -33,12 +33,12 @@ SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), (
 class _ScoringApi:
     """Base of those that compare texts."""
 
-    def __init__(self, shelf: ModelShelf, settings: FrontendSettings) -> None:
+    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
         self._shelf = shelf
         self._settings = settings
         self.error_form = FrontendError.body
 
-    async def model(self, request: ScoringBase) -> ReadyModel:
+    async def model(self, request: ScoringBase) -> LoadedModel:
         """Raises UnknownModel, BadRequest when it is not for this."""
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
@@ -49,7 +49,7 @@ class _ScoringApi:
         return model
 
     async def encode(
-        self, request: ScoringBase, model: ReadyModel, first: Sequence[str], second: Sequence[str], params: tuple[str, str]
+        self, request: ScoringBase, model: LoadedModel, first: Sequence[str], second: Sequence[str], params: tuple[str, str]
     ) -> tuple[list[Encoded], PoolingTask, int | None]:
         """The inputs, the engine's task, and how many of the inputs are first texts (None: all are pairs)."""
         check_inputs(len(second), self._settings, param=params[1])
@@ -67,7 +67,7 @@ class _ScoringApi:
             inputs += await encode_inputs(model.encoder, texts, self._bounds(request, model, param, text=cut))
         return inputs, "embed", len(first)
 
-    def _cut(self, request: ScoringBase, model: ReadyModel, name: str) -> int:
+    def _cut(self, request: ScoringBase, model: LoadedModel, name: str) -> int:
         wanted = getattr(request, name) or 0
         if wanted >= model.card.context_length:
             raise BadRequest(
@@ -76,7 +76,7 @@ class _ScoringApi:
         return int(wanted)
 
     def _bounds(
-        self, request: ScoringBase, model: ReadyModel, param: str, *, first: int = 0, second: int = 0, text: int = 0
+        self, request: ScoringBase, model: LoadedModel, param: str, *, first: int = 0, second: int = 0, text: int = 0
     ) -> Bounds:
         return Bounds(
             context_length=model.card.context_length,
@@ -94,7 +94,7 @@ class _ScoringApi:
 class ScoreApi(_ScoringApi):
     """Plans scores. Stateless but for the models it looks up."""
 
-    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_score, body)
         one, two, params = _sides(request)
@@ -108,7 +108,7 @@ class ScoreApi(_ScoringApi):
 class RerankApi(_ScoringApi):
     """Plans rankings. Stateless but for the models it looks up."""
 
-    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_rerank, body)
         model = await self.model(request)

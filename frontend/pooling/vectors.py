@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-from broker.codec import unpack_f32
-from frontend.errors import FrontendError
+from headrace.broker.codec import unpack_f32
+from headrace.frontend.errors import FrontendError
 
 
 class BadVector(FrontendError):

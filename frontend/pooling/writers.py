@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from broker.messages import Row
-from frontend.pooling.schema import (
+from headrace.broker.messages import Row
+from headrace.frontend.pooling.schema import (
     ClassData,
     PoolingUsage,
     Ranked,
@@ -25,12 +25,12 @@ from frontend.pooling.schema import (
     Score,
     ScoreAnswer,
 )
-from frontend.pooling.vectors import cosine, floats
-from frontend.schema.answers import UNSET
-from frontend.sse import Head
-from frontend.tokenize import PromptEncoder
-from frontend.usage import Tally
-from frontend.writing import WholeWriter
+from headrace.frontend.pooling.vectors import cosine, floats
+from headrace.frontend.prompts.prompt_encoder import PromptEncoder
+from headrace.frontend.schema.answers import UNSET
+from headrace.frontend.writers.base import WholeWriter
+from headrace.frontend.writers.sse import Head
+from headrace.frontend.writers.usage import UsageCounter
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,7 +40,7 @@ class Answering:
     """What every answer needs. `encoder` lends its threads."""
 
     head: Head
-    tally: Tally
+    tally: UsageCounter
     inputs: int
     encoder: PromptEncoder
 

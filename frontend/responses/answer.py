@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from frontend.blocks import Block
-from frontend.responses.schema import ReasoningWishes, ResponsesRequest, TextFormat, TextWishes
-from frontend.schema.answers import UNSET, ContentLogprob, UnsetType
-from frontend.sse import Head
-from frontend.usage import Tally
+from headrace.frontend.responses.schema import ReasoningWishes, ResponsesRequest, TextFormat, TextWishes
+from headrace.frontend.schema.answers import UNSET, ContentLogprob, UnsetType
+from headrace.frontend.writers.content_blocks import ContentBlock
+from headrace.frontend.writers.sse import Head
+from headrace.frontend.writers.usage import UsageCounter
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -206,7 +206,7 @@ def item_id(kind: str, job_id: str, index: int) -> str:
 ITEM_KINDS = {"content": "msg", "reasoning": "rs", "tool": "fc"}
 
 
-def item_of(block: Block, job_id: str, status: Status, logprobs: list[ContentLogprob] | None = None) -> OutputItem:
+def item_of(block: ContentBlock, job_id: str, status: Status, logprobs: list[ContentLogprob] | None = None) -> OutputItem:
     """A block as the item it is; while it is in progress without its text."""
     name = item_id(ITEM_KINDS[block.kind], job_id, block.index)
     begun = status == "in_progress"
@@ -219,7 +219,7 @@ def item_of(block: Block, job_id: str, status: Status, logprobs: list[ContentLog
     return FunctionCallItem(id=name, call_id=block.id, name=block.name, arguments=arguments, status=status)
 
 
-def usage_of(tally: Tally) -> ResponseUsage:
+def usage_of(tally: UsageCounter) -> ResponseUsage:
     """The counts of an ended answer."""
     return ResponseUsage(
         input_tokens=tally.prompt,

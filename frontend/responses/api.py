@@ -10,28 +10,28 @@ from typing import Any
 import msgspec
 import structlog
 
-from broker.errors import ResponseNotStored
-from broker.stored import StoredResponse
-from frontend.decode import decode_request
-from frontend.drafting import Drafts, bounded, piecewise
-from frontend.errors import BadRequest, ContextTooLong, FrontendError
-from frontend.exchange import DisconnectWatch, Exchange
-from frontend.logprobs import LogprobWriter
-from frontend.metrics import Metrics
-from frontend.planning import Draft, Plan, Wishes
-from frontend.ports import ResponseStore
-from frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
-from frontend.responses.background import Background
-from frontend.responses.eventlog import END, EventLog
-from frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
-from frontend.responses.schema import InputTokensRequest, Items, ResponsesRequest
-from frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
-from frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseWriter
-from frontend.sampling import unsupported
-from frontend.schema.chat import ChatRequest
-from frontend.settings import FrontendSettings
-from frontend.terms import TENANT_HEADER
-from jetstream.subjects import tenant_token
+from headrace.broker.errors import ResponseNotStored
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
+from headrace.frontend.generation.job_options import TENANT_HEADER
+from headrace.frontend.generation.plan import Draft, GenerationOptions, Plan
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.openai.chat_adapter import ChatAdapter, bounded, piecewise
+from headrace.frontend.ports import ResponsePort
+from headrace.frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
+from headrace.frontend.responses.background import Background
+from headrace.frontend.responses.eventlog import END, EventLog
+from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
+from headrace.frontend.responses.schema import InputTokensRequest, Items, ResponsesRequest
+from headrace.frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
+from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseWriter
+from headrace.frontend.schema.chat import ChatRequest
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.logprobs import LogprobWriter
+from headrace.jetstream.subjects import tenant_token
 
 log = structlog.get_logger()
 
@@ -44,8 +44,8 @@ class ResponsesApi:
 
     def __init__(
         self,
-        chat: Drafts,
-        store: ResponseStore | None,
+        chat: ChatAdapter,
+        store: ResponsePort | None,
         settings: FrontendSettings,
         metrics: Metrics,
         background: Background | None = None,
@@ -57,7 +57,7 @@ class ResponsesApi:
         self._history = History(store, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
         self.error_form = FrontendError.body
 
-    async def plan(self, body: bytes, exchange: Exchange) -> Plan:
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError, an AdmissionError, or a JetStreamError when earlier turns cannot be read."""
         request = await decode_request(_decoder, body)
         refuse_unknown(request)
@@ -92,7 +92,7 @@ class ResponsesApi:
         plan = Plan(draft.jobs, writer, draft.tally)
         start = partial(self._background.start, plan, writer, progress.response, turn.record)
 
-        async def detached(exchange: Exchange, watch: DisconnectWatch) -> None:
+        async def detached(exchange: HttpExchange, watch: DisconnectWatch) -> None:
             log = await start()
             if stream:
                 await exchange.start_stream()
@@ -103,7 +103,7 @@ class ResponsesApi:
 
         return msgspec.structs.replace(plan, detached=detached)
 
-    async def count(self, body: bytes, exchange: Exchange) -> bytes:
+    async def count(self, body: bytes, exchange: HttpExchange) -> bytes:
         """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
         request = await decode_request(_counted, body)
         refuse_unknown(request)
@@ -122,7 +122,7 @@ class ResponsesApi:
             tokens = error.tokens
         return msgspec.json.encode(InputTokens(input_tokens=tokens))
 
-    async def _draft(self, chat: ChatRequest, exchange: Exchange) -> tuple[Draft, Wishes]:
+    async def _draft(self, chat: ChatRequest, exchange: HttpExchange) -> tuple[Draft, GenerationOptions]:
         try:
             return await self._chat.draft(chat, exchange, id_prefix=RESPONSE_PREFIX)
         except BadRequest as error:
@@ -174,7 +174,7 @@ def _chat(request: ResponsesRequest | InputTokensRequest, before: Sequence[Mappi
     return chat_request(request, messages_of(request.instructions, before, items), go_on=continues(items))
 
 
-async def send_log(log: EventLog, exchange: Exchange) -> None:
+async def send_log(log: EventLog, exchange: HttpExchange) -> None:
     """What there is and what comes, until the end."""
     at = 0
     while events := await log.since(at):
@@ -183,6 +183,6 @@ async def send_log(log: EventLog, exchange: Exchange) -> None:
     await exchange.send_events(b"", more=False)
 
 
-def tenant_of(exchange: Exchange) -> str:
+def tenant_of(exchange: HttpExchange) -> str:
     """Whose responses a request may see."""
     return tenant_token(exchange.header(TENANT_HEADER) or "")

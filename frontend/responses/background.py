@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from broker.errors import JobWithdrawn, ResponseNotStored
-from broker.stored import StoredResponse
-from frontend.errors import Draining, FrontendError, translate
-from frontend.generate import Incomplete
-from frontend.metrics import Metrics
-from frontend.planning import Plan
-from frontend.ports import Answer, JobPort, ResponseStore
-from frontend.responses.answer import ResponseAnswer, ResponseFault
-from frontend.responses.eventlog import EventLog, unpacked
-from frontend.responses.writers import BackgroundEvents
-from jetstream.errors import HeadraceError
+from headrace.broker.errors import JobWithdrawn, ResponseNotStored
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.frontend.errors import Draining, FrontendError, translate
+from headrace.frontend.generation.endpoint import Incomplete
+from headrace.frontend.generation.plan import Plan
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.ports import JobAnswer, JobPort, ResponsePort
+from headrace.frontend.responses.answer import ResponseAnswer, ResponseFault
+from headrace.frontend.responses.eventlog import EventLog, unpacked
+from headrace.frontend.responses.writers import BackgroundEvents
+from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
 
@@ -67,7 +67,7 @@ class _Running:
 class Background:
     """All that one ingress makes, and what is known of those of others. `run` must be running for anything to be made."""
 
-    def __init__(self, store: ResponseStore, port: JobPort, metrics: Metrics, *, max_bytes: int) -> None:
+    def __init__(self, store: ResponsePort, port: JobPort, metrics: Metrics, *, max_bytes: int) -> None:
         """`max_bytes`: of a stored record."""
         self._store = store
         self._port = port
@@ -116,7 +116,7 @@ class Background:
 
     # -- making one ------------------------------------------------------------------------------------------
 
-    async def _make(self, one: _Running, answer: Answer) -> None:
+    async def _make(self, one: _Running, answer: JobAnswer) -> None:
         try:
             await self._read(one, answer)
         except asyncio.CancelledError:
@@ -140,7 +140,7 @@ class Background:
             tally = one.plan.tally
             self._metrics.count_tokens(one.response.model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
 
-    async def _read(self, one: _Running, answer: Answer) -> None:
+    async def _read(self, one: _Running, answer: JobAnswer) -> None:
         begun: asyncio.Task[None] | None = None
         try:
             while one.writer.open:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-from frontend.errors import FrontendError
+from headrace.frontend.errors import FrontendError
 
 END = b"\n\n"  # of an event; inside of one JSON has no bare line end
 

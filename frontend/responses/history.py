@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from broker.errors import ResponseUnknown
-from broker.stored import StoredResponse
-from frontend.checks import text_at
-from frontend.errors import BadRequest
-from frontend.ports import ResponseStore
-from frontend.responses.items import kind_of, user_item
+from headrace.broker.errors import ResponseUnknown
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.http.field_checks import text_at
+from headrace.frontend.ports import ResponsePort
+from headrace.frontend.responses.items import kind_of, user_item
 
 _ITEM_ID = re.compile(r"[a-z]{1,8}_(?P<job>[0-9a-f]{8,64})_(?P<place>i?[0-9]{1,9})\Z")
 
@@ -55,7 +55,7 @@ class Past:
 class History:
     """Reads the store within bounds. `store` None = nothing was ever stored."""
 
-    def __init__(self, store: ResponseStore | None, *, max_turns: int, max_bytes: int) -> None:
+    def __init__(self, store: ResponsePort | None, *, max_turns: int, max_bytes: int) -> None:
         self._store = store
         self._max_turns = max_turns
         self._max_bytes = max_bytes

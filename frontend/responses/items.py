@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from frontend.checks import list_at, mapping_at, missing, text_at, wrong
-from frontend.errors import BadRequest
-from frontend.sampling import unsupported
-from frontend.schema.chat import Message
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, wrong
+from headrace.frontend.schema.chat import Message
 
 Item = Mapping[str, Any]
 

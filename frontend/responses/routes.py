@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from broker.errors import ResponseUnknown
-from broker.stored import StoredResponse
-from frontend.errors import BadRequest
-from frontend.ports import ResponseStore
-from frontend.responses.answer import DeletedResponse, ItemList
-from frontend.responses.background import Background
-from frontend.responses.eventlog import END, EventLog
-from frontend.sampling import unsupported
-from frontend.terms import TENANT_HEADER
-from jetstream.subjects import tenant_token
+from headrace.broker.errors import ResponseUnknown
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.job_options import TENANT_HEADER
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.ports import ResponsePort
+from headrace.frontend.responses.answer import DeletedResponse, ItemList
+from headrace.frontend.responses.background import Background
+from headrace.frontend.responses.eventlog import END, EventLog
+from headrace.jetstream.subjects import tenant_token
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
@@ -29,7 +29,7 @@ MAX_ID = 128
 class ResponseRoutes:
     """Endpoints over the store. `store` None = nothing was ever stored."""
 
-    def __init__(self, store: ResponseStore | None, background: Background | None = None) -> None:
+    def __init__(self, store: ResponsePort | None, background: Background | None = None) -> None:
         self._store = store
         self._background = background
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.schema.chat import ReasoningEffort
-from frontend.schema.common import (
+from headrace.frontend.schema.chat import ReasoningEffort
+from headrace.frontend.schema.common import (
     MAX_LOGPROBS,
     Int64,
     MetadataKey,

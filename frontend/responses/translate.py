@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from frontend.checks import missing, text_at
-from frontend.errors import BadRequest
-from frontend.responses.items import Item, MessageBuilder
-from frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
-from frontend.sampling import unsupported
-from frontend.schema.chat import (
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.field_checks import missing, text_at
+from headrace.frontend.responses.items import Item, MessageBuilder
+from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
+from headrace.frontend.schema.chat import (
     AllowedTools,
     ChatRequest,
     Function,
@@ -22,7 +22,7 @@ from frontend.schema.chat import (
     Tool,
     ToolChoice,
 )
-from frontend.schema.common import JsonSchema, ResponseFormat
+from headrace.frontend.schema.common import JsonSchema, ResponseFormat
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(

@@ -8,12 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from broker.messages import Finish, Row, Text, TokenLogprob
-from broker.said import parts_of
-from frontend.blocks import Block, Blocks, Step
-from frontend.errors import FrontendError
-from frontend.logprobs import LogprobWriter
-from frontend.responses.answer import (
+from headrace.broker.messages import Finish, Row, Text, TokenLogprob
+from headrace.broker.output_parts import parts_of
+from headrace.frontend.errors import FrontendError
+from headrace.frontend.responses.answer import (
     IncompleteDetails,
     OutputItem,
     OutputText,
@@ -24,9 +22,11 @@ from frontend.responses.answer import (
     item_of,
     usage_of,
 )
-from frontend.schema.answers import ContentLogprob
-from frontend.usage import Tally
-from frontend.writing import StreamWriter, WholeWriter
+from headrace.frontend.schema.answers import ContentLogprob
+from headrace.frontend.writers.base import StreamWriter, WholeWriter
+from headrace.frontend.writers.content_blocks import BlockStep, ContentBlock, ContentBlocks
+from headrace.frontend.writers.logprobs import LogprobWriter
+from headrace.frontend.writers.usage import UsageCounter
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,17 +42,17 @@ class Keep(Protocol):
 class Progress:
     """A response as it comes into being. `logprobs` None = not asked for."""
 
-    def __init__(self, response: ResponseAnswer, job_id: str, tally: Tally, logprobs: LogprobWriter | None) -> None:
+    def __init__(self, response: ResponseAnswer, job_id: str, tally: UsageCounter, logprobs: LogprobWriter | None) -> None:
         self.response = response
         self.job_id = job_id
         self._tally = tally
         self._writer = logprobs
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._waiting: list[TokenLogprob] = []  # of tokens whose text was held back
         self._fresh: list[ContentLogprob] = []
         self._said: dict[int, list[ContentLogprob]] = {}  # block → those of its text
 
-    def steps(self, row: Row) -> Iterator[tuple[Step, list[ContentLogprob]]]:
+    def steps(self, row: Row) -> Iterator[tuple[BlockStep, list[ContentLogprob]]]:
         """What the row adds; with every piece of text the log probabilities of its tokens. Raises PartsOutOfOrder."""
         self._tally.completion += len(row.ids)
         if self._writer is None or not row.logprobs:
@@ -65,11 +65,11 @@ class Progress:
         if (fin := row.fin) is not None:
             yield from self._end(fin)
 
-    def _take(self, texts: list[Text]) -> Iterator[tuple[Step, list[ContentLogprob]]]:
+    def _take(self, texts: list[Text]) -> Iterator[tuple[BlockStep, list[ContentLogprob]]]:
         for step in self._blocks.take(parts_of(texts)):
             yield step, self._logprobs(step)
 
-    def _logprobs(self, step: Step) -> list[ContentLogprob]:
+    def _logprobs(self, step: BlockStep) -> list[ContentLogprob]:
         if step.what != "text" or self._writer is None:
             return []
         if step.block.kind != "content":
@@ -80,7 +80,7 @@ class Progress:
         self._said.setdefault(step.block.index, []).extend(fresh)
         return fresh
 
-    def _end(self, fin: Finish) -> Iterator[tuple[Step, list[ContentLogprob]]]:
+    def _end(self, fin: Finish) -> Iterator[tuple[BlockStep, list[ContentLogprob]]]:
         if fin.tail:
             yield from self._take([fin.tail])
         cut = fin.reason in ("length", "content_filter")
@@ -97,15 +97,15 @@ class Progress:
         self.response.usage = usage_of(self._tally)
         self.response.output = [self.item(block, self.closed(block)) for block in self._blocks.all]
 
-    def closed(self, block: Block) -> Status:
+    def closed(self, block: ContentBlock) -> Status:
         """The status of a block that has ended: only the last one of a response that was cut is cut itself."""
         cut = self.response.status == "incomplete" and block is self._blocks.all[-1]
         return "incomplete" if cut else "completed"
 
-    def item(self, block: Block, status: Status) -> OutputItem:
+    def item(self, block: ContentBlock, status: Status) -> OutputItem:
         return item_of(block, self.job_id, status, self.logprobs(block))
 
-    def logprobs(self, block: Block) -> list[ContentLogprob]:
+    def logprobs(self, block: ContentBlock) -> list[ContentLogprob]:
         """Those of the block's whole text."""
         return self._said.get(block.index, [])
 
@@ -205,7 +205,7 @@ class ResponseEvents(StreamWriter):
 
     # -- blocks ------------------------------------------------------------------------------------------------
 
-    def _open(self, block: Block) -> None:
+    def _open(self, block: ContentBlock) -> None:
         item = self._progress.item(block, "in_progress")
         self._event("response.output_item.added", b'"output_index":%d,"item":%b' % (block.index, _encode(item)))
         where = self._where(block, item)
@@ -226,7 +226,7 @@ class ResponseEvents(StreamWriter):
         self._out.append(b'%b%b%b,"sequence_number":%d}\n\n' % (before, _encode(text), known, self._number))
         self._number += 1
 
-    def _close(self, block: Block) -> None:
+    def _close(self, block: ContentBlock) -> None:
         item = self._progress.item(block, self._progress.closed(block))
         where, text = self._where(block, item), _encode(block.text)
         if block.kind == "tool":
@@ -244,7 +244,7 @@ class ResponseEvents(StreamWriter):
         self._event("response.output_item.done", b'"output_index":%d,"item":%b' % (block.index, _encode(item)))
 
     @staticmethod
-    def _where(block: Block, item: OutputItem) -> bytes:
+    def _where(block: ContentBlock, item: OutputItem) -> bytes:
         place = b'"item_id":%b,"output_index":%d' % (_encode(item.id), block.index)
         return place if block.kind == "tool" else place + b',"content_index":0'
 

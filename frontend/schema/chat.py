@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Required, TypedDict
 import msgspec
 from msgspec import Meta
 
-from frontend.schema.common import MAX_LOGPROBS, GenerationRequest, NonEmpty, Positive
+from headrace.frontend.schema.common import MAX_LOGPROBS, GenerationRequest, NonEmpty, Positive
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

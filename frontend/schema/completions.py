@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from frontend.schema.common import MAX_LOGPROBS, GenerationRequest
+from headrace.frontend.schema.common import MAX_LOGPROBS, GenerationRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

@@ -6,19 +6,19 @@ from functools import partial
 
 import msgspec
 
-from broker.codec import unpack_u32
-from frontend.checks import model_name
-from frontend.conversation import named_roles, plain_messages
-from frontend.decode import decode_request
-from frontend.errors import BadRequest
-from frontend.exchange import Exchange
-from frontend.ports import Models
-from frontend.sampling import unsupported
-from frontend.schema.chat import ChatRequest
-from frontend.shelf import ModelShelf, ReadyModel
-from frontend.tokenize import Fit
-from frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
-from frontend.tools import toolbox_of
+from headrace.broker.codec import unpack_u32
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.generation.tools import toolbox_of
+from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.field_checks import model_name
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.openai.chat_messages import named_roles, plain_messages
+from headrace.frontend.ports import Models
+from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
+from headrace.frontend.prompts.prompt_encoder import LengthLimit
+from headrace.frontend.schema.chat import ChatRequest
+from headrace.frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _MOST = 1 << 20  # tokens: what is too long for the model is counted all the same, as far as memory allows
 
@@ -29,11 +29,11 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 class TokensApi:
     """Stateless but for the models it looks up."""
 
-    def __init__(self, shelf: ModelShelf, models: Models) -> None:
+    def __init__(self, shelf: ModelCache, models: Models) -> None:
         self._shelf = shelf
         self._models = models
 
-    async def tokenize(self, body: bytes, exchange: Exchange) -> bytes:
+    async def tokenize(self, body: bytes, exchange: HttpExchange) -> bytes:
         """Raises a FrontendError or UnknownModel."""
         request = await decode_request(_tokenize, body)
         if (request.prompt is None) == (request.messages is None):
@@ -47,7 +47,7 @@ class TokensApi:
         ids: list[int] = []
         if text:
             most = max(_MOST, model.card.context_length)
-            fit = Fit(context_length=most, wanted=None, truncate=None, param=param)
+            fit = LengthLimit(context_length=most, wanted=None, truncate=None, param=param)
             ids = unpack_u32((await model.encoder.encode(text, add_special_tokens=special, fit=fit)).packed)
 
         def answer() -> bytes:
@@ -58,7 +58,7 @@ class TokensApi:
 
         return await model.encoder.aside(answer, size=len(ids))
 
-    async def detokenize(self, body: bytes, exchange: Exchange) -> bytes:
+    async def detokenize(self, body: bytes, exchange: HttpExchange) -> bytes:
         """Raises a FrontendError or UnknownModel."""
         request = await decode_request(_detokenize, body)
         model = await self._model(request.model)
@@ -72,11 +72,11 @@ class TokensApi:
 
         return await model.encoder.aside(answer, size=len(ids))
 
-    async def _model(self, name: str | None) -> ReadyModel:
+    async def _model(self, name: str | None) -> LoadedModel:
         return await self._shelf.get(model_name(name, self._models))
 
 
-async def _conversation(request: TokenizeRequest, model: ReadyModel, exchange: Exchange) -> str:
+async def _conversation(request: TokenizeRequest, model: LoadedModel, exchange: HttpExchange) -> str:
     """What the chat route would make of it. Raises BadRequest."""
     assert request.messages is not None  # noqa: S101  # the caller has looked
     if request.chat_template is not None:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.schema.chat import Message, Tool
-from frontend.schema.common import TokenId
+from headrace.frontend.schema.chat import Message, Tool
+from headrace.frontend.schema.common import TokenId
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

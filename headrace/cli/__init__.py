@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 
 from headrace.cli.chaos import add_chaos
-from headrace.cli.groups import show_help
-from headrace.cli.letters import add_dlq
+from headrace.cli.dlq import add_dlq
+from headrace.cli.help_texts import MAIN
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
-from headrace.cli.texts import MAIN
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
+from headrace.commands.groups import show_help
 from headrace.errors import EXIT_FAILURE, CommandError
-from headrace.lean import import_patiently, import_structlog
+from headrace.fast_imports import import_patiently, import_structlog
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

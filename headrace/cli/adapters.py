@@ -6,16 +6,16 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli import texts
-from headrace.cli.flags import add_setting_flags, read_settings
-from headrace.cli.groups import add_group
+from headrace.cli import help_texts
+from headrace.commands.groups import add_group
+from headrace.config.flags import add_setting_flags, read_settings
 
 
 def add_adapter_commands(actions: Any) -> None:
     """`adapter` below `headrace worker`."""
     text = "load or unload an adapter (LoRA) on running workers"
     described = f"{text[0].upper()}{text[1:]}."
-    ways = add_group(actions, "worker adapter", about=text, description=described, examples=texts.ADAPTER)
+    ways = add_group(actions, "worker adapter", about=text, description=described, examples=help_texts.ADAPTER)
     load = _add(ways, "worker adapter load", _run_load, "load an adapter: requests that name it as their model reach it")
     unload = _add(ways, "worker adapter unload", _run_unload, "finish what runs on an adapter, and unload it")
     for parser in (load, unload):
@@ -51,26 +51,26 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
 
 
 def _run_load(parsed: argparse.Namespace) -> int:
-    from headrace.adapters import load_adapter
+    from headrace.commands.adapters import load_adapter
 
     settings = read_settings(parsed, "control")
     return load_adapter(settings, parsed.name, parsed.source, worker=parsed.worker, model=parsed.model)
 
 
 def _run_unload(parsed: argparse.Namespace) -> int:
-    from headrace.adapters import unload_adapter
+    from headrace.commands.adapters import unload_adapter
 
     settings = read_settings(parsed, "control")
     return unload_adapter(settings, parsed.name, worker=parsed.worker, model=parsed.model, grace_s=parsed.grace)
 
 
 def _run_ls(parsed: argparse.Namespace) -> int:
-    from headrace.adapters import show_models
+    from headrace.commands.adapters import show_models
 
     return show_models(read_settings(parsed, "control"), as_json=parsed.json)
 
 
 def _run_rm(parsed: argparse.Namespace) -> int:
-    from headrace.adapters import forget_model
+    from headrace.commands.adapters import forget_model
 
     return forget_model(read_settings(parsed, "control"), parsed.model)

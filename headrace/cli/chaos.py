@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.cli import texts
+from headrace.cli import help_texts
 
 
 def add_chaos(commands: Any) -> None:
@@ -15,7 +15,7 @@ def add_chaos(commands: Any) -> None:
         "chaos",
         help=text,
         description=text[0].upper() + text[1:] + ".",
-        epilog=texts.CHAOS,
+        epilog=help_texts.CHAOS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -45,8 +45,8 @@ def add_chaos(commands: Any) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from headrace.chaos.deployment import Shape
-    from headrace.chaos.run import ChaosOptions, run_chaos
+    from headrace.tools.chaos.deployment import Shape
+    from headrace.tools.chaos.run import ChaosOptions, run_chaos
 
     shape = Shape(
         mode=parsed.mode,

@@ -6,31 +6,33 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from headrace.catalogue import Command
-from headrace.cli import texts
-from headrace.cli.flags import add_setting_flags, read_settings
-from headrace.cli.questions import add_router_questions, add_worker_commands
+from headrace.cli import help_texts
+from headrace.cli.workers_and_routers import add_router_questions, add_worker_commands
+from headrace.config.catalogue import Command
+from headrace.config.flags import add_setting_flags, read_settings
 
 
 def add_up(commands: Any) -> None:
     """`headrace up`."""
-    _add(commands, "up", _run_up, text="run a whole deployment on this machine", epilog=texts.UP)
+    _add(commands, "up", _run_up, text="run a whole deployment on this machine", epilog=help_texts.UP)
 
 
 def add_frontend(commands: Any) -> None:
     """`headrace frontend`."""
-    _add(commands, "frontend", _run_frontend, text="run an HTTP frontend", epilog=texts.FRONTEND)
+    _add(commands, "frontend", _run_frontend, text="run an HTTP frontend", epilog=help_texts.FRONTEND)
 
 
 def add_worker(commands: Any) -> None:
     """`headrace worker` and the commands below it."""
     text = "run an engine worker, or ask or tell running ones"
-    add_worker_commands(_add(commands, "worker", _run_worker, text=text, epilog=texts.WORKER))
+    add_worker_commands(_add(commands, "worker", _run_worker, text=text, epilog=help_texts.WORKER))
 
 
 def add_router(commands: Any) -> None:
     """`headrace router` and the commands below it."""
-    add_router_questions(_add(commands, "router", _run_router, text="run a router, or ask the routers", epilog=texts.ROUTER))
+    add_router_questions(
+        _add(commands, "router", _run_router, text="run a router, or ask the routers", epilog=help_texts.ROUTER)
+    )
 
 
 def _add(
@@ -46,7 +48,7 @@ def _add(
         help=text,
         usage=f"headrace {name} [options]",
         description=text[0].upper() + text[1:] + ".",
-        epilog=f"{epilog}\n\n{texts.EXIT_CODES}",
+        epilog=f"{epilog}\n\n{help_texts.EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -56,24 +58,24 @@ def _add(
 
 
 def _run_up(parsed: argparse.Namespace) -> int:
-    from headrace.run import run_up
+    from headrace.commands.run import run_up
 
     return run_up(read_settings(parsed, "up"))
 
 
 def _run_frontend(parsed: argparse.Namespace) -> int:
-    from headrace.run import run_frontend
+    from headrace.commands.run import run_frontend
 
     return run_frontend(read_settings(parsed, "frontend"))
 
 
 def _run_worker(parsed: argparse.Namespace) -> int:
-    from headrace.run import run_worker
+    from headrace.commands.run import run_worker
 
     return run_worker(read_settings(parsed, "worker"))
 
 
 def _run_router(parsed: argparse.Namespace) -> int:
-    from headrace.run import run_router
+    from headrace.commands.run import run_router
 
     return run_router(read_settings(parsed, "router"))

@@ -7,14 +7,14 @@ import sys
 from typing import Any
 
 from headrace.cli.adapters import add_model_commands
-from headrace.cli.flags import add_setting_flags, read_settings
-from headrace.cli.groups import add_group
+from headrace.commands.groups import add_group
+from headrace.config.flags import add_setting_flags, read_settings
 
 
 def add_streams(commands: Any, *, complete: bool) -> None:
     """`headrace streams`; `complete`: with its actions."""
     if complete:
-        from headrace.streams import add_parser
+        from headrace.commands.streams import add_parser
 
         add_parser(commands)
     else:
@@ -24,7 +24,7 @@ def add_streams(commands: Any, *, complete: bool) -> None:
 def add_bench(commands: Any, *, complete: bool) -> None:
     """`headrace bench`; `complete`: with its actions."""
     if complete:
-        from headrace.bench import add_parser
+        from headrace.tools.replay_bench.command import add_parser
 
         add_parser(commands)
     else:
@@ -34,7 +34,7 @@ def add_bench(commands: Any, *, complete: bool) -> None:
 def add_replay(commands: Any, *, complete: bool) -> None:
     """`headrace replay`; `complete`: with its actions."""
     if complete:
-        from headrace.replay import add_parser
+        from headrace.commands.replay import add_parser
 
         add_parser(commands)
     else:
@@ -81,20 +81,20 @@ def add_version(commands: Any) -> None:
 
 
 def _run_model_prepare(parsed: argparse.Namespace) -> int:
-    from headrace.run import run_model_prepare
+    from headrace.commands.run import run_model_prepare
 
     return run_model_prepare(read_settings(parsed, "model"))
 
 
 def _run_config(parsed: argparse.Namespace) -> int:
-    from headrace.show import show_config
+    from headrace.commands.info import show_config
 
     sys.stdout.write(show_config(read_settings(parsed, parsed.command), as_json=parsed.json))
     return 0
 
 
 def _run_version(parsed: argparse.Namespace) -> int:
-    from headrace.show import show_versions
+    from headrace.commands.info import show_versions
 
     sys.stdout.write(show_versions(as_json=parsed.json))
     return 0

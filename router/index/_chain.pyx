@@ -6,7 +6,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from router.index._bits cimport hr_prefetch, hr_u64
+from headrace.router.index._bits cimport hr_prefetch, hr_u64
 
 cdef extern from "Python.h":
     object PySequence_Fast(object, const char *)

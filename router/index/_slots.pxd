@@ -6,7 +6,7 @@ Inline, because these are called for every block.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from router.index._bits cimport hr_prefetch
+from headrace.router.index._bits cimport hr_prefetch
 
 cdef enum:
     SHARDS = 256

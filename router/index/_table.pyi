@@ -1,7 +1,7 @@
 from collections.abc import Iterator, Sequence
 
-from router.index.table import OnEvict
-from router.index.types import Overlap, Tier
+from headrace.router.index.interface import OnEvict
+from headrace.router.index.types import Overlap, Tier
 
 class CompiledPrefixIndex:
     implementation: str

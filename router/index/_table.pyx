@@ -20,14 +20,14 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-from router.index._bits cimport hr_lowest
-from router.index._chain cimport Chain
-from router.index._holders cimport Holders
-from router.index._slots cimport LEAST, SHARDS, Shard, Slot, erase, find, find_room, mixed_key, prefetch
+from headrace.router.index._bits cimport hr_lowest
+from headrace.router.index._chain cimport Chain
+from headrace.router.index._holders cimport Holders
+from headrace.router.index._slots cimport LEAST, SHARDS, Shard, Slot, erase, find, find_room, mixed_key, prefetch
 
-from router.errors import UnknownWorker
-from router.index.table import ROUND, plane_of
-from router.index.types import Overlap
+from headrace.router.errors import UnknownWorker
+from headrace.router.index.interface import ROUND, plane_of
+from headrace.router.index.types import Overlap
 
 cdef enum:
     PLANES = 4

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from operator import or_
 
-from router.errors import UnknownWorker
-from router.index.table import ASSUMED, PLANES, ROUND, OnEvict, plane_of
-from router.index.types import NO_OVERLAP, Overlap, Tier
+from headrace.router.errors import UnknownWorker
+from headrace.router.index.interface import ASSUMED, PLANES, ROUND, OnEvict, plane_of
+from headrace.router.index.types import NO_OVERLAP, Overlap, Tier
 
 _EVENTS = range(ASSUMED)
 _ZEROS = repeat(0)
@@ -27,7 +27,8 @@ _CHUNK = 65_536  # so many blocks are stored before room is made for more
 
 
 class PurePrefixIndex:
-    """`router.index.table.BlockTable`. Evicts the block that was stored or matched longest ago, tails before heads."""
+    """`headrace.router.index.interface.BlockTable`. Evicts the block that was stored or matched longest ago, tails
+    before heads."""
 
     implementation = "pure"
 

@@ -1,6 +1,6 @@
 """What the index tells about a prompt on a worker, and what the rest of the router may ask of it.
 
-All block names are chain values (`broker.blocks`), u64; a *chain* is the list of a prompt's values in order.
+All block names are chain values (`headrace.broker.blocks`), u64; a *chain* is the list of a prompt's values in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All caches of a pool as the scheduler sees them: `router.index.types.CacheView`.
+"""All caches of a pool as the scheduler sees them: `headrace.router.index.types.CacheView`.
 
 A block counts for a worker if an event said so, or if a request with it was placed there a moment ago and no event has
 confirmed it yet.  A worker without events has only the second kind, for longer.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.errors import UnknownWorker
-from router.index.assumed import AssumedBlocks
-from router.index.create import create_index
-from router.index.table import BlockTable
-from router.index.types import Overlap, Tier
-from router.index.waiting import WaitingChains
+from headrace.router.errors import UnknownWorker
+from headrace.router.index.factory import create_index
+from headrace.router.index.interface import BlockTable
+from headrace.router.index.overlap_cache import OverlapCache
+from headrace.router.index.predicted_blocks import PredictedBlocks
+from headrace.router.index.types import Overlap, Tier
 
 
 class Caches:
@@ -30,20 +30,20 @@ class Caches:
         self.index = index
         self.predicted_ttl_s = predicted_ttl_s
         self.approximate_ttl_s = approximate_ttl_s
-        self._chains = WaitingChains(index)
-        self._assumed: dict[str, AssumedBlocks] = {}
+        self._chains = OverlapCache(index)
+        self._assumed: dict[str, PredictedBlocks] = {}
         self._approximate: set[str] = set()
         self._next_expiry_s = float("inf")  # nothing expires before
         self._also_on_evict = index.on_evict
         index.on_evict = self._evicted
         for worker in index.workers():  # it may come from a snapshot
-            self._assumed[worker] = AssumedBlocks(predicted_ttl_s)
+            self._assumed[worker] = PredictedBlocks(predicted_ttl_s)
 
     # -- workers
 
     def add_worker(self, worker: str, *, approximate: bool = False, capacity_blocks: int = 0) -> None:
         self.index.add_worker(worker)
-        assumed = self._assumed.setdefault(worker, AssumedBlocks(self.predicted_ttl_s))
+        assumed = self._assumed.setdefault(worker, PredictedBlocks(self.predicted_ttl_s))
         if approximate and worker not in self._approximate and self.index.count(worker):
             # what it has by events would never age
             self.index.clear(worker)
@@ -146,13 +146,13 @@ class Caches:
 
     # -- parts
 
-    def _known(self, worker: str) -> AssumedBlocks:
+    def _known(self, worker: str) -> PredictedBlocks:
         assumed = self._assumed.get(worker)
         if assumed is None:
             raise UnknownWorker(f"the caches have no worker {worker!r}")
         return assumed
 
-    def _clear(self, worker: str, assumed: AssumedBlocks) -> None:
+    def _clear(self, worker: str, assumed: PredictedBlocks) -> None:
         """What was predicted goes too: a cache that was emptied, or an engine that restarted, says nothing about it."""
         self.index.clear(worker)
         assumed.clear()

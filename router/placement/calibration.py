@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import median
 
-from broker.messages import LoadReport
-from router.errors import SettingsInvalid
+from headrace.broker.messages import LoadReport
+from headrace.router.errors import SettingsInvalid
 
 Vector = tuple[float, float, float]
 

@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from router.placement.load import LoadTable, WorkerLoad
-from router.placement.prefill import PrefillSide
-from router.placement.settings import SchedulerSettings
-from router.placement.workers import Workers
+from headrace.router.placement.disagg.prefill_costs import PrefillSide
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.worker_view import WorkerView
 
 _FEW = 3.0
 _STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
@@ -105,7 +105,7 @@ def look(
     *,
     prefill: PrefillSide | None = None,
     awaited: Callable[[str], int] | None = None,
-) -> Workers:
+) -> WorkerView:
     """The workers as they are now. `awaited`: KV blocks that a worker will need for prompts computed elsewhere, by its name."""
     pending, waits, token_s, step_s, blocks, running, room, disturbed = [], [], [], [], [], [], [], []
     for load in loads:
@@ -121,7 +121,7 @@ def look(
         blocks.append(free if awaited is None else free - awaited(info.worker))
         room.append(has_room(load, settings, now_s, tokens))
         disturbed.append(settings.disturbance * busy)
-    return Workers(
+    return WorkerView(
         all_wait_s=waits,
         all_pending=pending,
         all_token_s=token_s,

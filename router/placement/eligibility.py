@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import xxhash
 
-from router.placement.load import LoadTable, WorkerLoad
-from router.placement.types import Waiting
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.types import Waiting
 
 
 def why_not(request: Waiting, load: WorkerLoad) -> str:

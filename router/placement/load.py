@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.messages import LoadReport
-from router.placement.calibration import SpeedEstimate
-from router.placement.columns import Columns
-from router.placement.types import WorkerInfo
+from headrace.broker.messages import LoadReport
+from headrace.router.placement.calibration import SpeedEstimate
+from headrace.router.placement.types import WorkerInfo
+from headrace.router.placement.worker_columns import WorkerColumns
 
 
 @dataclass(slots=True)
-class Entry:
+class LoadEntry:
     """A request on its way to (or just taken by) a worker."""
 
     tokens: int  # uncached
@@ -33,7 +33,7 @@ class WorkerLoad:
     info: WorkerInfo
     column: int
     speed: SpeedEstimate
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, LoadEntry] = field(default_factory=dict)
     report: LoadReport | None = None
     reported_s: float = 0.0
     residency_s: float = 0.0  # mean time from start to end of a request
@@ -46,7 +46,7 @@ class WorkerLoad:
 
     def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, alone: bool = False) -> None:
         self.forget(request_id)
-        self.entries[request_id] = Entry(tokens, blocks, now_s, alone=alone)
+        self.entries[request_id] = LoadEntry(tokens, blocks, now_s, alone=alone)
         self._entry_tokens += tokens
         self._entry_blocks += blocks
 
@@ -55,7 +55,7 @@ class WorkerLoad:
         if entry is not None and entry.started_s is None:
             entry.started_s = now_s
 
-    def forget(self, request_id: str) -> Entry | None:
+    def forget(self, request_id: str) -> LoadEntry | None:
         entry = self.entries.pop(request_id, None)
         if entry is not None:
             self._entry_tokens -= entry.tokens
@@ -135,7 +135,7 @@ class WorkerLoad:
         return self.residency_s / max(1, self.info.slots)
 
 
-class LoadTable(Columns[WorkerLoad]):
+class LoadTable(WorkerColumns[WorkerLoad]):
     """All workers of a pool that get requests."""
 
     def __init__(self) -> None:

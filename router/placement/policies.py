@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.placement import few
-from router.placement.settings import PolicyName, SchedulerSettings
-from router.placement.types import Waiting
-from router.placement.ways import Costs, costs
-from router.placement.window import Window
-from router.placement.workers import Workers
+from headrace.router.placement import scalar_choice
+from headrace.router.placement.array_costs import Costs, costs
+from headrace.router.placement.cost_matrix import CostMatrix
+from headrace.router.placement.settings import PolicyName, SchedulerSettings
+from headrace.router.placement.types import Waiting
+from headrace.router.placement.worker_view import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,18 @@ class KvPolicy:
         self._rng = rng
         self.passed_up = False  # in the last pick, somebody could have been placed and waits for a better worker
 
-    def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
+    def pick(
+        self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
+    ) -> Pick | None:
         settings = self._settings
-        if few.few(len(group), workers, settings):
-            chosen = few.choose(group, window, workers, congestion, now_s, settings)
+        if scalar_choice.few(len(group), workers, settings):
+            chosen = scalar_choice.choose(group, window, workers, congestion, now_s, settings)
             self.passed_up = chosen.passed_up
             return Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None
         return self._pick_of_many(group, window, workers, congestion, now_s)
 
     def _pick_of_many(
-        self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float
+        self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
     ) -> Pick | None:
         settings = self._settings
         rows = window.numbers(group)
@@ -65,7 +67,7 @@ class KvPolicy:
         possible = np.isfinite(choice[every, column])
         best = table.cost.argmin(axis=1)
         age = now_s - window.arrived[rows]
-        urgent = window.deadline[rows] - now_s < here + few.DEADLINE_MARGIN_S
+        urgent = window.deadline[rows] - now_s < here + scalar_choice.DEADLINE_MARGIN_S
         aged = (age > settings.max_wait_s) | urgent
         waits = ~table.open[every, best] & (table.cost[every, best] < here - 1e-9) & ~aged
         self.passed_up = bool((possible & waits).any())
@@ -76,8 +78,8 @@ class KvPolicy:
             score = window.work[rows, column] * workers.token_s[column] - settings.ageing * age
         else:
             score = table.work_s[every, column] - settings.ageing * age
-        score += window.priority[rows] * few.PRIORITY_S
-        score[aged] -= few.OUT_OF_TURN_S + age[aged]
+        score += window.priority[rows] * scalar_choice.PRIORITY_S
+        score[aged] -= scalar_choice.OUT_OF_TURN_S + age[aged]
         score[~possible] = np.inf
         at = int(score.argmin())
         target = self._soften(table, at, int(column[at]))
@@ -100,7 +102,7 @@ def is_remote(table: Costs, at: int, column: int) -> bool:
     return table.remote is not None and bool(table.remote[at, column])
 
 
-Choose = Callable[[list[int], Workers], int]
+Choose = Callable[[list[int], WorkerView], int]
 
 
 class SimplePolicy:
@@ -111,7 +113,9 @@ class SimplePolicy:
         self._choose = choose
         self.passed_up = False
 
-    def pick(self, group: Sequence[Waiting], window: Window, workers: Workers, congestion: float, now_s: float) -> Pick | None:
+    def pick(
+        self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
+    ) -> Pick | None:
         if workers.prefill is None and not any(workers.all_room):
             return None
         rows = window.numbers(group)
@@ -128,12 +132,12 @@ class _RoundRobin:
     def __init__(self) -> None:
         self._last = -1
 
-    def __call__(self, columns: list[int], workers: Workers) -> int:
+    def __call__(self, columns: list[int], workers: WorkerView) -> int:
         self._last = next((column for column in columns if column > self._last), columns[0])
         return self._last
 
 
-def _least_loaded(columns: list[int], workers: Workers) -> int:
+def _least_loaded(columns: list[int], workers: WorkerView) -> int:
     """By time, not by count: a long prompt is more load than a short one."""
     wait_s, running, unevenness = workers.all_wait_s, workers.all_running, workers.all_unevenness
     return min(columns, key=lambda column: (wait_s[column], running[column], unevenness[column]))

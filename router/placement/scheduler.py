@@ -12,25 +12,25 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from broker.codec import unpack_u64
-from broker.messages import Explanation, JobEvent, LoadReport
-from router.index.types import NO_OVERLAP, CacheView, Overlap
-from router.placement.calibration import Calibration
-from router.placement.cost import RecentWork, has_room, look, lookahead_tokens
-from router.placement.disaggregation import Disaggregation, Plan, no_prefill_worker
-from router.placement.explain import Memory, explanation, reason_of, see, waiting
-from router.placement.fairness import FairQueue
-from router.placement.limits import Limits, PoolSpeed
-from router.placement.load import LoadTable, WorkerLoad
-from router.placement.policies import Pick, make_policy
-from router.placement.prefill import PrefillSide
-from router.placement.sessions import prefer_session
-from router.placement.settings import SchedulerSettings
-from router.placement.stranded import Stranded
-from router.placement.turns import Turns
-from router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
-from router.placement.window import Row, Window
-from router.placement.workers import Workers
+from headrace.broker.codec import unpack_u64
+from headrace.broker.messages import Explanation, JobEvent, LoadReport
+from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
+from headrace.router.placement.admission import Admission, PoolSpeed
+from headrace.router.placement.calibration import Calibration
+from headrace.router.placement.cost import RecentWork, has_room, look, lookahead_tokens
+from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, see, waiting
+from headrace.router.placement.disagg.planner import DisaggPlan, DisaggPlanner, no_prefill_worker
+from headrace.router.placement.disagg.prefill_costs import PrefillSide
+from headrace.router.placement.fairness.fair_queue import FairQueue
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.policies import Pick, make_policy
+from headrace.router.placement.router_backoff import RouterBackoff
+from headrace.router.placement.session_affinity import prefer_session
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
+from headrace.router.placement.unplaceable import Unplaceable
+from headrace.router.placement.worker_view import WorkerView
 
 _LOOK_AGAIN_S = 0.05  # while requests wait, at least so often
 _SOONEST_S = 0.001
@@ -50,14 +50,14 @@ class Scheduler:
         self._loads = LoadTable()
         self._calibration = Calibration(settings.calibration)
         self._queue = FairQueue(settings.fairness)
-        self._limits = Limits(settings.limits)
-        self.apart = Disaggregation(settings, self._loads, view)
-        self._window = Window(self._loads, self.apart.pool, settings.tiers)
-        self._stranded = Stranded(self._window, patience_s=settings.no_worker_s)
+        self._limits = Admission(settings.limits)
+        self.apart = DisaggPlanner(settings, self._loads, view)
+        self._window = CostMatrix(self._loads, self.apart.pool, settings.tiers)
+        self._stranded = Unplaceable(self._window, patience_s=settings.no_worker_s)
         self._recent = RecentWork(settings.balance_horizon)
         self._policy = make_policy(settings, self._rng)
-        self._memory = Memory(settings.explained)
-        self._turns = Turns(name, settings.turn_s)
+        self._memory = DecisionLog(settings.explained)
+        self._turns = RouterBackoff(name, settings.turn_s)
         self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Scheduler:
             if row is not None:
                 self._queue.update(request_id, self._least_uncached(row))
 
-    def _look(self, side: PrefillSide | None, now_s: float) -> Workers:
+    def _look(self, side: PrefillSide | None, now_s: float) -> WorkerView:
         awaited = self.apart.pool.awaited_blocks if self.apart.pool.jobs else None
         return look(self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited)
 
@@ -279,7 +279,7 @@ class Scheduler:
         self._turns.nobody(self._loads)
         return False
 
-    def _place_one(self, workers: Workers, now_s: float) -> Placement | None:
+    def _place_one(self, workers: WorkerView, now_s: float) -> Placement | None:
         others = len(self._window) * len(self.routers) - 1
         congestion = self.settings.thrift + self.settings.congestion * others / len(self._loads)
         passed_up = False
@@ -298,7 +298,7 @@ class Scheduler:
             passed_up = self._policy.passed_up
         return None
 
-    def _place(self, request: Waiting, pick: Pick, workers: Workers, congestion: float, now_s: float) -> Placement:
+    def _place(self, request: Waiting, pick: Pick, workers: WorkerView, congestion: float, now_s: float) -> Placement:
         row = self._window.rows[request.id]
         column, remote = prefer_session(row, pick, self._window, workers, self.settings)
         load = self._loads.ordered[column]
@@ -306,7 +306,7 @@ class Scheduler:
         overlap = self._verified(worker, request)
         uncached = max(request.tokens - overlap.blocks * request.block_size, 1)
         service_s = uncached * workers.all_token_s[column] + workers.all_step_s[column]
-        local = Plan(None, workers.all_wait_s[column], service_s)
+        local = DisaggPlan(None, workers.all_wait_s[column], service_s)
         plan = self.apart.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         waited_s = max(now_s - request.arrived_s, 0.0)
         new_blocks = request.chain[overlap.device :]
@@ -372,7 +372,7 @@ class Scheduler:
             wake_s = min(wake_s, self.apart.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)
 
-    def _least_uncached(self, row: Row) -> float:
+    def _least_uncached(self, row: CostRow) -> float:
         uncached: list[float] = self._window.uncached[row.number].tolist()  # quicker than an array's own for the usual few
         return min(uncached, default=float(row.request.tokens))
 

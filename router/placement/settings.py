@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, get_args
 
-from router.errors import SettingsInvalid
-from router.index.types import TIERS, Tier
-from router.placement.calibration import CalibrationSettings
-from router.placement.fair_settings import FairnessSettings
-from router.placement.limits import LimitSettings
+from headrace.router.errors import SettingsInvalid
+from headrace.router.index.types import TIERS, Tier
+from headrace.router.placement.admission import AdmissionSettings
+from headrace.router.placement.calibration import CalibrationSettings
+from headrace.router.placement.fairness.settings import FairnessSettings
 
 PolicyName = Literal["kv", "least-loaded", "round-robin", "random", "power-of-two", "direct"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -62,7 +62,7 @@ class SchedulerSettings:
     handover_s: float = 0.03  # assumed until reports tell: from blocks that are ready to the first token …
     handover_token_s: float = 5e-6  # … and for each token fetched
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
-    limits: LimitSettings = field(default_factory=lambda: LimitSettings(class_share={}))
+    limits: AdmissionSettings = field(default_factory=lambda: AdmissionSettings(class_share={}))
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
 
     def __post_init__(self) -> None:

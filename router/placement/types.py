@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from broker.messages import Candidate, PrefillDecision
+from headrace.broker.messages import Candidate, PrefillDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

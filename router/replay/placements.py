@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from broker.codec import unpack_u64
-from broker.messages import JobEvent, LoadReport, Routed
-from router.bench.engine import PrefixCache
-from router.errors import ReplayStalled
-from router.feed.packed import u64s
-from router.index.types import TIERS, Tier
-from router.index.view import Caches
-from router.placement.scheduler import Scheduler
-from router.placement.settings import SchedulerSettings
-from router.placement.types import Decision, Placement, Waiting, WorkerInfo
+from headrace.broker.codec import unpack_u64
+from headrace.broker.messages import JobEvent, LoadReport, Routed
+from headrace.router.errors import ReplayStalled
+from headrace.router.index.types import TIERS, Tier
+from headrace.router.index.view import Caches
+from headrace.router.kv_events.packed import u64s
+from headrace.router.placement.scheduler import Scheduler
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Decision, Placement, Waiting, WorkerInfo
+from headrace.router.replay.prefix_cache import PrefixCache
 
 SLOTS = 64
 STEP_TOKENS = 8192

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from jetstream.errors import JetStreamError
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
-from router.errors import RouterError
-from router.feed.feed import Feed
-from router.index.view import Caches
-from router.snapshots.restore import in_turns, restore
-from router.snapshots.store import SnapshotStore, UnreadablePointer
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.router.errors import RouterError
+from headrace.router.index.view import Caches
+from headrace.router.kv_events.reader import KvEventReader
+from headrace.router.replica.restore import in_turns, restore
+from headrace.router.replica.snapshot_store import SnapshotStore, UnreadablePointer
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ class Rebuilt:
     """`seq`: of the last event applied, stored at `at` (Unix time, 0: no event was read). `source`: what it was rebuilt from;
     `first_seq`, `last_seq`: what the stream has."""
 
-    feed: Feed
+    feed: KvEventReader
     caches: Caches
     seq: int
     at: float
@@ -52,7 +52,7 @@ async def rebuild(
     if at_seq and not state.first_seq - 1 <= at_seq <= state.last_seq:
         raise NotKept(f"message {at_seq} is not there: {store.stream} has {state.first_seq} to {state.last_seq}")
     caches = caches or Caches()
-    feed = Feed(caches, caches.index, pool=pool)
+    feed = KvEventReader(caches, caches.index, pool=pool)
     until = at_seq or state.last_seq
     begun = await restore(
         feed, store, block_size=await _block_size(store), at_most=await _latest(store, until, before_s, state.first_seq)

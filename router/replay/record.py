@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker.codec import encode
-from broker.messages import Routed
-from jetstream.errors import PayloadTooLarge
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
-from router.placement.types import Placement
-from router.session.window import Held
+from headrace.broker.codec import encode
+from headrace.broker.messages import Routed
+from headrace.jetstream.errors import PayloadTooLarge
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.router.placement.types import Placement
+from headrace.router.session.window import HeldRequest
 
 MAX_HASHES = 2048  # 16 KiB a record at most
 _HASH_BYTES = 8
@@ -31,7 +31,7 @@ class Recorder:
         self._router = router
         self._wall = wall
 
-    def placed(self, held: Held, placement: Placement) -> None:
+    def placed(self, held: HeldRequest, placement: Placement) -> None:
         """Never raises."""
         head = held.head
         routed = Routed(

@@ -8,18 +8,18 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from broker import metrics as broker_metrics
-from broker.codec import decode, encode
-from broker.errors import WireError
-from broker.messages import Cancel, Explain, Explanation, Inspection, JobEvents, LoadReport, RouterControl
-from broker.protocol.runs import Tombstones
-from jetstream.ports import Message, Messaging
-from jetstream.subjects import Subjects
-from router.session import metrics
-from router.session.hindsight import Hindsight
-from router.session.ports import Scheduling
-from router.session.roster import Roster
-from router.session.window import Held
+from headrace.broker import metrics as broker_metrics
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Cancel, Explain, Explanation, Inspection, JobEvents, LoadReport, RouterControl
+from headrace.broker.protocol.runs import Tombstones
+from headrace.jetstream.ports import Message, Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.router.session import metrics
+from headrace.router.session.ports import Scheduling
+from headrace.router.session.prediction_accuracy import PredictionAccuracy
+from headrace.router.session.roster import Roster
+from headrace.router.session.window import HeldRequest
 
 log = structlog.get_logger()
 
@@ -34,12 +34,12 @@ class RouterInbox:
         scheduler: Scheduling,
         roster: Roster,
         tombstones: Tombstones,
-        hindsight: Hindsight,
+        hindsight: PredictionAccuracy,
         *,
         pool: str,
         router: str,
         on_news: Callable[[], None],
-        on_cancelled: Callable[[Held], None],
+        on_cancelled: Callable[[HeldRequest], None],
         inspect: Callable[[], Inspection],
         wall: Callable[[], float],
     ) -> None:
@@ -98,7 +98,7 @@ class RouterInbox:
         for request_id in ids:
             self._tombstones.add(request_id, now)
         for request in self._scheduler.cancel(ids):
-            if isinstance(request.key, Held):
+            if isinstance(request.key, HeldRequest):
                 self._on_cancelled(request.key)
 
     def on_control(self, message: Message) -> None:

@@ -12,22 +12,22 @@ from collections.abc import Callable
 
 import structlog
 
-from broker import metrics as broker_metrics
-from broker.burying import bury
-from broker.codec import parse_job_headers, unpack_u64
-from broker.errors import WireError
-from broker.messages import JobFault
-from broker.protocol.crashes import ALONE_FROM, suspected
-from broker.protocol.runs import Tombstones
-from jetstream.ports import Delivery, Messaging, PullLoop
-from jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
-from jetstream.topology import request_consumer
-from router.options import SessionOptions
-from router.placement.types import Shed, Waiting
-from router.session import metrics
-from router.session.ports import Scheduling
-from router.session.refusing import fault_of
-from router.session.window import Held, Window, decode_head
+from headrace.broker import metrics as broker_metrics
+from headrace.broker.codec import parse_job_headers, unpack_u64
+from headrace.broker.dead_letters import dead_letter
+from headrace.broker.errors import WireError
+from headrace.broker.messages import JobFault
+from headrace.broker.protocol.crashes import ALONE_FROM, suspected
+from headrace.broker.protocol.runs import Tombstones
+from headrace.jetstream.ports import Delivery, Messaging, PullLoop
+from headrace.jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
+from headrace.jetstream.topology import request_consumer
+from headrace.router.placement.types import Shed, Waiting
+from headrace.router.session import metrics
+from headrace.router.session.ports import Scheduling
+from headrace.router.session.refusals import fault_of
+from headrace.router.session.window import HeldRequest, RequestWindow, decode_head
+from headrace.router.settings import SessionOptions
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ class Intake:
         self,
         messaging: Messaging,
         subjects: Subjects,
-        window: Window,
+        window: RequestWindow,
         scheduler: Scheduling,
         tombstones: Tombstones,
         *,
@@ -49,7 +49,7 @@ class Intake:
         options: SessionOptions,
         may_take: Callable[[], bool],
         on_offered: Callable[[], None],
-        refuse: Callable[[Held, JobFault], None],
+        refuse: Callable[[HeldRequest, JobFault], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`may_take`: this router may hold requests. `on_offered`: one more waits."""
@@ -112,10 +112,10 @@ class Intake:
         except WireError as error:
             broker_metrics.MALFORMED.labels("request").inc()
             log.error("request.malformed", subject=delivery.subject, seq=delivery.stream_seq, error=str(error))
-            bury(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
+            dead_letter(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
             self.balance()
             return
-        held = Held(delivery, head, attempt, history, request_class)
+        held = HeldRequest(delivery, head, attempt, history, request_class)
         if head.id in self._tombstones:
             metrics.DROPPED.labels("cancelled").inc()
             delivery.ack()
@@ -128,7 +128,7 @@ class Intake:
             delivery.nak(self._retry_s)
             self.balance()
 
-    def _let_go(self, old: Held) -> None:
+    def _let_go(self, old: HeldRequest) -> None:
         """No ack: its sequence is another request's now. Its judge submits it again."""
         log.warning("request.displaced", request_id=old.id, seq=old.delivery.stream_seq)
         metrics.DROPPED.labels("displaced").inc()
@@ -136,7 +136,7 @@ class Intake:
             self._scheduler.cancel([old.id])
         self._window.remove(old)
 
-    def _makes_way(self, held: Held) -> bool:
+    def _makes_way(self, held: HeldRequest) -> bool:
         """One copy of a request is looked at at a time. A later attempt goes first; the other one comes again."""
         other = self._window.of(held.id)
         if other is None:
@@ -148,7 +148,7 @@ class Intake:
         other.delivery.nak(self._retry_s)
         return True
 
-    def _offer(self, held: Held, chain: list[int]) -> None:
+    def _offer(self, held: HeldRequest, chain: list[int]) -> None:
         head = held.head
         now, wall = self._loop.time(), self._wall()
         shed = self._scheduler.offer(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from router.placement.types import Placement
+from headrace.router.placement.types import Placement
 
 MAX_TENANTS = 32
 OTHER_TENANTS = "(other)"

@@ -12,17 +12,17 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.codec import job_headers, prefill_header
-from broker.messages import JobFault
-from broker.moving import message_ttl_s
-from broker.settings import Timing
-from jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
-from router.placement.types import Placement
-from router.session import metrics
-from router.session.announcing import Announcer
-from router.session.window import Held
+from headrace.broker.codec import job_headers, prefill_header
+from headrace.broker.membership.mover import message_ttl_s
+from headrace.broker.messages import JobFault
+from headrace.broker.settings import Timing
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.router.placement.types import Placement
+from headrace.router.session import metrics
+from headrace.router.session.placement_events import Announcer
+from headrace.router.session.window import HeldRequest
 
 log = structlog.get_logger()
 
@@ -38,9 +38,9 @@ class Placer:
         *,
         pool: str,
         timing: Timing,
-        on_placed: Callable[[Held, Placement], None],
-        on_full: Callable[[Held, Placement], None],
-        on_impossible: Callable[[Held, JobFault], None],
+        on_placed: Callable[[HeldRequest, Placement], None],
+        on_full: Callable[[HeldRequest, Placement], None],
+        on_impossible: Callable[[HeldRequest, JobFault], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`on_placed`: it is stored for its worker. `on_full`: that worker's queue takes nothing more."""
@@ -58,7 +58,7 @@ class Placer:
         self.in_flight = 0
         self._running: set[asyncio.Task[None]] = set()
 
-    def place(self, held: Held, placement: Placement) -> None:
+    def place(self, held: HeldRequest, placement: Placement) -> None:
         if self.tasks is None:
             return
         held.state = "placing"
@@ -73,7 +73,7 @@ class Placer:
         for task in self._running:
             task.cancel()
 
-    async def _place(self, held: Held, placement: Placement) -> None:
+    async def _place(self, held: HeldRequest, placement: Placement) -> None:
         try:
             outcome = await self._publish(held, placement)
         finally:
@@ -90,7 +90,7 @@ class Placer:
                 self._announcer.placed(held, placement)
             self._on_placed(held, placement)
 
-    async def _publish(self, held: Held, placement: Placement) -> str | JobFault:
+    async def _publish(self, held: HeldRequest, placement: Placement) -> str | JobFault:
         subject = self._subjects.work(self._pool, placement.worker)
         headers = job_headers(held.attempt, held.history)
         if placement.prefill is not None:

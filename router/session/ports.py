@@ -1,6 +1,7 @@
 """What a router session needs of its scheduler and of what keeps its index current, as protocols.
 
-`router.placement.scheduler.Scheduler` and the stream follower are the real things; protocol tests bring a random scheduler.
+`headrace.router.placement.scheduler.Scheduler` and the stream follower are the real things; protocol tests bring a
+random scheduler.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from broker.messages import Explanation, JobEvent, LoadReport
-from router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
+from headrace.broker.messages import Explanation, JobEvent, LoadReport
+from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 
 
 class Scheduling(Protocol):
@@ -44,7 +45,7 @@ class Scheduling(Protocol):
 
 
 class CacheFeed(Protocol):
-    """What is known of the workers' caches (`router.feed.Feed`)."""
+    """What is known of the workers' caches (`headrace.router.kv_events.reader.KvEventReader`)."""
 
     def distrust(self, worker: str) -> None:
         """Its blocks are guessed from now on: the next event is a new beginning."""
@@ -54,7 +55,7 @@ class CacheFeed(Protocol):
 
 
 class Feed(Protocol):
-    """Keeps the index current from the KV stream (`router.follow.KvFollower`)."""
+    """Keeps the index current from the KV stream (`headrace.router.replica.follower.KvFollower`)."""
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from broker.members import Members
-from broker.messages import JobEvent, WorkerMember
-from router.index.types import CacheView
-from router.options import SessionOptions
-from router.placement.types import WorkerInfo
-from router.session import metrics
-from router.session.ports import CacheFeed, Scheduling
+from headrace.broker.membership.members import Members
+from headrace.broker.messages import JobEvent, WorkerMember
+from headrace.router.index.types import CacheView
+from headrace.router.placement.types import WorkerInfo
+from headrace.router.session import metrics
+from headrace.router.session.ports import CacheFeed, Scheduling
+from headrace.router.settings import SessionOptions
 
 log = structlog.get_logger()
 

@@ -13,29 +13,29 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.codec import encode
-from broker.members import Members
-from broker.messages import Inspection, RouterMember
-from broker.moving import Janitor, Mover
-from broker.probing import Prober
-from broker.protocol.runs import Tombstones
-from jetstream.errors import JetStreamError
-from jetstream.lease import LeaseKeeper
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
-from jetstream.topology import request_stream
-from router.index.types import CacheView
-from router.options import SessionOptions
-from router.placement.types import Placement
-from router.session import metrics
-from router.session.desk import Desk
-from router.session.hindsight import Hindsight
-from router.session.inbox import RouterInbox
-from router.session.intake import Intake
-from router.session.ports import CacheFeed, Feed, Scheduling
-from router.session.roster import Roster
-from router.session.upkeep import Upkeep, index_ready, members_known
-from router.session.window import Held, Window
+from headrace.broker.codec import encode
+from headrace.broker.membership.failure_detector import FailureDetector
+from headrace.broker.membership.members import Members
+from headrace.broker.membership.mover import Janitor, Mover
+from headrace.broker.messages import Inspection, RouterMember
+from headrace.broker.protocol.runs import Tombstones
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import request_stream
+from headrace.router.index.types import CacheView
+from headrace.router.placement.types import Placement
+from headrace.router.session import metrics
+from headrace.router.session.dispatcher import Dispatcher
+from headrace.router.session.inbox import RouterInbox
+from headrace.router.session.intake import Intake
+from headrace.router.session.ports import CacheFeed, Feed, Scheduling
+from headrace.router.session.prediction_accuracy import PredictionAccuracy
+from headrace.router.session.roster import Roster
+from headrace.router.session.timers import RouterTimers, index_ready, members_known
+from headrace.router.session.window import HeldRequest, RequestWindow
+from headrace.router.settings import SessionOptions
 
 log = structlog.get_logger()
 
@@ -61,7 +61,7 @@ class RouterSession:
         feed: Feed | None = None,
         index_size: Callable[[], int] | None = None,
         prefill_queue: Callable[[float], float] | None = None,
-        record: Callable[[Held, Placement], None] | None = None,
+        record: Callable[[HeldRequest, Placement], None] | None = None,
         options: SessionOptions | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -83,10 +83,10 @@ class RouterSession:
         self._done = asyncio.Event()
         self._listed = False
         self._draining = False
-        self.window = Window(pool, ack_wait_s=timing.ack_wait_s)
+        self.window = RequestWindow(pool, ack_wait_s=timing.ack_wait_s)
         self.roster = Roster(pool, members, scheduler, view, caches, self.options)
         self._tombstones = Tombstones(keep_s=timing.tombstone_s)
-        hindsight = Hindsight()
+        hindsight = PredictionAccuracy()
         self._lease = LeaseKeeper(
             messaging,
             subjects.bucket("members"),
@@ -96,7 +96,7 @@ class RouterSession:
             on_lapse=self._on_lapse,
             on_gained=self._on_gained,
         )
-        self._desk = Desk(
+        self._desk = Dispatcher(
             messaging,
             subjects,
             members,
@@ -142,8 +142,8 @@ class RouterSession:
         )
         mover = Mover(messaging, subjects, pool=pool, timing=timing, wall=wall)
         self._janitor = Janitor(messaging, subjects, members, mover, pool=pool, timing=timing)
-        self._prober = Prober(messaging, subjects, members, pool=pool, me=router, ttl_s=timing.lease_ttl_s)
-        self._upkeep = Upkeep(
+        self._prober = FailureDetector(messaging, subjects, members, pool=pool, me=router, ttl_s=timing.lease_ttl_s)
+        self._upkeep = RouterTimers(
             messaging,
             self.window,
             members,

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from broker.codec import decode
-from broker.messages import HistoryEntry, Record
-from jetstream.ports import Delivery
-from jetstream.subjects import RequestClass
-from router.session import metrics
+from headrace.broker.codec import decode
+from headrace.broker.messages import HistoryEntry, Record
+from headrace.jetstream.ports import Delivery
+from headrace.jetstream.subjects import RequestClass
+from headrace.router.session import metrics
 
 State = Literal["waiting", "placing", "refusing", "gone"]
 
@@ -45,7 +45,7 @@ class RequestHead(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class HeldRequest:
     """One request in this router's hands. `delivery` is the newest handle for acks."""
 
     delivery: Delivery
@@ -67,14 +67,14 @@ class Held:
         return self.request_class == "re", self.delivery.stream_seq
 
 
-class Window:
+class RequestWindow:
     """All requests held, by stored message and by id."""
 
     def __init__(self, pool: str, *, ack_wait_s: float) -> None:
         self._pool = pool
         self._ack_wait_s = ack_wait_s
-        self._by_key: dict[tuple[bool, int], Held] = {}
-        self._by_id: dict[str, Held] = {}
+        self._by_key: dict[tuple[bool, int], HeldRequest] = {}
+        self._by_id: dict[str, HeldRequest] = {}
         self._per_class: dict[str, int] = {}
         self._loop = asyncio.get_running_loop()
         self._extended_s = self._loop.time()
@@ -91,14 +91,14 @@ class Window:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[HeldRequest]:
         return iter(list(self._by_key.values()))
 
-    def of(self, request_id: str) -> Held | None:
+    def of(self, request_id: str) -> HeldRequest | None:
         """The request of this id that is held, of which there is one at a time."""
         return self._by_id.get(request_id)
 
-    def displaced(self, delivery: Delivery, request_class: RequestClass) -> Held | None:
+    def displaced(self, delivery: Delivery, request_class: RequestClass) -> HeldRequest | None:
         """What is held under this sequence, if it is quite another message: the stream was deleted and made again."""
         held = self._by_key.get((request_class == "re", delivery.stream_seq))
         return held if held is not None and held.delivery.data != delivery.data else None
@@ -111,7 +111,7 @@ class Window:
         held.delivery = delivery
         return True
 
-    def add(self, held: Held) -> None:
+    def add(self, held: HeldRequest) -> None:
         """Raises KeyError when a request of this id is held."""
         if held.id in self._by_id:
             raise KeyError(held.id)
@@ -125,7 +125,7 @@ class Window:
         held.gauge.inc()
         self._bytes_gauge.set(self.bytes)
 
-    def remove(self, held: Held) -> bool:
+    def remove(self, held: HeldRequest) -> bool:
         """False when it was removed before."""
         if held.state == "gone":
             return False

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from headrace.catalogue import SETTINGS, Setting
+from headrace.config.catalogue import SETTINGS, Setting
 from tests.docs.blocks import ROOT
 
 FILE = ROOT / "docs" / "operations.md"

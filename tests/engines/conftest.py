@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.messages import Sampling
-from workers import bundled
-from workers.engine import EngineConfig, EngineInfo, Output, Sequence
+from headrace.broker.messages import Sampling
+from headrace.workers import bundled_model
+from headrace.workers.engine import EngineConfig, EngineInfo, Output, Sequence
 
 ROOT = Path(__file__).parents[2]
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": 96 << 20, "max_num_seqs": 8}
@@ -47,8 +47,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
-    return bundled.prepare(
-        Path(os.environ.get("HEADRACE_DATA_DIR", ROOT / ".headrace")) / "models" / bundled.NAME, progress=print
+    return bundled_model.prepare(
+        Path(os.environ.get("HEADRACE_DATA_DIR", ROOT / ".headrace")) / "models" / bundled_model.NAME, progress=print
     )
 
 
@@ -91,7 +91,7 @@ def ask_directly(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
         **FEWER_PROCESSES,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.direct"],
+        [sys.executable, "-m", "tests.engines.support.direct"],
         input=json.dumps(order),
         capture_output=True,
         text=True,
@@ -111,7 +111,7 @@ class Bench:
     """A started engine and what came out of it."""
 
     def __init__(self) -> None:
-        from workers.vllm.engine import VllmEngine
+        from headrace.workers.vllm.engine import VllmEngine
 
         self.engine = VllmEngine()
         self.info: EngineInfo | None = None

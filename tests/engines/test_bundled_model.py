@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.workers import bundled_model
 from tests.engines.conftest import ROOT
-from workers import bundled
 
 pytestmark = pytest.mark.engine
 
@@ -16,7 +16,7 @@ ASSETS = ROOT / "workers" / "assets" / "smollm2"
 
 
 def test_it_is_complete(model_dir: Path) -> None:
-    assert bundled.is_ready(model_dir)
+    assert bundled_model.is_ready(model_dir)
     assert json.loads((model_dir / "generation_config.json").read_bytes())["eos_token_id"] == 2
     assert json.loads((model_dir / "config.json").read_bytes())["dtype"] == "bfloat16"
 

@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.cards import ModelCard
-from broker.codec import unpack_u32
-from frontend.modelfiles import ModelFiles
-from frontend.prefixes import PrefixMemory
-from frontend.templates import ChatTemplate
-from frontend.tokenize import Fit, PromptEncoder
-from tests.unit.frontend.templates.cases import BUNDLED, conversations, load, names
-from tests.unit.frontend.templates.reference import rendered
-from tests.unit.frontend.test_templates import CASES, CHATML, TALK, TRIMMING
-from tests.unit.frontend.tokenizers_at_hand import MAKES, make
+from headrace.broker.codec import unpack_u32
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.prompts.prompt_cache import PromptCache
+from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
+from headrace.frontend.prompts.templates import ChatTemplate
+from headrace.frontend.prompts.tokenizer_files import ModelFiles
+from tests.support.chat_templates.cases import BUNDLED, conversations, load, names
+from tests.support.chat_templates.reference import rendered
+from tests.support.tokenizers import MAKES, make
+from tests.unit.frontend.prompts.test_templates import CASES, CHATML, TALK, TRIMMING
 
 pytestmark = pytest.mark.engine
 TEXTS = ["Hello, world!", "  two  spaces\n\nand lines\t", "naïve 💧 日本語", "<|im_start|>user\nhi<|im_end|>", "x" * 3000]
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=0)
-FIT = Fit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
+FIT = LengthLimit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
 MORE = "HEADRACE_TOKENIZERS"  # a folder with one folder per tokenizer, to hold more of them against transformers
 
 
@@ -113,7 +113,7 @@ def both(folder: Path) -> tuple[Any, PromptEncoder, PromptEncoder, ModelFiles]:
     pool = ThreadPoolExecutor(1)
     ours, remembering = (
         PromptEncoder(files.tokenizer, CARD, executor=pool, inline_bytes=0, memory=memory, special_tokens=files.special_tokens)
-        for memory in (None, PrefixMemory(1 << 22))
+        for memory in (None, PromptCache(1 << 22))
     )
     return AutoTokenizer.from_pretrained(folder), ours, remembering, files
 

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.messages import Generation, Parsing, Part
-from tests.engines.alphabet import pieces_of, tokenizer_with, words_with
-from tests.engines.samples import REASONING, TOOLS
-from tests.unit.parsing.pieces import CLOCK, WEATHER, said
-from tests.unit.runtime_bench import TABLE
-from workers.errors import EngineStartFailed, RequestInvalid
-from workers.parsing.builtin import BuiltinParsers
-from workers.parsing.choosing import Chosen, choose
-from workers.parsing.families import REASONING as REASONING_RULES
-from workers.parsing.families import TOOLS as TOOL_RULES
-from workers.parsing.settling import settle
-from workers.vllm.parsing import LATE, LEADING, VllmBrand, VllmParsers, _late_reasoning
+from headrace.broker.messages import Generation, Parsing, Part
+from headrace.workers.errors import EngineStartFailed, RequestInvalid
+from headrace.workers.parsing.builtin import BuiltinParsers
+from headrace.workers.parsing.families import REASONING as REASONING_RULES
+from headrace.workers.parsing.families import TOOLS as TOOL_RULES
+from headrace.workers.parsing.reconcile import settle
+from headrace.workers.parsing.selection import Chosen, choose
+from headrace.workers.vllm.parsing import LATE, LEADING, VllmParserFamily, VllmParsers, _late_reasoning
+from tests.engines.support.alphabet import pieces_of, tokenizer_with, words_with
+from tests.engines.support.samples import REASONING, TOOLS
+from tests.support.parsing_pieces import CLOCK, WEATHER, said
+from tests.support.runtime_bench import TABLE
 
 pytestmark = [
     pytest.mark.engine,
@@ -47,7 +47,7 @@ NEEDS_WORDS = {"olmo3"}  # looks for its marks in whole tokens
 
 @cache
 def known() -> Any:
-    return VllmBrand().known("sample")
+    return VllmParserFamily().known("sample")
 
 
 @cache
@@ -311,12 +311,12 @@ def test_the_built_in_reasoning_says_what_vllms_does(text: str) -> None:
 
 def test_a_wrong_name_is_refused_with_all_that_vllm_has() -> None:
     with pytest.raises(EngineStartFailed) as refused:
-        choose(VllmBrand(), tool="hermse", reasoning="none", model="nowhere", args={})
+        choose(VllmParserFamily(), tool="hermse", reasoning="none", model="nowhere", args={})
     assert all(name in str(refused.value) for name in known().tools)
 
 
 def test_a_named_parser_that_does_not_fit_the_tokenizer_stops_the_start_and_a_guessed_one_is_left_out(model_dir: Any) -> None:
-    brand = VllmBrand()
+    brand = VllmParserFamily()
     with pytest.raises(EngineStartFailed, match="mistral"):
         brand.check(Chosen(tool="mistral"), str(model_dir), {})
     guessed = Chosen(tool="mistral", reasoning="deepseek_r1", guessed=frozenset({"tool", "reasoning"}))

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from broker.messages import Generation, Parsing, Sampling
-from broker.said import Said
+from headrace.broker.messages import Generation, Parsing, Sampling
+from headrace.broker.output_parts import OutputParts
+from headrace.workers.text.pipeline import TextPipeline, TokenTable
+from headrace.workers.vllm.parsing import VllmParsers
 from tests.engines.conftest import Bench
-from tests.unit.parsing.pieces import said
-from workers.text.pipeline import TextPipeline, TokenTable
-from workers.vllm.parsing import VllmParsers
+from tests.support.parsing_pieces import said
 
 pytestmark = [
     pytest.mark.engine,
@@ -36,7 +36,7 @@ WEATHER: dict[str, Any] = {
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-async def answer(bench: Bench, prompt: list[int], parsing: Parsing, *, tool: str | None) -> Said:
+async def answer(bench: Bench, prompt: list[int], parsing: Parsing, *, tool: str | None) -> OutputParts:
     assert bench.info is not None
     llm = bench.engine.llm
     of = VllmParsers(llm.renderer.tokenizer, llm.model_config, tool=tool, reasoning=None)
@@ -60,7 +60,7 @@ CASES = [(tool, choice, whole) for tool in (None, "hermes") for choice in ("requ
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def answers(bench: Bench, prompts: list[list[int]]) -> dict[tuple[str | None, str, bool], Said | BaseException]:
+async def answers(bench: Bench, prompts: list[list[int]]) -> dict[tuple[str | None, str, bool], OutputParts | BaseException]:
     """What is answered in each case, all at once."""
     asked = [
         answer(
@@ -76,7 +76,7 @@ async def answers(bench: Bench, prompts: list[list[int]]) -> dict[tuple[str | No
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_a_forced_call_is_made(
-    answers: dict[tuple[str | None, str, bool], Said | BaseException], case: tuple[str | None, str, bool]
+    answers: dict[tuple[str | None, str, bool], OutputParts | BaseException], case: tuple[str | None, str, bool]
 ) -> None:
     made = answers[case]
     if isinstance(made, BaseException):

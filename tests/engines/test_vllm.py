@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.messages import Sampling
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Role
+from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.prompt_embeds import StoredTensor
+from headrace.workers.text.tokens import TokenTable
 from tests.engines.conftest import ARGS, DIRECT_TOKENS, Bench
-from workers.engine import DisaggStyle, EngineConfig, Handover, Role
-from workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from workers.tensors import StoredTensor
-from workers.text.tokens import TokenTable
 
 pytestmark = [
     pytest.mark.engine,

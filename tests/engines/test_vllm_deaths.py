@@ -26,7 +26,7 @@ class Victim:
     def __init__(self, model: Path, settings: dict[str, str], place: Path) -> None:
         """Its temporary files come to `place`."""
         self._place = place
-        command = [sys.executable, "-m", "tests.engines.victim", str(model), json.dumps(settings)]
+        command = [sys.executable, "-m", "tests.engines.support.victim", str(model), json.dumps(settings)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

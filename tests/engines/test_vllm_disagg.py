@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.messages import Sampling
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, Output, Role, Sequence
+from headrace.workers.errors import UnsupportedByEngine
 from tests.engines.conftest import ARGS, DIRECT_TOKENS
-from tests.engines.remote import RemoteEngine
-from workers.engine import DisaggStyle, EngineConfig, Handover, Output, Role, Sequence
-from workers.errors import UnsupportedByEngine
+from tests.engines.support.remote import RemoteEngine
 
 pytestmark = [
     pytest.mark.engine,

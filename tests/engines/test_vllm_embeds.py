@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.messages import Sampling
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import EngineConfig
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.prompt_embeds import StoredTensor, read_matrix
 from tests.engines.conftest import ARGS, Bench
-from workers.engine import EngineConfig
-from workers.errors import RequestInvalid
-from workers.tensors import StoredTensor, read_matrix
 
 pytestmark = [
     pytest.mark.engine,

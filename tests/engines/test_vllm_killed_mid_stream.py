@@ -19,7 +19,7 @@ import pytest
 
 from tests.engines.conftest import ARGS, QUESTIONS
 from tests.faults.test_workers_come_and_go import holders
-from tests.running_up import RunningUp
+from tests.support.running_up import RunningUp
 
 pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(400)]
 

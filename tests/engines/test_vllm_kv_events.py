@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from broker.blocks import block_chain
-from broker.messages import Sampling
+from headrace.broker.blocks import block_chain
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import KvBatch
+from headrace.workers.kv.feed import KvFeed
+from headrace.workers.kv.translator import Change, Translator
 from tests.engines.conftest import Bench
-from workers.engine import KvBatch
-from workers.kv.feed import KvFeed
-from workers.kv.translate import Change, Translator
 
 pytestmark = [
     pytest.mark.engine,

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.blocks import MediaSpan, block_chain
-from broker.messages import Sampling
-from frontend.media.loader import content_digest
-from jetstream.server import EmbeddedServer
-from tests.engines.media_world import BLIND, LONG, World, cached, media_world, said, text
-from tests.engines.tiny_vision import IMAGE_TOKENS, write_vision_model
-from workers.engine import Sequence
+from headrace.broker.blocks import MediaSpan, block_chain
+from headrace.broker.messages import Sampling
+from headrace.frontend.media.loader import content_digest
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.workers.engine import Sequence
+from tests.engines.support.media_world import BLIND, LONG, World, cached, media_world, said, text
+from tests.engines.support.tiny_vision import IMAGE_TOKENS, write_vision_model
 
 pytestmark = [
     pytest.mark.engine,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from jetstream.server import EmbeddedServer
-from tests.engines.media_world import BLIND, LONG, World, cached, media_world, said, text
-from tests.engines.tiny_hearing import RATE, write_hearing_model
+from headrace.jetstream.embedded_server import EmbeddedServer
+from tests.engines.support.media_world import BLIND, LONG, World, cached, media_world, said, text
+from tests.engines.support.tiny_hearing import RATE, write_hearing_model
 
 pytestmark = [
     pytest.mark.engine,

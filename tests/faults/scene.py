@@ -12,21 +12,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.codec import decode, encode
-from broker.errors import WireError
-from broker.messages import Inspect, Inspection
-from headrace.chaos.client import Address, Reading, check_answer, refusal
-from headrace.chaos.deployment import MODEL, Deployment, Process, Shape
-from headrace.chaos.http import Cut, post
-from headrace.chaos.ledger import Outcome
-from headrace.chaos.questions import Question
-from headrace.chaos.settling import until_at_rest, until_well
-from headrace.control import live_workers
-from headrace.probe import get
-from jetstream.client import Connection, ConnectOptions
-from jetstream.errors import JetStreamError
-from jetstream.server import EmbeddedServer
-from jetstream.subjects import Subjects
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Inspect, Inspection
+from headrace.commands.control import live_workers
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.subjects import Subjects
+from headrace.tools.chaos.client import Address, Reading, check_answer, refusal
+from headrace.tools.chaos.deployment import MODEL, Deployment, Process, Shape
+from headrace.tools.chaos.http import Cut, post
+from headrace.tools.chaos.ledger import Outcome
+from headrace.tools.chaos.questions import Question
+from headrace.tools.chaos.quiescence import until_at_rest, until_well
+from headrace.up.frontend_probe import get
 
 NAMES = Subjects()
 WELL_S = 120.0

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.chaos.ledger import Outcome
-from jetstream.client import Connection
-from jetstream.server import EmbeddedServer, ServerSettings
+from headrace.jetstream.client import Connection
+from headrace.jetstream.embedded_server import EmbeddedServer, ServerSettings
+from headrace.tools.chaos.ledger import Outcome
 from tests.faults.scene import NAMES, Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]

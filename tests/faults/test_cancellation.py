@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from headrace.chaos.ledger import Outcome
-from headrace.chaos.questions import Question
+from headrace.tools.chaos.ledger import Outcome
+from headrace.tools.chaos.questions import Question
 from tests.faults.scene import NAMES, Asked, Scene, deployed
-from tests.integration.nixl_peer import needs_nixl
+from tests.support.nixl_peer import needs_nixl
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300), needs_nixl]
 

@@ -15,9 +15,9 @@ from typing import Any
 import openai
 import pytest
 
+from headrace.workers.sim.answers.tokens import expected_text
 from tests.faults.test_workers_come_and_go import SLOW, client
-from tests.running_up import RunningUp
-from workers.sim.tokens import expected_text
+from tests.support.running_up import RunningUp
 
 pytestmark = pytest.mark.fault
 

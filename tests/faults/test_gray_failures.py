@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.codec import decode
-from broker.messages import JobEvents
-from jetstream.ports import Message
+from headrace.broker.codec import decode
+from headrace.broker.messages import JobEvents
+from headrace.jetstream.ports import Message
 from tests.faults.scene import NAMES, Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]

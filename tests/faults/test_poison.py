@@ -15,10 +15,10 @@ from typing import Any
 import openai
 import pytest
 
-from jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError
+from headrace.workers.sim.answers.tokens import expected_text
 from tests.faults.test_workers_come_and_go import SLOW, holders
-from tests.running_up import RunningUp
-from workers.sim.tokens import expected_text
+from tests.support.running_up import RunningUp
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

@@ -19,18 +19,18 @@ from typing import NamedTuple
 import openai
 import pytest
 
-from broker.codec import decode, encode, pack_u32
-from broker.errors import WireError
-from broker.messages import Generation, LoadReport, WorkerMember
-from broker.prefill.messages import PrefillJob, PrefillTaken
-from headrace.control import live_workers
-from jetstream.client import Connection, ConnectOptions
-from jetstream.errors import QueueFull
-from jetstream.ports import Message
-from jetstream.subjects import Subjects
-from tests.integration.nixl_peer import needs_nixl
-from tests.running_up import RunningUp
-from workers.sim.tokens import expected_text
+from headrace.broker.codec import decode, encode, pack_u32
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Generation, LoadReport, WorkerMember
+from headrace.broker.messages.prefill import PrefillJob, PrefillTaken
+from headrace.commands.control import live_workers
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.errors import QueueFull
+from headrace.jetstream.ports import Message
+from headrace.jetstream.subjects import Subjects
+from headrace.workers.sim.answers.tokens import expected_text
+from tests.support.nixl_peer import needs_nixl
+from tests.support.running_up import RunningUp
 
 pytestmark = [pytest.mark.fault, needs_nixl]
 

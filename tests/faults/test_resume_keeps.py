@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError
 from tests.faults.answers import Pieces, ask
 from tests.faults.test_engine_and_broker_faults import another_worker
 from tests.faults.test_workers_come_and_go import holders
-from tests.running_up import RunningUp
+from tests.support.running_up import RunningUp
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

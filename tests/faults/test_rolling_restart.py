@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.chaos.client import LedgerClient
-from headrace.chaos.deployment import MODEL, Deployment, Process, Shape
-from headrace.chaos.ledger import Injury, Ledger, Outcome
-from headrace.chaos.questions import draw_questions
-from headrace.chaos.settling import until_at_rest, until_well
-from jetstream.client import Connection, ConnectOptions
-from jetstream.subjects import Subjects
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.subjects import Subjects
+from headrace.tools.chaos.client import LedgerClient
+from headrace.tools.chaos.deployment import MODEL, Deployment, Process, Shape
+from headrace.tools.chaos.ledger import Injury, Ledger, Outcome
+from headrace.tools.chaos.questions import draw_questions
+from headrace.tools.chaos.quiescence import until_at_rest, until_well
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
 

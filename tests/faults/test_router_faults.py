@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-from tests.running_up import RunningUp
-from workers.sim.tokens import expected_text
+from headrace.workers.sim.answers.tokens import expected_text
+from tests.support.running_up import RunningUp
 
 pytestmark = pytest.mark.fault
 

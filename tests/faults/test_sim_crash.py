@@ -10,9 +10,9 @@ import pytest
 
 PROGRAM = """
 import asyncio
-from broker.messages import Sampling
-from workers.engine import EngineConfig, Sequence
-from workers.sim.engine import SimEngine
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import EngineConfig, Sequence
+from headrace.workers.sim.engine import SimEngine
 
 def sink(outputs):
     print(*(token for output in outputs for token in output.ids), flush=True)

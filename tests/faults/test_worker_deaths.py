@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.messages import Inspect, Inspection
-from headrace.asking import ask_all
-from headrace.chaos.client import LedgerClient
-from headrace.chaos.deployment import MODEL, Deployment, Shape
-from headrace.chaos.ledger import Ledger, Outcome
-from headrace.chaos.questions import Question
-from headrace.chaos.settling import until_well
-from headrace.control import live_workers
-from jetstream.client import Connection, ConnectOptions
-from jetstream.subjects import Subjects
+from headrace.broker.messages import Inspect, Inspection
+from headrace.commands.control import live_workers
+from headrace.commands.control_client import ask_all
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.subjects import Subjects
+from headrace.tools.chaos.client import LedgerClient
+from headrace.tools.chaos.deployment import MODEL, Deployment, Shape
+from headrace.tools.chaos.ledger import Ledger, Outcome
+from headrace.tools.chaos.questions import Question
+from headrace.tools.chaos.quiescence import until_well
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import openai
 import pytest
 
-from broker.codec import decode, encode
-from broker.messages import Inspect, Inspection
-from headrace.control import live_workers
-from jetstream.client import Connection, ConnectOptions
-from jetstream.subjects import Subjects
-from tests.running_up import RunningUp
-from workers.sim.tokens import expected_text
+from headrace.broker.codec import decode, encode
+from headrace.broker.messages import Inspect, Inspection
+from headrace.commands.control import live_workers
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.subjects import Subjects
+from headrace.workers.sim.answers.tokens import expected_text
+from tests.support.running_up import RunningUp
 
 pytestmark = pytest.mark.fault
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from jetstream.errors import RevisionConflict
-from jetstream.ports import Change, Entry
+from headrace.jetstream.errors import RevisionConflict
+from headrace.jetstream.ports import Change, Entry
 from tests.simulation.network import Conn, matches
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from jetstream.errors import JetStreamError, StreamTrimmed
-from jetstream.ports import Batch, StoredMessage
+from headrace.jetstream.errors import JetStreamError, StreamTrimmed
+from headrace.jetstream.ports import Batch, StoredMessage
 
 if TYPE_CHECKING:
     from tests.simulation.messaging import SimMessaging

@@ -1,4 +1,4 @@
-"""`jetstream.ports.Messaging` over the simulated server."""
+"""`headrace.jetstream.ports.Messaging` over the simulated server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from jetstream.errors import (
+from headrace.jetstream.errors import (
     JetStreamError,
     NoResponder,
     NotConnected,
@@ -19,7 +19,7 @@ from jetstream.errors import (
     PublishUnknown,
     RequestTimeout,
 )
-from jetstream.ports import Change, ConsumerSpec, Entry, Message, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports import Change, ConsumerSpec, Entry, Message, PubAck, StoredMessage, StreamState
 from tests.simulation.buckets import SimStore, Watcher
 from tests.simulation.following import SimFollow
 from tests.simulation.network import CORE, Conn, Sub, headers_of

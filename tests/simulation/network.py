@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from jetstream.ports import Message
+from headrace.jetstream.ports import Message
 
 if TYPE_CHECKING:
     from tests.simulation.world import Machine, World

@@ -6,27 +6,27 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.codec import pack_u32
-from broker.errors import AdmissionError, JobError
-from broker.ingress import Ingress
-from broker.jobs import Job
-from broker.messages import Generation, Sampling, WorkerMember
-from broker.settings import IngressSettings, SessionSettings
-from broker.stream import JobStream
-from broker.worker import WorkerSession
-from jetstream.errors import JetStreamError
-from jetstream.topology import Topology
+from headrace.broker.codec import pack_u32
+from headrace.broker.errors import AdmissionError, JobError
+from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.ingress.stream import JobStream
+from headrace.broker.jobs import Job
+from headrace.broker.messages import Generation, Sampling, WorkerMember
+from headrace.broker.settings import IngressSettings, SessionSettings
+from headrace.broker.worker.session import WorkerSession
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.topology import Topology
+from headrace.workers.engine import DisaggStyle
+from headrace.workers.handover.coordinator import HandoverCoordinator
+from headrace.workers.handover.prefill_side import PrefillSide
+from headrace.workers.runtime.runtime import Runtime
+from headrace.workers.settings import WorkerSettings
+from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
+from headrace.workers.text.pipeline import TokenTable
 from tests.simulation.prefill_engine import LEASE_S, Cluster, ScriptedEngine, token
 from tests.simulation.protocol_deployment import SUBJECTS, TIMING
 from tests.simulation.protocol_requests import CARD, POOL
 from tests.simulation.world import Machine, Violation, World
-from workers.engine import DisaggStyle
-from workers.handover.desk import HandoverDesk
-from workers.handover.prefilling import Prefilling
-from workers.runtime import Runtime
-from workers.settings import WorkerSettings
-from workers.sim.tokens import BUNDLED_TOKENIZER
-from workers.text.pipeline import TokenTable
 
 TABLE = TokenTable.load(str(BUNDLED_TOKENIZER))
 GIVE_UP_S = 30.0
@@ -110,7 +110,7 @@ class Deployment:
         info = engine.info()
         runtime = Runtime(engine, stall_s=300.0)  # type: ignore[arg-type]
         engine.sink = runtime.on_step
-        prefilling = Prefilling(
+        prefilling = PrefillSide(
             engine,  # type: ignore[arg-type]
             info,
             runtime.raw,
@@ -144,7 +144,7 @@ class Deployment:
         prefilling.finished = session.prefill_server.finished
         if self.shape.deaf:
             session.prefill_server._may_take = lambda: False
-        desk = HandoverDesk(
+        desk = HandoverCoordinator(
             session.prefill_client,
             runtime.sequences,
             info,

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.workers.engine import Capabilities, DisaggStyle, EngineInfo, Fault, KvBatch, Load, Output, Role, Sink
+from headrace.workers.engine import Sequence as EngineSequence
+from headrace.workers.errors import UnsupportedByEngine
 from tests.simulation.world import Machine, Violation
-from workers.engine import Capabilities, DisaggStyle, EngineInfo, Fault, KvBatch, Load, Output, Role, Sink
-from workers.engine import Sequence as EngineSequence
-from workers.errors import UnsupportedByEngine
 
 TOKEN_S = 0.05
 PREFILL_S = 0.002  # per token
@@ -46,7 +46,7 @@ class Cluster:
 
 
 class ScriptedEngine:
-    """Implements `workers.engine.Engine`, as far as the runtime uses it."""
+    """Implements `headrace.workers.engine.Engine`, as far as the runtime uses it."""
 
     def __init__(self, machine: Machine, cluster: Cluster, style: DisaggStyle, *, lease_s: float = LEASE_S) -> None:
         self.machine = machine

@@ -14,20 +14,20 @@ from typing import Any
 
 import msgspec
 
-from broker.codec import decode
-from broker.errors import AdmissionError, JobError
-from broker.ingress import Ingress
-from broker.ingress_inbox import drained_key
-from broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
-from broker.protocol.crashes import CRASH_LIMIT
-from broker.protocol.judge import GENERATION
-from broker.protocol.runs import Run, RunState
-from broker.settings import IngressSettings, SessionSettings, Timing
-from broker.worker import WorkerSession
-from jetstream.errors import JetStreamError
-from jetstream.subjects import Subjects
-from jetstream.topology import Topology
-from router.session.ports import Scheduling
+from headrace.broker.codec import decode
+from headrace.broker.errors import AdmissionError, JobError
+from headrace.broker.ingress.inbox import drained_key
+from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
+from headrace.broker.protocol.crashes import CRASH_LIMIT
+from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.settings import IngressSettings, SessionSettings, Timing
+from headrace.broker.worker.session import WorkerSession
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
+from headrace.router.session.ports import Scheduling
 from tests.simulation.protocol_engine import SimEngine
 from tests.simulation.protocol_requests import POOL, Request, RunNote, Wish
 from tests.simulation.protocol_router import random_scheduler, run_router

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.messages import Finish, JobFault, LoadReport
-from broker.protocol.runs import Run, RunState
-from broker.worker import WorkerSession
+from headrace.broker.messages import Finish, JobFault, LoadReport
+from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.worker.session import WorkerSession
 from tests.simulation.protocol_requests import Pipeline, RunNote, Wish, token
 from tests.simulation.world import Machine
 
@@ -28,7 +28,7 @@ class Work:
 
 
 class SimEngine:
-    """Implements `broker.executor.Executor`. `begin` notes a start and checks that it was allowed."""
+    """Implements `headrace.broker.worker.ports.Executor`. `begin` notes a start and checks that it was allowed."""
 
     def __init__(self, machine: Machine, begin: Callable[[SimEngine, Run, bytes], tuple[RunNote, Wish]]) -> None:
         self.machine = machine

@@ -13,26 +13,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker import ingress_inbox, leaving, outflow, settling, starting
-from broker.ingress import Ingress
-from broker.lapses import Lapses
-from broker.members import Members
-from broker.messages import Abort, Check, CheckReply, ClaimReply, Frame, Refuse, RefuseReply, Row
-from broker.moving import Janitor, Mover
-from broker.protocol import judge
-from broker.protocol.judge import JobRecord, Judge
-from broker.protocol.runs import Run, RunState, RunTable
-from broker.starting import Starting
-from broker.upkeep import Upkeep
-from broker.worker_inbox import WorkerInbox
-from jetstream.errors import NoResponder
-from jetstream.ports import Delivery
-from router.placement.types import Placement
-from router.session.desk import Desk
-from router.session.placer import Placer
-from router.session.refusing import Refuser
-from router.session.session import RouterSession
-from router.session.window import Held
+from headrace.broker.ingress import inbox
+from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.membership.members import Members
+from headrace.broker.membership.mover import Janitor, Mover
+from headrace.broker.messages import Abort, Check, CheckReply, ClaimReply, Frame, Refuse, RefuseReply, Row
+from headrace.broker.protocol import judge
+from headrace.broker.protocol.judge import JobRecord, Judge
+from headrace.broker.protocol.runs import Run, RunState, RunTable
+from headrace.broker.worker import drain, judge_client, run_admission, token_outbox
+from headrace.broker.worker.inbox import WorkerInbox
+from headrace.broker.worker.lapses import Lapses
+from headrace.broker.worker.run_admission import RunAdmission
+from headrace.broker.worker.timers import WorkerTimers
+from headrace.jetstream.errors import NoResponder
+from headrace.jetstream.ports import Delivery
+from headrace.router.placement.types import Placement
+from headrace.router.session.dispatcher import Dispatcher
+from headrace.router.session.placer import Placer
+from headrace.router.session.refusals import Refuser
+from headrace.router.session.session import RouterSession
+from headrace.router.session.window import HeldRequest
 from tests.simulation.messaging import SimMessaging
 
 Guard = Callable[[pytest.MonkeyPatch], None]
@@ -75,7 +76,7 @@ def a_moved_copy_is_a_new_attempt(patch: pytest.MonkeyPatch) -> None:
 def a_request_is_placed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
     real = Placer.place
 
-    def place(self: Placer, held: Held, placement: Placement) -> None:
+    def place(self: Placer, held: HeldRequest, placement: Placement) -> None:
         held.delivery.ack()
         real(self, held, placement)
 
@@ -89,7 +90,7 @@ def a_judge_hears_of_a_refusal_before_the_ack(patch: pytest.MonkeyPatch) -> None
 
 @guard
 def a_full_worker_is_not_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Desk, "_on_full", lambda self, held, placement: self.settle(held, "full"))
+    patch.setattr(Dispatcher, "_on_full", lambda self, held, placement: self.settle(held, "full"))
 
 
 @guard
@@ -134,13 +135,13 @@ def a_missing_consumer_is_made_again(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_payload_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    real = starting.fetch_payload
+    real = run_admission.fetch_payload
 
     async def fetch_once(messaging: Any, subjects: Any, envelope: Any, *, wanted: Any) -> bytes:
         tries = iter((True, True, True))
         return await real(messaging, subjects, envelope, wanted=lambda: wanted() and next(tries, False))
 
-    patch.setattr(starting, "fetch_payload", fetch_once)
+    patch.setattr(run_admission, "fetch_payload", fetch_once)
 
 
 @guard
@@ -155,18 +156,18 @@ def an_abort_names_a_run(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def an_end_is_confirmed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
-    real = outflow._ended
+    real = token_outbox._ended
 
     def ended(run: Run) -> None:
         real(run)
         run.delivery.ack()
 
-    patch.setattr(outflow, "_ended", ended)
+    patch.setattr(token_outbox, "_ended", ended)
 
 
 @guard
 def an_unanswered_end_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(outflow.Outflow, "press", lambda self, run, now_s, every_s: False)
+    patch.setattr(token_outbox.TokenOutbox, "press", lambda self, run, now_s, every_s: False)
 
 
 @guard
@@ -191,14 +192,14 @@ def a_claim_is_not_granted_beside_others_in_the_last_life(patch: pytest.MonkeyPa
 
 @guard
 def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
-    async def has_turn(self: Starting, run: Run) -> bool:
+    async def has_turn(self: RunAdmission, run: Run) -> bool:
         while run.state is RunState.WAITING and not self._session.runs.may_start(run):
             await asyncio.sleep(0.1)
         run.state = RunState.CLAIMING if run.state is RunState.WAITING else run.state
         return run.state is RunState.CLAIMING
 
-    patch.setattr(Starting, "_has_turn", has_turn)
-    patch.setattr(leaving.Leaving, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
+    patch.setattr(RunAdmission, "_has_turn", has_turn)
+    patch.setattr(drain.Drainer, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
 
 
 # -- verdicts -----------------------------------------------------------------------------------------------------------------
@@ -214,9 +215,9 @@ def silence_is_no_verdict(patch: pytest.MonkeyPatch) -> None:
         except NoResponder:
             control = msgspec.msgpack.decode(data)
             if control["op"] == "check":
-                return settling.encode(CheckReply(verdicts=["unknown"] * len(control["runs"])))
+                return judge_client.encode(CheckReply(verdicts=["unknown"] * len(control["runs"])))
             kind = ClaimReply if control["op"] == "claim" else RefuseReply
-            return settling.encode(kind(verdict="unknown"))
+            return judge_client.encode(kind(verdict="unknown"))
 
     patch.setattr(SimMessaging, "request", request)
 
@@ -236,19 +237,19 @@ def a_verdict_takes_a_fresh_read(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_verdict_covers_only_what_was_there_when_it_was_asked(patch: pytest.MonkeyPatch) -> None:
-    async def drop_if_gone(self: Upkeep, name: str) -> None:
+    async def drop_if_gone(self: WorkerTimers, name: str) -> None:
         session = self._session
         if await session.members.ingress_gone(name):
             for run in session.runs:
                 if run.judge == name:
                     session.drop(run, how="judge_gone")
 
-    patch.setattr(Upkeep, "_drop_if_gone", drop_if_gone)
+    patch.setattr(WorkerTimers, "_drop_if_gone", drop_if_gone)
 
 
 @guard
 def nobody_works_for_a_judge_that_is_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Upkeep, "_look_for_judges", lambda self, tasks, now_s: None)
+    patch.setattr(WorkerTimers, "_look_for_judges", lambda self, tasks, now_s: None)
 
 
 @guard
@@ -374,7 +375,7 @@ def who_is_back_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def who_drains_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ingress_inbox, "drained_key", lambda worker: f"nothing.{worker}")
+    patch.setattr(inbox, "drained_key", lambda worker: f"nothing.{worker}")
 
 
 @guard

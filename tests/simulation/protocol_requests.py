@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from broker.cards import ModelCard
-from broker.jobs import Job
-from broker.messages import Generation, Row
-from jetstream.subjects import pool_id
+from headrace.broker.jobs import Job
+from headrace.broker.messages import Generation, Row
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.subjects import pool_id
 from tests.simulation.world import Machine, Violation
 
 if TYPE_CHECKING:
-    from broker.stream import JobStream
+    from headrace.broker.ingress.stream import JobStream
 
 POOL = pool_id("m")
 CARD = ModelCard(model="m", pool=POOL, context_length=4096, block_size=32)

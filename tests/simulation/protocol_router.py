@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from broker.members import Members
-from broker.settings import Timing
-from jetstream.subjects import Subjects
-from router.index.prefix import PurePrefixIndex
-from router.index.view import Caches
-from router.options import SessionOptions
-from router.placement.scheduler import Scheduler
-from router.placement.settings import SchedulerSettings
-from router.placement.types import Decision
-from router.session.ports import Scheduling
-from router.session.session import RouterSession
+from headrace.broker.membership.members import Members
+from headrace.broker.settings import Timing
+from headrace.jetstream.subjects import Subjects
+from headrace.router.index.prefix import PurePrefixIndex
+from headrace.router.index.view import Caches
+from headrace.router.placement.scheduler import Scheduler
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Decision
+from headrace.router.session.ports import Scheduling
+from headrace.router.session.session import RouterSession
+from headrace.router.settings import SessionOptions
 from tests.simulation.world import Machine
 from tests.support.scheduler import RandomScheduler
 

@@ -1,4 +1,4 @@
-"""`jetstream.ports.PullLoop` and `Delivery` over the simulated server."""
+"""`headrace.jetstream.ports.PullLoop` and `Delivery` over the simulated server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jetstream.errors import JetStreamError
-from jetstream.ports import StoredMessage
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.ports import StoredMessage
 from tests.simulation.server import Pull, SimConsumer
 
 if TYPE_CHECKING:

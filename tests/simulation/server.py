@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from jetstream.errors import QueueFull, RevisionConflict, TopologyError
-from jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessage, StreamState
-from jetstream.specs import StreamSpec
-from jetstream.topology import Topology
+from headrace.jetstream.errors import QueueFull, RevisionConflict, TopologyError
+from headrace.jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessage, StreamState
+from headrace.jetstream.specs import StreamSpec
+from headrace.jetstream.topology import Topology
 from tests.simulation.buckets import SimStore
 from tests.simulation.network import CORE, Conn, SimConfig, Sub, headers_of, matches
 

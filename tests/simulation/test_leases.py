@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from jetstream.lease import LeaseKeeper
-from jetstream.subjects import Subjects
-from jetstream.topology import Topology
+from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
 from tests.simulation.network import CALM, SimConfig
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step
 from tests.simulation.world import Machine, Violation, World

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from jetstream import ports
+from headrace.jetstream import ports
 from tests.simulation.following import SimFollow
 from tests.simulation.messaging import SimBucket, SimMessaging, SimObjects, SimSubscription, SimWatch
 from tests.simulation.pulling import SimDelivery, SimPullLoop

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from broker.prefill import server
-from broker.prefill.client import Asked, PrefillClient
-from broker.prefill.messages import PrefillDone, PrefillState, PrefillTaken, PrefillVerdict
-from broker.prefill.server import PrefillServer
-from broker.roles import RoleChange
-from broker.starting import Starting
+from headrace.broker.messages.prefill import PrefillDone, PrefillState, PrefillTaken, PrefillVerdict
+from headrace.broker.prefill import server
+from headrace.broker.prefill.client import Asked, PrefillClient
+from headrace.broker.prefill.server import PrefillServer
+from headrace.broker.worker.role_change import RoleChange
+from headrace.broker.worker.run_admission import RunAdmission
+from headrace.workers.handover.decode_side import RemotePrefill
+from headrace.workers.runtime.runs import Runs
 from tests.simulation.search import play
 from tests.simulation.test_prefill import SCENARIOS
-from workers.handover.remote import RemotePrefill
-from workers.runs import Runs
 
 pytestmark = pytest.mark.deep
 
@@ -119,9 +119,9 @@ def a_role_changes_only_when_the_engine_is_empty(patch: pytest.MonkeyPatch) -> N
 
 
 def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    async def keep(self: Starting, delivery: Any) -> None: ...
+    async def keep(self: RunAdmission, delivery: Any) -> None: ...
 
-    patch.setattr(Starting, "_return", keep)
+    patch.setattr(RunAdmission, "_return", keep)
 
 
 # In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from broker import metrics, probing
+from headrace.broker import metrics
+from headrace.broker.membership import failure_detector
 from tests.simulation.network import CALM, SimConfig
 from tests.simulation.prefill_deployment import Deployment, Shape
 from tests.simulation.search import explain, play
@@ -47,7 +48,7 @@ def test_a_stream_pauses_for_less_than_a_second_when_its_worker_is_killed(worker
 
 
 def test_without_probes_it_takes_until_the_lease_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "WATCHED", 0)
+    monkeypatch.setattr(failure_detector, "WATCHED", 0)
     deployment, revoked = run(Fault(7.2, "crash", "W0"), Fault(7.2, "crash", "W1"))
     assert revoked == 0
     assert longest_pause_s(deployment) > 1.5
@@ -61,7 +62,7 @@ def test_a_broker_that_is_gone_for_a_while_is_nobodys_death(length_s: float) -> 
 
 @pytest.mark.slow
 def test_right_after_a_reconnect_nobody_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing.Prober, "_may_suspect", lambda _self, _worker: True)
+    monkeypatch.setattr(failure_detector.FailureDetector, "_may_suspect", lambda _self, _worker: True)
     revoked = sum(run(Fault(7.0 + n / 5, "outage", "", 1.0), config=LATE)[1] for n in range(5))
     assert revoked > 0
 
@@ -69,13 +70,13 @@ def test_right_after_a_reconnect_nobody_is_suspected(monkeypatch: pytest.MonkeyP
 def test_whoever_watches_suspects_those_that_have_answered_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that were killed right before, and so are new, see the third one die."""
     at_s: list[float] = []
-    revoke = probing.Prober._revoke
+    revoke = failure_detector.FailureDetector._revoke
 
-    async def noted(self: probing.Prober, worker: str) -> None:
+    async def noted(self: failure_detector.FailureDetector, worker: str) -> None:
         at_s.append(asyncio.get_running_loop().time())
         await revoke(self, worker)
 
-    monkeypatch.setattr(probing.Prober, "_revoke", noted)
+    monkeypatch.setattr(failure_detector.FailureDetector, "_revoke", noted)
     run(Fault(6.0, "crash", "W1"), Fault(6.1, "crash", "W2"), Fault(9.0, "crash", "W0"))
     assert min(at for at in at_s if at > 9.0) < 10.0
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from jetstream.errors import JetStreamError
-from jetstream.ports import ConsumerSpec
-from jetstream.specs import StreamSpec
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.ports import ConsumerSpec
+from headrace.jetstream.specs import StreamSpec
 from tests.simulation.network import CALM, SimConfig
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, minimise, play
 from tests.simulation.world import Machine, Violation, World

@@ -5,9 +5,9 @@ import traceback
 
 import pytest
 
-from jetstream.client import Connection, ConnectOptions
-from jetstream.manage import ensure_topology
-from jetstream.subjects import Subjects
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.subjects import Subjects
 from tests.simulation.network import CALM
 from tests.simulation.scenarios import SCENARIOS, run, topology
 from tests.simulation.world import Machine, World

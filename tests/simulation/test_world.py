@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from jetstream.errors import NoResponder, NotConnected, PublishUnknown, RequestTimeout
-from jetstream.ports import ConsumerSpec
-from jetstream.specs import StreamSpec
+from headrace.jetstream.errors import NoResponder, NotConnected, PublishUnknown, RequestTimeout
+from headrace.jetstream.ports import ConsumerSpec
+from headrace.jetstream.specs import StreamSpec
 from tests.simulation.network import CALM, SimConfig
 from tests.simulation.world import Fault, Machine, Violation, World
 

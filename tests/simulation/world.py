@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from jetstream.ports import Message
+from headrace.jetstream.ports import Message
 from tests.simulation.loop import EPOCH_S, Scheduler, VirtualLoop
 from tests.simulation.messaging import SimMessaging
 from tests.simulation.network import Conn, Network, SimConfig

@@ -1,6 +1,6 @@
 """A scripted executor for protocol tests: no engine, tokens are a pure function of the request and the position.
 
-It stands in for workers/runtime.py where the protocol alone is under test; the real runtime has tests of its own.
+It stands in for workers/runtime/runtime.py where the protocol alone is under test; the real runtime has tests of its own.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import asyncio
 import zlib
 from dataclasses import dataclass, field
 
-from broker.messages import Finish, LoadReport
-from broker.protocol.runs import Run
-from broker.worker import WorkerSession
+from headrace.broker.messages import Finish, LoadReport
+from headrace.broker.protocol.runs import Run
+from headrace.broker.worker.session import WorkerSession
 
 
 def token(request_id: str, choice: int, position: int) -> int:

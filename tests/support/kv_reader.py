@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.codec import decode, unpack_u64
-from broker.messages import KvMessage, KvReset, KvStep
+from headrace.broker.codec import decode, unpack_u64
+from headrace.broker.messages import KvMessage, KvReset, KvStep
 
 Blocks = dict[str, set[int]]
 

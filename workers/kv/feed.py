@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.errors import WireError
-from workers import metrics
-from workers.engine import Engine, KvBatch, KvEvent
-from workers.errors import EngineDead, WorkerError
-from workers.kv.translate import Change, Translator
+from headrace.broker.errors import WireError
+from headrace.workers import metrics
+from headrace.workers.engine import Engine, KvBatch, KvEvent
+from headrace.workers.errors import EngineDead, WorkerError
+from headrace.workers.kv.translator import Change, Translator
 
 log = structlog.get_logger()
 

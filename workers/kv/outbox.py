@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from broker.codec import encode, pack_u64
-from broker.messages import KvReset, KvStep
-from workers.engine import TIERS, Tier
-from workers.kv.translate import Change
+from headrace.broker.codec import encode, pack_u64
+from headrace.broker.messages import KvReset, KvStep
+from headrace.workers.engine import TIERS, Tier
+from headrace.workers.kv.translator import Change
 
 MAX_BYTES = 256 * 1024
 HEADROOM = 512  # for everything in a message but the blocks

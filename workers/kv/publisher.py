@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
-from broker.settings import Timing
-from jetstream.errors import JetStreamError, PayloadTooLarge
-from jetstream.ports import Messaging
-from jetstream.subjects import Subjects
-from workers import metrics
-from workers.engine import Tier
-from workers.kv.outbox import MAX_BYTES, Outbox, Sealed
-from workers.kv.translate import Change
+from headrace.broker.settings import Timing
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.workers import metrics
+from headrace.workers.engine import Tier
+from headrace.workers.kv.outbox import MAX_BYTES, Outbox, Sealed
+from headrace.workers.kv.translator import Change
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ Inventory = Callable[[], Mapping[Tier, Collection[int]]]
 
 
 class KvPublisher:
-    """One epoch of one worker. Implements `broker.executor.KvPort`."""
+    """One epoch of one worker. Implements `headrace.broker.worker.ports.KvPort`."""
 
     def __init__(
         self,

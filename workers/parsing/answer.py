@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import structlog
 
-from broker.messages import FinishReason, Parsing, Text
-from workers import metrics
-from workers.errors import AnswerUnreadable
-from workers.parsing.interface import AnswerParser, finish_reason
-from workers.text.pipeline import TextPipeline
+from headrace.broker.messages import FinishReason, Parsing, Text
+from headrace.workers import metrics
+from headrace.workers.errors import AnswerUnreadable
+from headrace.workers.parsing.interface import AnswerParser, finish_reason
+from headrace.workers.text.pipeline import TextPipeline
 
 log = structlog.get_logger()
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.messages import Generation, Parsing, Part
-from workers.engine import Engine, EngineInfo
-from workers.errors import RequestInvalid
-from workers.parsing.choosing import Chosen, traits_of
-from workers.parsing.families import Traits
-from workers.parsing.ids import settled_id
-from workers.parsing.interface import Asked, Known, named_function
-from workers.parsing.pieces import joined
-from workers.parsing.schema import forced_schema
-from workers.parsing.stages import Hermes, Named, Plain, Required, Stage, Think
-from workers.text.tokens import TokenTable
+from headrace.broker.messages import Generation, Parsing, Part
+from headrace.workers.engine import Engine, EngineInfo
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.parsing.call_ids import settled_id
+from headrace.workers.parsing.families import Traits
+from headrace.workers.parsing.interface import Asked, Known, named_function
+from headrace.workers.parsing.schema import forced_schema
+from headrace.workers.parsing.selection import Chosen, traits_of
+from headrace.workers.parsing.stages import Hermes, Named, Plain, Required, Stage, Think
+from headrace.workers.parsing.text_pieces import joined
+from headrace.workers.text.tokens import TokenTable
 
 BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
 KNOWN = Known(tools=("hermes",), reasoning=("think",))
@@ -59,7 +59,7 @@ class BuiltinParsers:
 
 
 class BuiltinBrand:
-    """See `workers.parsing.choosing.Brand`."""
+    """See `headrace.workers.parsing.selection.ParserFamily`."""
 
     def known(self, model: str) -> Known:
         return KNOWN
@@ -79,7 +79,7 @@ class BuiltinBrand:
 
 
 class BuiltinPlan:
-    """See `workers.parsing.interface.ParsePlan`."""
+    """See `headrace.workers.parsing.interface.ParsePlan`."""
 
     def __init__(self, parsers: BuiltinParsers, parsing: Parsing, asked: Asked, *, opened: bool) -> None:
         self.asked = asked
@@ -106,7 +106,7 @@ class BuiltinPlan:
 
 
 class BuiltinParser:
-    """One answer. See `workers.parsing.interface.AnswerParser`."""
+    """One answer. See `headrace.workers.parsing.interface.AnswerParser`."""
 
     __slots__ = ("_kept", "_parsing", "_reasoning_tokens", "_stage", "called")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from broker.messages import FinishReason, Generation, Parsing, Part
+from headrace.broker.messages import FinishReason, Generation, Parsing, Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.messages import Parsing
-from workers.errors import RequestInvalid
-from workers.parsing.interface import named_function
+from headrace.broker.messages import Parsing
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.parsing.interface import named_function
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from broker.messages import Part
-from workers.parsing.call_json import CallReader
-from workers.parsing.pieces import overlap
+from headrace.broker.messages import Part
+from headrace.workers.parsing.call_json import CallReader
+from headrace.workers.parsing.text_pieces import overlap
 
 NewId = Callable[[int], str]
 """The id of the call with this index."""

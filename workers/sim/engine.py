@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from workers.engine import (
+from headrace.workers.engine import (
     Capabilities,
     DisaggStyle,
     EngineConfig,
@@ -34,27 +34,27 @@ from workers.engine import (
     Sequence,
     Sink,
 )
-from workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from workers.sim.answering import PRESCRIBED
-from workers.sim.blocks import BlockManager
-from workers.sim.events import EventBuffer
-from workers.sim.fabric import Fabric
-from workers.sim.faults import SequenceFaults, raise_rejection
-from workers.sim.guided.texts import KINDS
-from workers.sim.media import MEDIA_KINDS, media_slots
-from workers.sim.membership import ROLES, FabricMember
-from workers.sim.opening import open_disk, open_fabric
-from workers.sim.operations import Operations
-from workers.sim.pacing import pass_time, until_work
-from workers.sim.scheduler import Scheduler, block_manager
-from workers.sim.settings import SimSettings, parse_settings
-from workers.sim.sleep import LEVELS, Sleeper
-from workers.sim.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
-from workers.sim.wire import Wire
+from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.sim.answers.answers import PRESCRIBED
+from headrace.workers.sim.answers.guided.texts import KINDS
+from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
+from headrace.workers.sim.control import Operations
+from headrace.workers.sim.driver_wait import pass_time, until_work
+from headrace.workers.sim.events import EventBuffer
+from headrace.workers.sim.faults import SequenceFaults, raise_rejection
+from headrace.workers.sim.media import MEDIA_KINDS, media_slots
+from headrace.workers.sim.resources import open_disk, open_fabric
+from headrace.workers.sim.scheduling.blocks import BlockManager
+from headrace.workers.sim.scheduling.scheduler import Scheduler, block_manager
+from headrace.workers.sim.settings import SimSettings, parse_settings
+from headrace.workers.sim.sleep import LEVELS, Sleeper
+from headrace.workers.sim.transfer.fabric import Fabric
+from headrace.workers.sim.transfer.fabric_member import ROLES, FabricMember
+from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 if TYPE_CHECKING:
-    from workers.sim.disk_store import DiskStore
-    from workers.sim.pooling import SimPooling
+    from headrace.workers.sim.answers.pooling import SimPooling
+    from headrace.workers.sim.transfer.disk_store import DiskStore
 
 VERSION = "1"  # of the model: what it answers and how long it takes
 
@@ -67,7 +67,8 @@ def _kill_self() -> None:
 
 
 class SimEngine:
-    """Implements `workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` replaces the one of the settings."""
+    """Implements `headrace.workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` replaces the one of
+    the settings."""
 
     def __init__(self, *, kill: Callable[[], None] = _kill_self, fabric: Fabric | None = None) -> None:
         self._kill = kill
@@ -118,7 +119,7 @@ class SimEngine:
                 f"mean_output_tokens needs an end token, and {folder} names none (eos_token in tokenizer_config.json)"
             )
         if settings.pooling is not None:
-            from workers.sim.pooling import SimPooling  # who makes no vectors must not load numpy
+            from headrace.workers.sim.answers.pooling import SimPooling  # who makes no vectors must not load numpy
 
             self._pooling = SimPooling(settings.pooling, settings, special=vocabulary.table.special)
             sink = self._pooling.take
@@ -184,7 +185,7 @@ class SimEngine:
             manager.lower.disk_store = self._disk
         if not settings.hands_over(config.role):
             return Scheduler(settings, vocabulary, manager=manager, clock=clock, disk=self._disk)
-        wire = Wire(
+        wire = HandoverWire(
             model=config.served_name,
             role=config.role,
             settings=settings,

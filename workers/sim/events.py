@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from workers.engine import KvBatch, KvEvent
-from workers.errors import RequestInvalid
-from workers.sim.faults import Faults
+from headrace.workers.engine import KvBatch, KvEvent
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.sim.faults import Faults
 
 Inventory = Callable[[], list[KvEvent]]
 _MOST_STEPS = 4096

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine
+from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine
 
 TokenNumber = Annotated[int, msgspec.Meta(ge=0)]
 Every = Annotated[int, msgspec.Meta(ge=1)] | None

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from broker.blocks import MediaSpan
-from broker.cards import MediaSlot
-from workers.errors import RequestInvalid
-from workers.tensors import StoredTensor
-from workers.text.tokens import TokenTable
+from headrace.broker.blocks import MediaSpan
+from headrace.broker.models.cards import MediaSlot
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.prompt_embeds import StoredTensor
+from headrace.workers.text.tokens import TokenTable
 
 MEDIA_KINDS = ("image", "video", "audio")
 PLACEHOLDERS = {"image": "<filename>", "video": "<file_sep>", "audio": "<empty_output>"}
@@ -57,7 +57,7 @@ def embeds_media(tensor: StoredTensor, prompt_tokens: int) -> tuple[MediaSpan, .
 
 
 def media_keys(spans: Sequence[MediaSpan], start: int, size: int) -> tuple[tuple[int, int], ...]:
-    """(digest, offset) of each item that touches the block of `size` tokens at token `start`; see `broker.blocks`."""
+    """(digest, offset) of each item that touches the block of `size` tokens at token `start`; see `headrace.broker.blocks`."""
     return tuple(
         (span.digest, max(0, span.start - start))
         for span in spans

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
 
-from workers.engine import Sequence
-from workers.errors import EngineError
-from workers.sim.faults import raise_rejection
-from workers.sim.scheduler import Scheduler, StepResult
-from workers.sim.settings import SimSettings
-from workers.sim.tokens import Vocabulary, bundled_vocabulary
+from headrace.workers.engine import Sequence
+from headrace.workers.errors import EngineError
+from headrace.workers.sim.answers.tokens import Vocabulary, bundled_vocabulary
+from headrace.workers.sim.faults import raise_rejection
+from headrace.workers.sim.scheduling.scheduler import Scheduler, StepResult
+from headrace.workers.sim.settings import SimSettings
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from workers.engine import DisaggStyle, Role
-from workers.errors import EngineStartFailed
-from workers.sim.faults import Faults
-from workers.sim.timing import TimingModel, timing_model
+from headrace.workers.engine import DisaggStyle, Role
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.sim.faults import Faults
+from headrace.workers.sim.scheduling.timing import TimingModel, timing_model
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from workers.engine import Output
-from workers.errors import RequestInvalid
-from workers.sim.scheduler import Scheduler
+from headrace.workers.engine import Output
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.sim.scheduling.scheduler import Scheduler
 
 LEVELS = (1, 2)
 _POLL_S = 0.005

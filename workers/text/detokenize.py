@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
 
-from workers.text.tokens import Decode, TokenTable
+from headrace.workers.text.tokens import Decode, TokenTable
 
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
 _CONTEXT = 8  # prompt tokens that a window starts with

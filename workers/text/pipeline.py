@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workers.text.detokenize import detokenizer
-from workers.text.stops import StopMatcher
-from workers.text.tokens import TokenTable
+from headrace.workers.text.detokenize import detokenizer
+from headrace.workers.text.stops import StopMatcher
+from headrace.workers.text.tokens import TokenTable
 
 __all__ = ["TextPipeline", "TokenTable"]
 

@@ -2,7 +2,7 @@
 
 Most tokenizers decode token by token: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2) and the SentencePiece family (Llama 2,
 Mistral, Gemma).  For those the bytes of every id are worked out once, when a worker starts.  Any other decoder (WordPiece, say)
-gives no table, and `workers.text.detokenize` asks the `tokenizers` library over a sliding window instead.
+gives no table, and `headrace.workers.text.detokenize` asks the `tokenizers` library over a sliding window instead.
 
 Only `tokenizer.json` is read; `tokenizers` is imported just for the second kind.
 """
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
-from workers.errors import ModelUnavailable
+from headrace.workers.errors import ModelUnavailable
 
 Decode = Callable[[list[int], bool], str]
 """(ids, skip special tokens) → text, by the `tokenizers` library."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.engine import EngineConfig
-from workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.engine import EngineConfig
+from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 
 ADAPTERS_ARG = "adapters"
 CONFIG = "adapter_config.json"

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from broker.messages import TokenLogprob
-from workers.engine import Fault, Output, Sequence
-from workers.errors import RequestInvalid
-from workers.tensors import StoredTensor
-from workers.vllm import handover
+from headrace.broker.messages import TokenLogprob
+from headrace.workers.engine import Fault, Output, Sequence
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.prompt_embeds import StoredTensor
+from headrace.workers.vllm import transfer_params
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 
 _GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 _NATIVE_EXTRA = ("thinking_token_budget", "skip_reading_prefix_cache")
-_TRANSFER_EXTRA = (handover.PARAMS, "ec_transfer_params")
+_TRANSFER_EXTRA = (transfer_params.PARAMS, "ec_transfer_params")
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
     "length": "length",
@@ -82,7 +82,7 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
             temperature=0.0,
             max_tokens=1,
             ignore_eos=True,
-            extra_args={handover.PARAMS: transfer},
+            extra_args={transfer_params.PARAMS: transfer},
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,
@@ -91,7 +91,7 @@ def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = 
     native = {name: sequence.extra[name] for name in _NATIVE_EXTRA if name in sequence.extra}
     opaque = {name: value for name, value in sequence.extra.items() if name not in native}
     if transfer is not None:
-        opaque[handover.PARAMS] = transfer
+        opaque[transfer_params.PARAMS] = transfer
     try:
         return SamplingParams(
             temperature=sampling.temperature,
@@ -224,7 +224,7 @@ def _prefilled(output: Output, result: Any) -> Output:
         return output
     if reason in ("length", "stop") and params:
         output.finish = "length"
-        output.handover = handover.plain(params)
+        output.handover = transfer_params.plain(params)
     elif reason == "abort":
         output.finish = "abort"
     else:

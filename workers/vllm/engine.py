@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from workers.engine import (
+from headrace.workers.engine import (
     POOLING_KINDS,
     Capabilities,
     DisaggStyle,
@@ -31,21 +31,21 @@ from workers.engine import (
     Sequence,
     Sink,
 )
-from workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine
-from workers.guard import ProcessTree
-from workers.text.tokens import token_table
-from workers.vllm import convert
-from workers.vllm.adapters import Adapters
-from workers.vllm.exchange import Exchange
-from workers.vllm.folder import SocketFolder
-from workers.vllm.listener import KvListener
-from workers.vllm.load import LoadMeter
-from workers.vllm.media import MediaReader
-from workers.vllm.offered import Offer
-from workers.vllm.pooling import VllmPooling
-from workers.vllm.settings import kv_events_wanted
-from workers.vllm.start import Started, start_vllm
-from workers.vllm.steps import Run, StepBatcher
+from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine
+from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.text.tokens import token_table
+from headrace.workers.vllm import convert
+from headrace.workers.vllm.adapters import Adapters
+from headrace.workers.vllm.kv_listener import KvListener
+from headrace.workers.vllm.kv_transfer import VllmKvTransfer
+from headrace.workers.vllm.load_meter import LoadMeter
+from headrace.workers.vllm.media import MediaReader
+from headrace.workers.vllm.media_support import MediaSupport
+from headrace.workers.vllm.pooling import VllmPooling
+from headrace.workers.vllm.settings import kv_events_wanted
+from headrace.workers.vllm.socket_dir import SocketFolder
+from headrace.workers.vllm.start import Started, start_vllm
+from headrace.workers.vllm.step_batcher import EngineRequest, StepBatcher
 
 _log = structlog.get_logger()
 
@@ -59,9 +59,9 @@ class VllmEngine:
     def __init__(self) -> None:
         self._started: Started | None = None
         self._batcher: StepBatcher | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: VllmKvTransfer | None = None
         self._meter = LoadMeter()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, EngineRequest] = {}
         self._processes = ProcessTree(os.getpid())
         self._death: str | None = None
         self._death_known = asyncio.Event()
@@ -93,7 +93,7 @@ class VllmEngine:
         return self._started.adapters if self._started is not None else None
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> MediaSupport:
         """Which media it takes. Raises EngineDead."""
         return self._alive()[0].offer
 
@@ -127,9 +127,11 @@ class VllmEngine:
         token_bytes = token_table(started.info.tokenizer_dir).token_bytes
         eos = frozenset(started.info.eos_token_ids)
 
-        exchange = Exchange(started.llm, started.transfer, block_size=started.info.block_size, stalled=self._fetch_stalled)
+        exchange = VllmKvTransfer(
+            started.llm, started.transfer, block_size=started.info.block_size, stalled=self._fetch_stalled
+        )
 
-        def to_output(run: Run, result: Any) -> Output:
+        def to_output(run: EngineRequest, result: Any) -> Output:
             sequence, first = run.sequence, not run.started
             hits = exchange.arrived(run.request_id) if first else None
             output = convert.to_output(
@@ -150,7 +152,7 @@ class VllmEngine:
         started, batcher, exchange = self._alive()
         if self._pooling is not None:
             raise UnsupportedByEngine(f"this vLLM serves {', '.join(started.info.kinds)} and generates nothing")
-        run = Run(sequence)
+        run = EngineRequest(sequence)
         try:
             run.request_id, transfer = exchange.admit(sequence)
         except TransferFailed as error:
@@ -186,7 +188,7 @@ class VllmEngine:
             return
         batcher.attach(collector, run)
 
-    async def _prompt(self, started: Started, run: Run) -> Any:
+    async def _prompt(self, started: Started, run: EngineRequest) -> Any:
         sequence = run.sequence
         if sequence.media:
             return await self._media_prompt(run)
@@ -196,14 +198,14 @@ class VllmEngine:
             raise UnsupportedByEngine("this vLLM was started without enable_prompt_embeds", param="prompt_embeds")
         return await asyncio.to_thread(convert.to_prompt, sequence, started.llm.model_config)
 
-    async def _media_prompt(self, run: Run) -> Any:
+    async def _media_prompt(self, run: EngineRequest) -> Any:
         if self._media is None:
             raise UnsupportedByEngine("this model takes no media, only text", param="messages")
         made = await self._media.prompt(run.sequence)
         run.token_ids, run.prompt_tokens = made.token_ids, made.tokens
         return made.given
 
-    def _forget_media(self, run: Run) -> None:
+    def _forget_media(self, run: EngineRequest) -> None:
         """vLLM has processed its items, and its core may not have got them."""
         if self._media is not None and run.prompt_tokens is not None:
             self._media.forget(run.sequence)
@@ -219,7 +221,7 @@ class VllmEngine:
         self._batcher.drop(known)
         await self._abort(runs)
 
-    async def _abort(self, runs: Seq[Run]) -> None:
+    async def _abort(self, runs: Seq[EngineRequest]) -> None:
         """End runs in vLLM that are closed on our side."""
         if self._started is None or self._exchange is None:
             return
@@ -335,7 +337,7 @@ class VllmEngine:
         if left:
             _log.warning("engine.processes_killed", count=left)
 
-    def _alive(self) -> tuple[Started, StepBatcher, Exchange]:
+    def _alive(self) -> tuple[Started, StepBatcher, VllmKvTransfer]:
         if self._death is not None:
             raise EngineDead(self._death)
         if self._started is None or self._batcher is None or self._exchange is None:
@@ -360,7 +362,7 @@ class VllmEngine:
             self._exchange.arrived(run.request_id)
         self._meter.gone(sequence_id)
 
-    def _failed(self, run: Run, error: Exception) -> Output | None:
+    def _failed(self, run: EngineRequest, error: Exception) -> Output | None:
         """What a sequence that vLLM ended with an exception gets: nothing if the whole engine is dead, `died` says that."""
         translated = self._translate(error)
         if isinstance(translated, EngineDead):

@@ -17,9 +17,9 @@ import msgspec
 import structlog
 import xxhash
 
-from workers import metrics
-from workers.engine import KvBatch, KvEvent, Tier
-from workers.vllm.adapters import public_name
+from headrace.workers import metrics
+from headrace.workers.engine import KvBatch, KvEvent, Tier
+from headrace.workers.vllm.adapters import public_name
 
 log = structlog.get_logger()
 

@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import structlog
 
-from broker.cards import MediaSlot
-from workers import metrics
-from workers.engine import Sequence
-from workers.errors import RequestInvalid, UnsupportedByEngine, WorkerError
-from workers.vllm.offered import Offer, missing_decoder
+from headrace.broker.models.cards import MediaSlot
+from headrace.workers import metrics
+from headrace.workers.engine import Sequence
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.vllm.media_support import MediaSupport, missing_decoder
 
 _log = structlog.get_logger()
 
@@ -95,7 +95,7 @@ def with_placeholders(token_ids: Seq[int], items: Seq[Item], slots: Mapping[str,
     return ids
 
 
-def check_kinds(items: Seq[Item], offer: Offer) -> None:
+def check_kinds(items: Seq[Item], offer: MediaSupport) -> None:
     """Raises UnsupportedByEngine for the first item that this engine does not take, with the reason where there is one."""
     for item in items:
         if item.kind in offer.slots:
@@ -107,7 +107,7 @@ def check_kinds(items: Seq[Item], offer: Offer) -> None:
 class MediaReader:
     """Decodes items in threads of its own, and has vLLM process them beside its event loop."""
 
-    def __init__(self, llm: Any, offer: Offer) -> None:
+    def __init__(self, llm: Any, offer: MediaSupport) -> None:
         self._llm = llm
         self._offer = offer
         self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="media-decode")
@@ -154,7 +154,7 @@ class MediaReader:
         return decoded
 
     async def _render(self, prompt: dict[str, Any], items: Seq[Item]) -> Any:
-        from workers.vllm.convert import translate_invalid
+        from headrace.workers.vllm.convert import translate_invalid
 
         param = items[0].param if len(items) == 1 else "messages"
         try:

@@ -1,4 +1,4 @@
-"""vLLM's own parsers for tool calls and reasoning, behind `workers.parsing.interface`.
+"""vLLM's own parsers for tool calls and reasoning, behind `headrace.workers.parsing.interface`.
 
 They are used as vLLM's chat server uses them, so that every model family works here on the day vLLM supports it: the same
 class that combines both kinds, the same adjustment of the request, streamed answers by `parse_delta`, one token at a time, and
@@ -15,15 +15,15 @@ from typing import Any
 
 import structlog
 
-from broker.messages import Generation, Parsing
-from workers.engine import Engine, EngineConfig, EngineInfo
-from workers.errors import EngineStartFailed, RequestInvalid
-from workers.parsing.choosing import Chosen, Kind, traits_of
-from workers.parsing.families import Traits
-from workers.parsing.interface import Asked, Known
-from workers.text.tokens import TokenTable
-from workers.vllm.answers import AnswerReader
-from workers.vllm.settings import prepare_environment
+from headrace.broker.messages import Generation, Parsing
+from headrace.workers.engine import Engine, EngineConfig, EngineInfo
+from headrace.workers.errors import EngineStartFailed, RequestInvalid
+from headrace.workers.parsing.families import Traits
+from headrace.workers.parsing.interface import Asked, Known
+from headrace.workers.parsing.selection import Chosen, Kind, traits_of
+from headrace.workers.text.tokens import TokenTable
+from headrace.workers.vllm.parsed_answer import AnswerReader
+from headrace.workers.vllm.settings import prepare_environment
 
 log = structlog.get_logger()
 
@@ -39,8 +39,8 @@ LATE_REASONING = frozenset({"granite"})
 """The same of reasoning parsers; two more are late where they cannot be used as they are made to, see `_late_reasoning`."""
 
 
-class VllmBrand:
-    """See `workers.parsing.choosing.Brand`."""
+class VllmParserFamily:
+    """See `headrace.workers.parsing.selection.ParserFamily`."""
 
     def known(self, model: str) -> Known:
         prepare_environment(EngineConfig(model=model, served_name=model), os.environ)
@@ -129,7 +129,7 @@ def _harmony_vocabulary() -> None:
 
 
 class VllmParsers:
-    """See `workers.parsing.interface.ParserSet`. `model_config` is vLLM's own, or None."""
+    """See `headrace.workers.parsing.interface.ParserSet`. `model_config` is vLLM's own, or None."""
 
     def __init__(self, tokenizer: Any, model_config: Any, *, tool: str | None, reasoning: str | None) -> None:
         self.tool, self.reasoning = tool, reasoning
@@ -212,7 +212,7 @@ def _history(calls: int) -> list[dict[str, Any]]:
 
 
 class VllmPlan:
-    """See `workers.parsing.interface.ParsePlan`.
+    """See `headrace.workers.parsing.interface.ParsePlan`.
 
     `make` is None if there is nothing to take apart; `late`: everything comes at the end, but for the content before the mark
     `lead`, if that is given.

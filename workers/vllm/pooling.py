@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from workers.engine import EngineConfig, Pooled, PoolItem
-from workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from workers.vllm.load import LoadMeter
+from headrace.workers.engine import EngineConfig, Pooled, PoolItem
+from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.vllm.load_meter import LoadMeter
 
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 _TASKS = {"embedding": "embed", "score": "classify", "classify": "classify"}

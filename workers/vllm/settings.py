@@ -13,11 +13,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from workers.engine import EngineConfig
-from workers.errors import EngineStartFailed
-from workers.vllm.adapters import ADAPTERS_ARG, adapters_of, lora_args
-from workers.vllm.pooling import pools
-from workers.vllm.transfer import EXTENSION, MODE_ARG, connector_config
+from headrace.workers.engine import EngineConfig
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.vllm.adapters import ADAPTERS_ARG, adapters_of, lora_args
+from headrace.workers.vllm.connector import EXTENSION, MODE_ARG, connector_config
+from headrace.workers.vllm.pooling import pools
 
 CPU_BLOCK_SIZE = 32
 CPU_MAX_SEQUENCES = 32

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 
-from workers.errors import EngineStartFailed
+from headrace.workers.errors import EngineStartFailed
 
 HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"

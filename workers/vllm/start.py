@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workers.beside import beside
-from workers.engine import EngineConfig, EngineInfo
-from workers.errors import EngineStartFailed, WorkerError
-from workers.vllm.adapters import Adapters, adapters_of, load_adapters
-from workers.vllm.forking import forked_core, may_fork
-from workers.vllm.load import LoadMeter
-from workers.vllm.missing import missing_code
-from workers.vllm.offered import NO_MEDIA, Offer, offered_media
-from workers.vllm.pooling import class_labels, pooling_kinds
-from workers.vllm.settings import computes_in_core, engine_args, prepare_children, prepare_environment, size_kv_cache
-from workers.vllm.side_channel import side_channel
-from workers.vllm.transfer import Transfer, check_role, describe_transfer, handover_word
+from headrace.workers.blocking import beside
+from headrace.workers.engine import EngineConfig, EngineInfo
+from headrace.workers.errors import EngineStartFailed, WorkerError
+from headrace.workers.vllm.adapters import Adapters, adapters_of, load_adapters
+from headrace.workers.vllm.connector import ConnectorChoice, check_role, describe_transfer, handover_word
+from headrace.workers.vllm.forked_core import forked_core, may_fork
+from headrace.workers.vllm.load_meter import LoadMeter
+from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_media
+from headrace.workers.vllm.missing_packages import missing_code
+from headrace.workers.vllm.pooling import class_labels, pooling_kinds
+from headrace.workers.vllm.settings import computes_in_core, engine_args, prepare_children, prepare_environment, size_kv_cache
+from headrace.workers.vllm.side_channel import side_channel
 
 NO_DEVICE = (
     "vLLM {version} finds nothing to compute on: it is built for GPUs, and none can be used. Does `nvidia-smi` list one? "
@@ -35,9 +35,9 @@ class Started:
 
     llm: Any
     info: EngineInfo
-    transfer: Transfer | None = None
+    transfer: ConnectorChoice | None = None
     adapters: Adapters | None = None  # None: it generates nothing
-    offer: Offer = NO_MEDIA
+    offer: MediaSupport = NO_MEDIA
 
 
 async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None) -> Started:
@@ -95,7 +95,7 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     return Started(llm, _describe(llm, vllm.__version__, transfer), transfer)
 
 
-def _describe(llm: Any, version: str, transfer: Transfer | None) -> EngineInfo:
+def _describe(llm: Any, version: str, transfer: ConnectorChoice | None) -> EngineInfo:
     vllm_config = llm.vllm_config
     model, cache = vllm_config.model_config, vllm_config.cache_config
     return EngineInfo(

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.engines.conftest import ARGS
-from tests.engines.own_server import own_server
-from tests.running_up import RunningUp
+from tests.engines.support.own_server import own_server
+from tests.support.running_up import RunningUp
 
 MODEL = "small"
 ENGINE_START_S = 400.0

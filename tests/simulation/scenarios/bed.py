@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from jetstream.ports import ConsumerSpec, Delivery, Message, Messaging, PullLoop
-from jetstream.subjects import Subjects
-from jetstream.topology import Topology
+from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, Messaging, PullLoop
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
 
 ACK_WAIT_S = 0.8
 POOL = "m-00000000"

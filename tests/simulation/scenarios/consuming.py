@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from jetstream.errors import TopologyError
+from headrace.jetstream.errors import TopologyError
 from tests.simulation.scenarios.bed import Bed, Readings, until_gone
 
 

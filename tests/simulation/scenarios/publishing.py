@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from jetstream.errors import QueueFull, RevisionConflict, TopologyError
-from jetstream.topology import request_consumer
+from headrace.jetstream.errors import QueueFull, RevisionConflict, TopologyError
+from headrace.jetstream.topology import request_consumer
 from tests.simulation.scenarios.bed import POOL, Bed, Readings, until_gone
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from jetstream.errors import RevisionConflict, StreamTrimmed
-from jetstream.ports import Change
+from headrace.jetstream.errors import RevisionConflict, StreamTrimmed
+from headrace.jetstream.ports import Change
 from tests.simulation.scenarios.bed import POOL, Bed, until_gone
 
 

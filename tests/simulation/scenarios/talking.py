@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from jetstream.errors import NoResponder, RequestTimeout
-from jetstream.ports import Message
+from headrace.jetstream.errors import NoResponder, RequestTimeout
+from headrace.jetstream.ports import Message
 from tests.simulation.scenarios.bed import POOL, Bed, note
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.routing import Route
 
-from frontend.openapi import build_openapi
-from tests.unit.frontend.fakes import FakeIngress, frontend
+from headrace.frontend.openapi import build_openapi
+from tests.support.frontend_fakes import FakeIngress, frontend
 
 DOCUMENT: dict[str, Any] = json.loads(build_openapi())
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.anthropic.schema import MessagesRequest
-from frontend.anthropic.translate import chat_request
-from frontend.schema.chat import ChatRequest
-from tests.unit.frontend.anthropic.client import Client
-from tests.unit.frontend.fakes import FILES, FakeServed
+from headrace.frontend.anthropic.schema import MessagesRequest
+from headrace.frontend.anthropic.translate import chat_request
+from headrace.frontend.schema.chat import ChatRequest
+from tests.support.anthropic_client import Client
+from tests.support.frontend_fakes import FILES, FakeServed
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"properties": {}}, "cache_control": {"type": "ephemeral"}}
 USER = {"role": "user", "content": "hi"}

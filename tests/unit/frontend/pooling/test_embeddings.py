@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from broker.errors import JobFailed, JobInvalid
-from tests.unit.frontend.fakes import Call, chat
-from tests.unit.frontend.pooling.bench import BERT, CLASSIFIER, CLS, EMBEDDER, MODEL, SCORER, SEP, Bench, unbase64
+from headrace.broker.errors import JobFailed, JobInvalid
+from tests.support.frontend_fakes import Call, chat
+from tests.support.pooling_frontend import BERT, CLASSIFIER, CLS, EMBEDDER, MODEL, SCORER, SEP, Bench, unbase64
 
 URL = "/v1/embeddings"
 
@@ -224,7 +224,7 @@ async def test_a_client_that_leaves_stops_its_jobs() -> None:
 
 
 async def test_a_large_answer_is_put_together_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from frontend.pooling import writers
+    from headrace.frontend.pooling import writers
 
     where: list[int] = []
     real = writers.EmbeddingWriter.make

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.errors import JobFailed, JobWithdrawn, Overloaded, ResponseNotStored
-from tests.unit.frontend.fakes import MODEL, Call, Script, end, row
-from tests.unit.frontend.responses.client import Client, events_of
+from headrace.broker.errors import JobFailed, JobWithdrawn, Overloaded, ResponseNotStored
+from tests.support.frontend_fakes import MODEL, Call, Script, end, row
+from tests.support.responses_client import Client, events_of
 
 IDLE: Script = lambda _job: []  # rows are pushed by hand  # noqa: E731
 
@@ -199,7 +199,7 @@ async def test_one_that_is_not_accepted_is_not_stored() -> None:
 
 
 async def test_the_end_is_stored_once_the_store_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.responses.background.STORE_AGAIN_S", 0.001)
+    monkeypatch.setattr("headrace.frontend.responses.background.STORE_AGAIN_S", 0.001)
     async with serving(IDLE) as client:
         name = await start(client)
         client.store.put_error = ResponseNotStored("no", reason="timeout")

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.responses.schema import ResponsesRequest
-from frontend.responses.translate import chat_request, messages_of
-from tests.unit.frontend.responses.client import Client
+from headrace.frontend.responses.schema import ResponsesRequest
+from headrace.frontend.responses.translate import chat_request, messages_of
+from tests.support.responses_client import Client
 
 FUNCTION = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 

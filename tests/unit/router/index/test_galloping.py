@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.index.create import create_index
-from router.index.types import TIERS, Overlap
-from tests.unit.router.index.histories import TIER, WORKER
-from tests.unit.router.index.model import IMPLEMENTATIONS, ModelIndex, check_ends
+from headrace.router.index.factory import create_index
+from headrace.router.index.types import TIERS, Overlap
+from tests.support.index_histories import TIER, WORKER
+from tests.support.index_model import IMPLEMENTATIONS, ModelIndex, check_ends
 
 
 def tree(turns: list[int]) -> list[int]:

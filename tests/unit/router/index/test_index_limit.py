@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.index.create import create_index
-from router.index.types import Overlap
-from tests.unit.router.index.histories import TIER, WORKER, check
-from tests.unit.router.index.model import IMPLEMENTATIONS, ModelIndex, dumped
+from headrace.router.index.factory import create_index
+from headrace.router.index.types import Overlap
+from tests.support.index_histories import TIER, WORKER, check
+from tests.support.index_model import IMPLEMENTATIONS, ModelIndex, dumped
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

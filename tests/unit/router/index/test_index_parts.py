@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from router.errors import UnknownWorker
-from router.index.create import create_index
-from router.index.types import TIERS, Overlap
-from tests.unit.router.index.histories import check
-from tests.unit.router.index.model import IMPLEMENTATIONS, ModelIndex, dumped
+from headrace.router.errors import UnknownWorker
+from headrace.router.index.factory import create_index
+from headrace.router.index.types import TIERS, Overlap
+from tests.support.index_histories import check
+from tests.support.index_model import IMPLEMENTATIONS, ModelIndex, dumped
 
 
 def test_blocks_in_parts_after_many_came_and_went(implementation: Any) -> None:

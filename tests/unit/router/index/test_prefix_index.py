@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.errors import UnknownWorker
-from router.index.create import create_index
-from tests.unit.router.index.histories import BLOCKS, STEP, check
-from tests.unit.router.index.model import IMPLEMENTATIONS, ModelIndex
+from headrace.router.errors import UnknownWorker
+from headrace.router.index.factory import create_index
+from tests.support.index_histories import BLOCKS, STEP, check
+from tests.support.index_model import IMPLEMENTATIONS, ModelIndex
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

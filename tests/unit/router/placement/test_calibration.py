@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.messages import LoadReport
-from router.errors import SettingsInvalid
-from router.placement.calibration import Calibration, CalibrationSettings, SpeedEstimate, StepTimes
+from headrace.broker.messages import LoadReport
+from headrace.router.errors import SettingsInvalid
+from headrace.router.placement.calibration import Calibration, CalibrationSettings, SpeedEstimate, StepTimes
 
 TRUTH = (0.008, 1 / 24_000, 0.00008)
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from router.placement.types import Placement, Shed
-from tests.unit.router.placement.pool import Pool, chain
+from headrace.router.placement.types import Placement, Shed
+from tests.support.placement_pool import Pool, chain
 
 LONG = chain(1, 40)
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from router.errors import SettingsInvalid
-from router.placement.settings import SchedulerSettings
-from tests.unit.router.placement.pool import Pool, chain
+from headrace.router.errors import SettingsInvalid
+from headrace.router.placement.settings import SchedulerSettings
+from tests.support.placement_pool import Pool, chain
 
 LONG = chain(1, 40)
 

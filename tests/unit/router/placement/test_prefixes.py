@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from broker.codec import pack_u64
-from router.placement.types import Placement
-from tests.unit.router.placement.pool import BLOCK, Pool, chain
+from headrace.broker.codec import pack_u64
+from headrace.router.placement.types import Placement
+from tests.support.placement_pool import BLOCK, Pool, chain
 
 LONG = chain(1, 40)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from router.placement.fair_settings import FairnessSettings
-from router.placement.types import Placement, Shed
-from tests.unit.router.placement.pool import BLOCK, Pool, chain
+from headrace.router.placement.fairness.settings import FairnessSettings
+from headrace.router.placement.types import Placement, Shed
+from tests.support.placement_pool import BLOCK, Pool, chain
 from tests.unit.router.placement.test_prefixes import busy_holder
 
 LONG = chain(1, 40)

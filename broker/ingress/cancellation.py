@@ -1,0 +1,84 @@
+"""Ends that an ingress gives its requests itself: cancelled, withdrawn, too late, not read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from headrace.broker import metrics
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import BrokerUnavailable, WireError
+from headrace.broker.ingress.open_jobs import OpenJobs
+from headrace.broker.membership.members import Members
+from headrace.broker.messages import Cancel, CancelJob, Done, JobFault
+from headrace.broker.protocol.judge import Judge
+from headrace.jetstream.errors import JetStreamError, NoResponder
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+
+class Canceller:
+    """Those of the ingress `own`, and by a question to the others those of any."""
+
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, judge: Judge, open_jobs: OpenJobs, members: Members, *, own: str
+    ) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+        self._judge = judge
+        self._open = open_jobs
+        self._members = members
+        self._own = own
+        self._to_tell: dict[str, list[str]] = {}  # pool → ids, in this turn of the loop
+
+    def end(self, request_id: str, fault: JobFault, *, cause: str) -> None:
+        """End it here, and tell its pool. Fine when it has ended."""
+        record = self._judge.close(request_id, fault)
+        if record is None:
+            return
+        metrics.CANCELLED.labels(cause).inc()
+        if not self._to_tell:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._to_tell.setdefault(record.pool, []).append(request_id)
+
+    def _tell(self) -> None:
+        for pool, ids in self._to_tell.items():
+            self._messaging.send(self._subjects.cancel(pool), encode(Cancel(ids=ids)))
+        self._to_tell.clear()
+
+    def withdraw(self, name: str, tenant: str) -> int:
+        """End those of a tenant that have this id or name here. Returns how many."""
+        open_now = [job for job in self._open.called(name, tenant) if self._judge.get(job.id) is not None]
+        for job in open_now:
+            log.info("job.withdrawn", request_id=job.id, name=name)
+            self.end(job.id, JobFault("request_cancelled", "the request was cancelled by a call"), cause="call")
+        return len(open_now)
+
+    async def everywhere(self, name: str, tenant: str, *, timeout_s: float) -> bool:
+        """End them at whichever ingress they are open. False when there is none.
+
+        Raises BrokerUnavailable when some ingress could not be asked and no other one had it.
+        """
+        if self.withdraw(name, tenant):
+            return True
+        others = [ingress for ingress in self._members.ingresses() if ingress != self._own]
+        question = encode(CancelJob(name=name, tenant=tenant))
+        answers = await asyncio.gather(*(self._ask(ingress, question, timeout_s) for ingress in others))
+        if any(answers):
+            return True
+        if None in answers or not self._messaging.connected:
+            raise BrokerUnavailable("not every frontend could be asked whether it has this request; try again shortly")
+        return False
+
+    async def _ask(self, ingress: str, question: bytes, timeout_s: float) -> bool | None:
+        """None: it did not answer."""
+        subject = self._subjects.control(ingress)
+        try:
+            return decode(Done, await self._messaging.request(subject, question, timeout_s=timeout_s)).ok
+        except NoResponder:
+            return False  # its process is gone, and its requests with it
+        except (JetStreamError, WireError):
+            return None

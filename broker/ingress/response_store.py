@@ -1,0 +1,133 @@
+"""Answers of the Responses API, kept so that any ingress can give them out and continue from them.
+
+An answer holds its own turn (what the client sent, what the model said) and the ids of all turns before it.  So storing costs
+what is new, and a conversation of any length is read in two steps: its last turn, then all the others at once.
+
+They lie in the object store `<prefix>_responses`, each with a life of its own.  When the store is full the oldest make room; an
+answer that lost its beginning that way is as good as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from headrace.broker.codec import encode
+from headrace.broker.errors import ResponseNotStored, ResponseUnknown
+from headrace.broker.messages import Record
+from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+READS_AT_ONCE = 16
+FORGET_DELETED_S = 60.0
+DAY_S = 86_400.0
+
+Item = dict[str, Any]
+
+
+class StoredResponse(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """One turn. `answer` is the JSON that clients get; `input` and `output` are JSON lists of items.
+
+    `chain` has the ids of the turns before, the first one first; `chain_bytes` is what their items take together.
+    """
+
+    id: str
+    tenant: str = "_"
+    created: float = 0.0
+    answer: bytes = b""
+    input: bytes = b"[]"
+    output: bytes = b"[]"
+    chain: list[str] = []
+    chain_bytes: int = 0
+    judge: str = ""  # the ingress that is still making it; empty = it has ended
+    events: bytes = b""  # of one made in the background, all events as they were sent, compressed with zlib
+
+    @property
+    def item_bytes(self) -> int:
+        return len(self.input) + len(self.output)
+
+    def items(self) -> list[Item]:
+        """What this turn adds to the conversation."""
+        return [*msgspec.json.decode(self.input, type=list[Item]), *msgspec.json.decode(self.output, type=list[Item])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    """Sizes in bytes; `max_bytes` is of one turn."""
+
+    ttl_s: float = 30 * DAY_S
+    max_bytes: int = 8 * 1024 * 1024
+    write_timeout_s: float = 2.0
+    read_timeout_s: float = 5.0
+
+
+class ResponseStore:
+    """The store, as an ingress sees it. Keeps nothing itself."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, limits: StoreLimits | None = None) -> None:
+        self._objects = messaging.objects(subjects.bucket("responses"))
+        self._limits = limits or StoreLimits()
+
+    async def put(self, response: StoredResponse) -> None:
+        """Returns once it is stored, within the write timeout. Raises ResponseNotStored."""
+        limits = self._limits
+        data = encode(response)
+        if len(data) > limits.max_bytes:
+            message = f"the response takes {len(data)} bytes; the limit is {limits.max_bytes}"
+            raise ResponseNotStored(message, reason="too_large")
+        try:
+            async with asyncio.timeout(limits.write_timeout_s):
+                await self._objects.put(response.id, data, ttl_s=limits.ttl_s)
+        except TimeoutError:
+            raise ResponseNotStored(f"not stored within {limits.write_timeout_s:g} s", reason="timeout") from None
+        except JetStreamError as error:
+            raise ResponseNotStored(str(error), reason="unavailable") from error
+
+    async def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """Raises ResponseUnknown, and a JetStreamError when the store cannot be reached."""
+        try:
+            data = await self._objects.get(response_id, timeout_s=self._limits.read_timeout_s)
+            response = msgspec.msgpack.decode(data, type=StoredResponse)
+        except ObjectNotFound:
+            raise ResponseUnknown(response_id) from None
+        except (ObjectCorrupt, msgspec.MsgspecError) as error:
+            log.warning("stored_response.damaged", response=response_id, error=str(error))
+            raise ResponseUnknown(response_id) from error
+        if response.tenant != tenant:
+            raise ResponseUnknown(response_id)
+        return response
+
+    async def get_all(self, response_ids: Sequence[str], tenant: str) -> list[StoredResponse]:
+        """In the order of the ids. Raises as `get` for the first that fails."""
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def one(response_id: str) -> StoredResponse:
+            async with gate:
+                return await self.get(response_id, tenant)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(response_id)) for response_id in response_ids]
+        except BaseExceptionGroup as failed:
+            raise _first(failed) from None
+        return [task.result() for task in tasks]
+
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Raises as `get`."""
+        await self.get(response_id, tenant)
+        await self._objects.delete(response_id, ttl_s=FORGET_DELETED_S)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,78 @@
+"""How a request is stored for the first time: durably, once, and if not, with an error that says why."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace.broker import metrics
+from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
+from headrace.broker.jobs import Job
+from headrace.broker.messages import Spill
+from headrace.broker.settings import IngressSettings
+from headrace.broker.spill import sha256_hex
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
+from headrace.jetstream.ports import BrokerStanding, Messaging
+from headrace.jetstream.subjects import Subjects
+
+SUBMIT_TRIES = 3
+QUEUE_FULL_RETRY_AFTER_S = 1.0
+
+
+class Submitter:
+    """`standing` hears how it goes."""
+
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, settings: IngressSettings, standing: BrokerStanding | None
+    ) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+        self._settings = settings
+        self._standing = standing
+
+    async def spill(self, job: Job, payload: bytes) -> Spill:
+        """Store what is too large for a message. Raises RequestTooLarge, BrokerUnavailable."""
+        if len(payload) > self._settings.max_payload_bytes:
+            raise RequestTooLarge(f"the request takes {len(payload)} bytes; the limit is {self._settings.max_payload_bytes}")
+        try:
+            await self._messaging.objects(self._subjects.bucket("spill")).put(job.id, payload)
+        except JetStreamError as error:
+            raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
+        return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))
+
+    async def publish(self, job: Job, body: bytes) -> None:
+        """Raises Overloaded, RequestTooLarge, BrokerUnavailable."""
+        subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)
+        timing = self._settings.timing
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        for attempt in range(SUBMIT_TRIES):
+            try:
+                await self._messaging.publish(
+                    subject,
+                    body,
+                    msg_id=f"{job.id}.1",
+                    ttl_s=job.deadline_s + timing.ttl_slack_s,
+                    timeout_s=timing.publish_timeout_s,
+                )
+            except PublishUnknown as error:  # the same id again: stored twice would be harmless, not at all would not
+                if attempt + 1 == SUBMIT_TRIES:
+                    self._note(error)
+                    raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
+            except QueueFull as error:
+                raise Overloaded(
+                    f"the queue of this model is full ({error.scope})", retry_after_s=QUEUE_FULL_RETRY_AFTER_S
+                ) from error
+            except PayloadTooLarge as error:
+                raise RequestTooLarge(str(error)) from error
+            except JetStreamError as error:
+                self._note(error)
+                raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
+            else:
+                if self._standing is not None:
+                    self._standing.stored()
+                metrics.SUBMIT_S.observe(loop.time() - started)
+                return
+
+    def _note(self, error: JetStreamError) -> None:
+        if self._standing is not None:
+            self._standing.failed(error)

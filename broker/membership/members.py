@@ -1,0 +1,134 @@
+"""Who is here: the leases of workers, routers and ingresses, and the only way to call one of them gone.
+
+The watch gives a cheap, slightly old view for choosing.  A verdict ("gone", on which work is dropped or moved) always takes a
+fresh read, and none is given within one lease TTL of this process's own reconnect: a broker restart must not look like mass
+death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import WorkerMember
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.lease import lease_gone
+from headrace.jetstream.ports import Change, Messaging
+from headrace.jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+
+class Members:
+    """The leases as last seen."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, *, lease_ttl_s: float) -> None:
+        self._messaging = messaging
+        self._bucket = messaging.bucket(subjects.bucket("members"))
+        self._subjects = subjects
+        self._ttl_s = lease_ttl_s
+        self._values: dict[str, bytes] = {}
+        self._workers: dict[str, dict[str, WorkerMember]] = {}
+        self._routers: dict[str, set[str]] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        self._watch = self._bucket.watch(self._on_change)
+
+    async def run(self) -> None:
+        await self._watch.run()
+
+    async def ready(self, timeout_s: float) -> None:
+        await self._watch.ready(timeout_s)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def _on_change(self, change: Change) -> None:
+        kind, _, rest = change.key.partition(".")
+        before = change.key in self._values
+        if change.value is None:
+            self._values.pop(change.key, None)
+        else:
+            self._values[change.key] = change.value
+        if kind == "router":
+            pool, _, router = rest.partition(".")
+            routers = self._routers.setdefault(pool, set())
+            (routers.discard if change.value is None else routers.add)(router)
+        if kind == "worker":
+            self._on_worker(rest, change.value)
+        elif before == (change.value is not None):
+            return  # a refreshed lease of a router or ingress is no news
+        for callback in self._callbacks:
+            callback()
+
+    def _on_worker(self, rest: str, value: bytes | None) -> None:
+        pool, _, worker = rest.partition(".")
+        members = self._workers.setdefault(pool, {})
+        if value is None:
+            members.pop(worker, None)
+            return
+        try:
+            members[worker] = decode(WorkerMember, value)
+        except WireError as error:
+            log.warning("member.malformed", worker=worker, pool=pool, error=str(error))
+
+    def workers(self, pool: str) -> dict[str, WorkerMember]:
+        """Live workers of a pool by id, the draining ones included."""
+        return self._workers.get(pool, {})
+
+    def ready_workers(self, pool: str) -> list[WorkerMember]:
+        """Those that take work, whatever their role."""
+        return [member for member in self.workers(pool).values() if not member.draining]
+
+    def serving_workers(self, pool: str) -> list[WorkerMember]:
+        """Those that take requests."""
+        return [member for member in self.ready_workers(pool) if member.serves]
+
+    def having(self, pool: str, adapter: str | None) -> list[WorkerMember]:
+        """Those that take requests for this adapter; None is the model itself."""
+        workers = self.serving_workers(pool)
+        return [member for member in workers if adapter in member.adapters] if adapter else workers
+
+    def prefill_workers(self, pool: str, handover: str, adapter: str | None = None) -> list[WorkerMember]:
+        """Those that compute prompts for workers that hand over in this way, and have the adapter."""
+        if not handover:
+            return []
+        able = [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover]
+        return [member for member in able if adapter in member.adapters] if adapter else able
+
+    def worker_live(self, pool: str, worker: str) -> bool:
+        return self._subjects.worker_key(pool, worker) in self._values
+
+    def has_router(self, pool: str) -> bool:
+        return bool(self._routers.get(pool))
+
+    def routers(self, pool: str) -> frozenset[str]:
+        """Live routers of a pool."""
+        return frozenset(self._routers.get(pool, ()))
+
+    def ingresses(self) -> list[str]:
+        """Live ingresses."""
+        return [key.removeprefix("ingress.") for key in self._values if key.startswith("ingress.")]
+
+    def ingress_live(self, ingress: str) -> bool:
+        return f"ingress.{ingress}" in self._values
+
+    async def gone(self, key: str) -> bool:
+        """The verdict that the holder of this lease is gone. False while it cannot be known."""
+        now = asyncio.get_running_loop().time()
+        if not self._messaging.connected or now - self._messaging.connected_since_s < self._ttl_s:
+            return False
+        try:
+            return await lease_gone(self._bucket, key)
+        except JetStreamError as error:
+            log.debug("lease.unreadable", key=key, error=str(error))
+            return False
+
+    async def worker_gone(self, pool: str, worker: str) -> bool:
+        return await self.gone(self._subjects.worker_key(pool, worker))
+
+    async def ingress_gone(self, ingress: str) -> bool:
+        return await self.gone(self._subjects.ingress_key(ingress))

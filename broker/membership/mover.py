@@ -1,0 +1,201 @@
+"""Moving stored work off a worker: publish the next attempt, then delete the old message. Always in that order.
+
+A zombie's ack, in-progress or nak then names a deleted sequence and harms nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import structlog
+import xxhash
+
+from headrace.broker import metrics
+from headrace.broker.codec import decode, encode, job_headers, parse_job_headers
+from headrace.broker.errors import WireError
+from headrace.broker.membership.members import Members
+from headrace.broker.messages import Envelope, HistoryEntry, JobEvent, JobEvents
+from headrace.broker.settings import Timing
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.ports import Messaging, StoredMessage
+from headrace.jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+AT_ONCE = 16  # moves of one worker's messages that are under way: each takes two answers of the server
+
+
+def message_ttl_s(deadline: float, wall_s: float, slack_s: float) -> float:
+    """Nats-TTL for a job: garbage collection some seconds after its deadline, at least one second from now."""
+    return max(1.0, math.ceil(deadline - wall_s) + slack_s)
+
+
+class Mover:
+    """Moves the stored messages of one pool's workers."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        *,
+        pool: str,
+        timing: Timing,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+        self._pool = pool
+        self._timing = timing
+        self._wall = wall
+
+    async def move(
+        self, *, worker: str, seq: int, data: bytes, headers: Mapping[str, str] | None, suspect: str | None, reason: str
+    ) -> None:
+        """Move one message of `worker`; `suspect` is the history entry to append when it is thought to have crashed.
+
+        Returns only when the copy is stored and the old message is gone; retries until then.
+        """
+        try:
+            envelope = decode(Envelope, data)
+            attempt, history = parse_job_headers(headers)
+        except WireError as error:
+            log.error("job.malformed", worker=worker, seq=seq, error=str(error))
+            metrics.MALFORMED.labels("work").inc()
+            await self._delete(seq)
+            return
+        if suspect is not None:
+            history = [*history, HistoryEntry(attempt, suspect)]
+        await self._publish(envelope, data, attempt + 1, history, seq)
+        await self._delete(seq)
+        metrics.MOVED.labels(reason).inc()
+        log.info("job.moved", request_id=envelope.id, attempt=attempt + 1, worker=worker, reason=reason)
+        event = JobEvent("moved", envelope.id, attempt, worker, envelope.tokens)
+        self._messaging.send(self._subjects.events(self._pool), encode(JobEvents(events=[event])))
+
+    async def _publish(
+        self, envelope: Envelope, data: bytes, attempt: int, history: list[HistoryEntry], source_seq: int
+    ) -> None:
+        subject = self._subjects.req(self._pool, "re", envelope.tenant)
+        headers = job_headers(attempt, history)
+        while True:
+            try:
+                await self._messaging.publish(
+                    subject,
+                    data,
+                    headers=headers,
+                    msg_id=f"{envelope.id}.{attempt}@{source_seq}",
+                    ttl_s=message_ttl_s(envelope.deadline, self._wall(), self._timing.ttl_slack_s),
+                    timeout_s=self._timing.publish_timeout_s,
+                )
+            except JetStreamError as error:  # an unknown outcome is retried under the same id until it is known
+                log.warning("move.retry", request_id=envelope.id, attempt=attempt, error=str(error))
+                await asyncio.sleep(self._timing.retry_s)
+            else:
+                return
+
+    async def _delete(self, seq: int) -> None:
+        stream = self._subjects.stream("WORK")
+        while True:
+            try:
+                await self._messaging.delete_message(stream, seq)
+            except JetStreamError as error:
+                log.warning("move.delete_retry", seq=seq, error=str(error))
+                await asyncio.sleep(self._timing.retry_s)
+            else:
+                return
+
+    async def move_all(self, worker: str, *, died: bool, reason: str, keep: Collection[int] = ()) -> int:
+        """Move everything stored for `worker`, except the sequences in `keep`; returns how many messages that were.
+
+        If it `died`, only what is there now: what is placed on it meanwhile shows that it is back.
+        """
+        moved = 0
+        while messages := [m for m in await self._stored_for(worker) if m.seq not in keep]:
+            for first in range(0, len(messages), AT_ONCE):
+                await asyncio.gather(*(self._move(m, worker, died, reason) for m in messages[first : first + AT_ONCE]))
+            moved += len(messages)
+            if died:
+                break
+        return moved
+
+    async def _move(self, message: StoredMessage, worker: str, died: bool, reason: str) -> None:
+        await self.move(
+            worker=worker,
+            seq=message.seq,
+            data=message.data,
+            headers=message.headers,
+            suspect=worker if died else None,
+            reason=reason,
+        )
+
+    async def _stored_for(self, worker: str) -> list[StoredMessage]:
+        stream = self._subjects.stream("WORK")
+        while True:
+            try:
+                return await self._messaging.subject_messages(stream, self._subjects.work(self._pool, worker))
+            except JetStreamError as error:
+                log.warning("move.retry", worker=worker, error=str(error))
+                await asyncio.sleep(self._timing.retry_s)
+
+
+def rendezvous_first(pool: str, candidates: list[str]) -> str | None:
+    """The candidate that acts for the pool: the highest hash, so that all agree without talking."""
+    return max(candidates, key=lambda name: (xxhash.xxh3_64_intdigest(f"{pool}/{name}".encode()), name), default=None)
+
+
+class Janitor:
+    """Every second, moves work whose worker is gone. Runs in every worker; acts where it is the one to do it."""
+
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, members: Members, mover: Mover, *, pool: str, timing: Timing
+    ) -> None:
+        self._messaging = messaging
+        self._subjects = subjects
+        self._members = members
+        self._mover = mover
+        self._pool = pool
+        self._timing = timing
+        self._wake = asyncio.Event()
+        self._seen: set[str] = set()  # workers that were live when this was last looked at
+
+    def wake(self) -> None:
+        """Look now: a lease has just vanished."""
+        self._wake.set()
+
+    async def run(self, acts: Callable[[], bool]) -> None:
+        """`acts` says at each round whether this process is the one to move work."""
+        while True:
+            try:
+                async with asyncio.timeout(self._timing.janitor_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            if not acts():
+                self._seen = set(self._members.workers(self._pool))
+                continue
+            try:
+                await self._round()
+            except JetStreamError as error:
+                log.warning("janitor.failed", pool=self._pool, error=str(error))
+
+    async def _round(self) -> None:
+        stream = self._subjects.stream("WORK")
+        counts = await self._messaging.subject_counts(stream, self._subjects.work_filter(self._pool))
+        placed = {self._subjects.parse_work(subject).worker for subject in counts}
+        live = set(self._members.workers(self._pool))
+        # One that died with nothing to do has left no message, only its consumers.
+        for worker in sorted(placed | (self._seen - live)):
+            if self._members.worker_live(self._pool, worker) or not await self._members.worker_gone(self._pool, worker):
+                continue
+            moved = await self._mover.move_all(worker, died=True, reason="worker_gone")
+            await self._messaging.delete_consumer(stream, self._subjects.work_consumer(worker))
+            own_jobs = self._subjects.prefill_consumer(self._pool, worker)
+            await self._messaging.delete_consumer(self._subjects.stream("PREFILL"), own_jobs)
+            self._seen.discard(worker)
+            if moved:
+                log.warning("worker.work_moved", worker=worker, pool=self._pool, moved=moved)
+        self._seen |= live

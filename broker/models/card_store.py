@@ -1,0 +1,117 @@
+"""Changes of stored model cards: which adapters a pool has, which models there are, and the end of one that nobody serves.
+
+A card outlives its workers on purpose: a model whose workers are restarting is known, and its clients are told to try again.
+So it ends only when somebody says so.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import ModelServed, UnknownModel, WireError
+from headrace.broker.messages import WorkerMember
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.errors import ObjectNotFound, RevisionConflict
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+
+log = structlog.get_logger()
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    """A card, and the live workers of its pool."""
+
+    card: ModelCard
+    workers: list[WorkerMember]
+
+
+async def pool_workers(messaging: Messaging, subjects: Subjects, pool: str) -> list[WorkerMember]:
+    """The workers of a pool that hold a lease now: a fresh read."""
+    entries = await messaging.bucket(subjects.bucket("members")).entries(f"worker.{pool}.>")
+    return sorted((decode(WorkerMember, entry.value) for entry in entries), key=lambda member: member.worker)
+
+
+async def adapter_served(messaging: Messaging, subjects: Subjects, pool: str, name: str) -> None:
+    """Name it in the card. Call it after the lease names it.
+
+    The card is written even if it has the name: a worker that is just taking it out then looks at the leases once more.
+    """
+    bucket = messaging.bucket(subjects.bucket("models"))
+    while (entry := await bucket.get(pool)) is not None:
+        card = decode(ModelCard, entry.value)
+        try:
+            with_it = msgspec.structs.replace(card, adapters=sorted({*card.adapters, name}))
+            await bucket.update(pool, encode(with_it), revision=entry.revision)
+            return
+        except RevisionConflict:
+            continue
+
+
+async def adapter_gone(messaging: Messaging, subjects: Subjects, pool: str, name: str) -> None:
+    """Take it out of the card unless a live worker has it. Call it after this worker's own lease has stopped naming it."""
+    bucket = messaging.bucket(subjects.bucket("models"))
+    while (entry := await bucket.get(pool)) is not None:  # before the leases: a load meanwhile changes the revision
+        card = decode(ModelCard, entry.value)
+        if name not in card.adapters or any(name in m.adapters for m in await pool_workers(messaging, subjects, pool)):
+            return
+        try:
+            without = msgspec.structs.replace(card, adapters=[other for other in card.adapters if other != name])
+            await bucket.update(pool, encode(without), revision=entry.revision)
+            return
+        except RevisionConflict:
+            continue
+
+
+async def list_models(messaging: Messaging, subjects: Subjects) -> list[ListedModel]:
+    """Every card that can be read, by model name."""
+    listed = []
+    for entry in await messaging.bucket(subjects.bucket("models")).entries():
+        try:
+            card = decode(ModelCard, entry.value)
+        except WireError as error:
+            log.warning("card.malformed", pool=entry.key, error=str(error))
+            continue
+        listed.append(ListedModel(card, await pool_workers(messaging, subjects, card.pool)))
+    return sorted(listed, key=lambda model: (model.card.model, model.card.pool))
+
+
+async def remove_model(messaging: Messaging, subjects: Subjects, name: str) -> list[ModelCard]:
+    """Forget the model with this name (or pool id): its card, and the files that no other card names. Returns its cards, one in
+    each namespace that has it.
+
+    Raises UnknownModel, and ModelServed while a worker of its pool is live: it would be a worker that nobody can reach.
+    """
+    listed = await list_models(messaging, subjects)
+    found = [model for model in listed if name in (model.card.model, model.card.pool)]
+    if not found:
+        raise UnknownModel(name, tuple(sorted({model.card.model for model in listed})))
+    for model in found:
+        if model.workers:
+            workers = ", ".join(member.worker for member in model.workers)
+            raise ModelServed(f"{model.card.model!r} is served by {workers}; stop them first")
+    bucket = messaging.bucket(subjects.bucket("models"))
+    for model in found:
+        await bucket.delete(model.card.pool)
+    await _remove_files(messaging, subjects, {file.object for model in found for file in model.card.files.values()})
+    return [model.card for model in found]
+
+
+async def _remove_files(messaging: Messaging, subjects: Subjects, candidates: set[str]) -> None:
+    """Delete those that no card names. A worker that registers at this moment may have found its files here just before: those
+    are put back (and it looks for them once more when its card is stored)."""
+    store = messaging.objects(subjects.bucket("models"))
+    removed: dict[str, bytes] = {}
+    for name in candidates - await _named_files(messaging, subjects):
+        try:
+            removed[name] = await store.get(name)
+        except ObjectNotFound:
+            continue
+        await store.delete(name)
+    for name in removed.keys() & await _named_files(messaging, subjects):
+        await store.put(name, removed[name])
+
+
+async def _named_files(messaging: Messaging, subjects: Subjects) -> set[str]:
+    return {file.object for model in await list_models(messaging, subjects) for file in model.card.files.values()}

@@ -1,0 +1,63 @@
+"""Model cards: what an ingress must know of a model, so that it needs no model files on its own disk.
+
+The card lies in the bucket `<prefix>_models` under its pool id; the files it names (tokenizer, chat template) lie in the object
+store of the same name and are addressed by their SHA-256 digest, so they are stored once and can be cached for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.broker.messages import Record
+
+
+class CardFile(msgspec.Struct, frozen=True):
+    """A file of the card: object name in the store, SHA-256 (hex) and size in bytes."""
+
+    object: str
+    digest: str
+    size: int
+
+
+class MediaSlot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How items of one kind (image, video, audio) stand in a prompt.
+
+    `text` is the placeholder as templates write it; the tokenizer makes the one id `token` of it.  In the prompt an item takes
+    `tokens` of them, or as many `ids` where the engine puts others between or around them; `tokens` 0 = only the engine knows,
+    and block hashes end where the first such item begins.
+    """
+
+    text: str
+    token: int
+    tokens: int = 0
+    ids: list[int] = []
+
+
+class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """One served model. `files` has "tokenizer.json" and, when the model has one, "chat_template.jinja"."""
+
+    model: str  # the name clients use
+    pool: str
+    namespace: str = "default"
+    kinds: list[str] = msgspec.field(default_factory=lambda: ["chat", "completion"])  # or of embedding, score, classify
+    labels: list[str] = []  # names of the classes of `classify`, by number
+    context_length: int
+    block_size: int  # of the pool; a worker with another one is refused
+    vocab_size: int = 0
+    eos_token_ids: list[int] = []
+    bos_token: str | None = None  # given to the chat template
+    eos_token: str | None = None
+    files: dict[str, CardFile] = {}
+    template_kwargs: dict[str, Any] = {}
+    default_sampling: dict[str, Any] = {}  # the model's own generation defaults, used when a request leaves them out
+    default_max_tokens: int | None = None  # None = up to the context length
+    tool_parser: str | None = None  # takes tool calls out of answers, in the worker; None = there is none
+    reasoning_parser: str | None = None
+    prompt_embeds: bool = False  # it takes prompts as embeddings
+    media: dict[str, MediaSlot] = {}  # kinds that the model takes in messages besides text
+    aliases: list[str] = []
+    adapters: list[str] = []  # that its workers have or had: known until they are unloaded everywhere
+    owner: str = "headrace"
+    created: float = 0.0

@@ -1,0 +1,135 @@
+"""Tokens on their way from runs to judges: logged, sent once per step, sent again when asked, never without the lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from headrace.broker.messages import Finish, JobFault, Row, Text, TokenLogprob
+from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.worker.frames import FrameSender
+from headrace.broker.worker.ports import Executor
+from headrace.jetstream.lease import LeaseKeeper
+
+_RUNNING = RunState.RUNNING  # an enum's member costs a look-up of its own, here for every token
+
+
+class _Batch:
+    """What one ingress gets of this step: rows, and the run each belongs to."""
+
+    __slots__ = ("rows", "runs")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.runs: list[Run] = []
+
+
+class TokenOutbox:
+    """The send path of one worker. The lease is checked against monotonic time at every send."""
+
+    def __init__(self, frames: FrameSender, lease: LeaseKeeper, executor: Executor, *, parked_tokens: int) -> None:
+        self._frames = frames
+        self._lease = lease
+        self._executor = executor
+        self._parked_tokens = parked_tokens
+        self._pending: defaultdict[str, _Batch] = defaultdict(_Batch)
+        self._ending: list[Run] = []
+
+    def append(
+        self,
+        run: Run,
+        choice: int,
+        ids: list[int],
+        texts: list[Text],
+        logprobs: list[TokenLogprob] | None = None,
+        fin: Finish | None = None,
+    ) -> None:
+        """Take what an engine step gave one choice. `flush` sends it, together with the rest of the step."""
+        if run.state is _RUNNING:
+            batch = self._pending[run.judge]
+            batch.rows.append(run.append(choice, ids, texts, logprobs, fin))
+            batch.runs.append(run)
+            if fin is not None:
+                self._ending.append(run)
+        elif run.state is RunState.LAPSED:
+            run.append(choice, ids, texts, logprobs, fin)
+            log = run.choices[choice]
+            if len(log.ids) - log.sent >= self._parked_tokens:
+                self._executor.park(run)
+
+    def append_token(self, run: Run, choice: int, ids: list[int], text: Text) -> None:
+        """`append` for what nearly every output is: one token in `ids`, its text and nothing else."""
+        if run.state is not _RUNNING:
+            self.append(run, choice, ids, [text])
+            return
+        batch = self._pending[run.judge]
+        log = run.choices[choice]
+        said = log.ids
+        batch.rows.append(Row(run.id, run.attempt, run.run, choice, len(said), ids, [text]))
+        batch.runs.append(run)
+        said.append(ids[0])
+        log.texts.append(text)
+
+    def flush(self) -> None:
+        """Send one frame per ingress for everything appended since the last flush."""
+        if not self._pending:
+            return
+        if not self._lease.held:
+            self.lapsed()
+            return
+        pending, self._pending = self._pending, defaultdict(_Batch)
+        for judge, batch in pending.items():
+            self._frames.send(judge, batch.rows)
+        if self._ending:
+            for run in self._ending:
+                if run.state is RunState.RUNNING and run.complete:
+                    _ended(run)
+            self._ending.clear()
+
+    def lapsed(self) -> None:
+        """The lease is lost: what is pending is in the logs, and is sent from there if the run turns out to be current."""
+        for batch in self._pending.values():
+            for run, row in zip(batch.runs, batch.rows, strict=True):
+                run.lapse()
+                log = run.choices[row.choice]
+                log.sent = min(log.sent, row.offset)
+        self._pending.clear()
+        self._ending.clear()
+
+    def fail(self, run: Run, fault: JobFault) -> None:
+        """End a run with a fault that no other worker could avoid."""
+        for choice, log in enumerate(run.choices):
+            if log.fin is None and not log.settled:
+                self.append(run, choice, [], [], fin=Finish(reason="error", fault=fault))
+                break
+        self.flush()
+
+    def resend(self, run: Run, offsets: list[int]) -> None:
+        """Send everything after `offsets` again."""
+        if run.state in (RunState.RUNNING, RunState.ENDED) and self._lease.held:
+            self.flush()  # what is pending has been logged too and would arrive twice
+            rows = run.rows_since(offsets)
+            if rows:
+                self._frames.send(run.judge, rows)
+
+    def press(self, run: Run, now_s: float, *, every_s: float) -> bool:
+        """Repeat the last frame of an ended run that was not answered in time. True if it was sent."""
+        if now_s - run.resent_s < every_s or not self._lease.held:
+            return False
+        run.resent_s = now_s
+        self._frames.send(run.judge, run.rows_since([len(log.ids) for log in run.choices]))
+        return True
+
+    def go_on(self, run: Run) -> None:
+        """A lapsed run is current: send what was held back and continue."""
+        run.state = RunState.RUNNING
+        self.resend(run, [log.sent for log in run.choices])
+        if run.complete:
+            _ended(run)
+        else:
+            self._executor.unpark(run)
+
+
+def _ended(run: Run) -> None:
+    run.state = RunState.ENDED
+    run.resent_s = asyncio.get_running_loop().time()

@@ -1,0 +1,114 @@
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM's server has them: off unless a setting turns them on.
+
+A client that may call them names folders on the workers' machines, so they belong to deployments whose clients are trusted.
+`model` is an addition: an ingress may have several models.  The change is made on all workers that the model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import ASGIApp
+
+from headrace.broker.errors import AdapterRefused
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.body_decoding import decode_body
+from headrace.frontend.http.field_checks import model_name
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.http.unary_endpoint import UnaryEndpoint
+from headrace.frontend.ports import Models, Served
+from headrace.frontend.settings import FrontendSettings
+
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+
+
+class AdapterLoader(Protocol):
+    """`headrace.broker.models.adapter_client.AdapterClient` as these routes see it."""
+
+    async def load(self, pool: str, name: str, source: str, /) -> Sequence[Any]:
+        """Raises NoWorker, AdapterRefused."""
+
+    async def unload(self, pool: str, name: str, /) -> Sequence[Any]:
+        """Empty when no worker had it. Raises AdapterRefused."""
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's fields, and the model."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+    model: str | None = None
+
+
+class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`lora_int_id` is vLLM's own number and says nothing here."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    model: str | None = None
+
+
+_load = msgspec.json.Decoder(LoadRequest)
+_unload = msgspec.json.Decoder(UnloadRequest)
+
+
+def adapter_routes(desk: AdapterLoader, models: Models, settings: FrontendSettings) -> dict[str, ASGIApp]:
+    """Path → application."""
+    api = AdapterApi(desk, models)
+    return {LOAD: UnaryEndpoint(api.load, settings), UNLOAD: UnaryEndpoint(api.unload, settings)}
+
+
+class AdapterApi:
+    """Answers with a JSON string, vLLM's words."""
+
+    def __init__(self, desk: AdapterLoader, models: Models) -> None:
+        self._desk = desk
+        self._models = models
+
+    async def load(self, body: bytes, exchange: HttpExchange) -> bytes:
+        """Raises BadRequest, UnknownModel, NoWorker."""
+        request = decode_body(_load, body)
+        for param, value in (("lora_name", request.lora_name), ("lora_path", request.lora_path)):
+            if not value:
+                raise BadRequest(f"{param} must not be empty", param=param)
+        if request.load_inplace:
+            raise unsupported("load_inplace", "is not possible while requests run on the adapter; unload it first")
+        if request.is_3d_lora_weight:
+            raise unsupported("is_3d_lora_weight", "is not supported")
+        served = self._model(request.model)
+        if request.lora_name in (served.card.model, *served.card.aliases, *self._models.names()):
+            raise BadRequest(f"{request.lora_name!r} is the name of a model", param="lora_name")
+        try:
+            await self._desk.load(served.card.pool, request.lora_name, request.lora_path)
+        except AdapterRefused as error:
+            raise BadRequest(str(error), param="lora_path", code="adapter_refused") from None
+        return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+    async def unload(self, body: bytes, exchange: HttpExchange) -> bytes:
+        """Raises BadRequest, UnknownModel. One that no worker has any more is forgotten."""
+        request = decode_body(_unload, body)
+        if not request.lora_name:
+            raise BadRequest("lora_name must not be empty", param="lora_name")
+        served = self._models.get(request.lora_name)
+        if served.adapter is None:
+            raise BadRequest(f"{request.lora_name!r} is a model and no adapter", param="lora_name")
+        if request.model is not None and self._model(request.model).card.pool != served.card.pool:
+            raise BadRequest(f"{request.lora_name!r} is an adapter of {served.card.model!r}", param="model")
+        try:
+            await self._desk.unload(served.card.pool, request.lora_name)
+        except AdapterRefused as error:
+            raise BadRequest(str(error), param="lora_name", code="adapter_refused") from None
+        return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+    def _model(self, name: str | None) -> Served:
+        name = model_name(name, self._models)
+        found = self._models.get(name)
+        if found.adapter is not None:
+            raise BadRequest(f"{name!r} is an adapter itself", param="model")
+        return found

@@ -1,0 +1,48 @@
+"""Routes of OpenAI's and Anthropic's APIs that are not served here: clients are told so, and what they can have instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.frontend.errors import RouteNotFound
+
+NOT_SERVED = {
+    "/v1/assistants": "assistants",
+    "/v1/audio": "speech, transcriptions and translations",
+    "/v1/batches": "batches",
+    "/v1/chatkit": "chat kits",
+    "/v1/complete": "Anthropic's text completions",
+    "/v1/containers": "containers",
+    "/v1/conversations": "stored conversations",
+    "/v1/edits": "edits",
+    "/v1/engines": "engines",
+    "/v1/evals": "evaluations",
+    "/v1/files": "files",
+    "/v1/fine-tunes": "fine-tuning jobs",
+    "/v1/fine_tuning": "fine-tuning jobs",
+    "/v1/images": "images: their generation, edits and variations",
+    "/v1/messages/batches": "batches",
+    "/v1/moderations": "moderations",
+    "/v1/organization": "organizations",
+    "/v1/projects": "projects",
+    "/v1/realtime": "realtime sessions",
+    "/v1/threads": "threads of assistants",
+    "/v1/uploads": "uploads",
+    "/v1/vector_stores": "vector stores",
+    "/v1/videos": "videos",
+}
+
+
+class NotServed(RouteNotFound):
+    """The API has such a route; this server does not."""
+
+    code = "not_served"
+
+
+def missed(path: str, served: Iterable[str]) -> RouteNotFound:
+    """The 404 of this path, whatever the method. `served` are the paths there are."""
+    there = ", ".join(sorted(served))
+    for prefix, what in NOT_SERVED.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return NotServed(f"{path}: {what} are not served here; served here: {there}")
+    return RouteNotFound(f"no route {path}; served here: {there}")

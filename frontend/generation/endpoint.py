@@ -1,0 +1,247 @@
+"""The life of a generation request in this process: read, plan, submit, answer.
+
+The status is sent with the first rows or the error that came instead, never before: until then nobody knows how it went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Protocol, cast
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from headrace.broker.errors import SlowClient
+from headrace.broker.messages import Row
+from headrace.frontend.errors import Draining, FrontendError, translate
+from headrace.frontend.generation.explain_header import Explained
+from headrace.frontend.generation.merged_answer import MergedAnswer, submit_all
+from headrace.frontend.generation.plan import Plan
+from headrace.frontend.histogram import Series
+from headrace.frontend.http.http_exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader
+from headrace.frontend.http.malloc import forget_frames
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.base import ErrorForm, StreamWriter, WholeWriter
+from headrace.frontend.writers.sse import KEEPALIVE
+
+log = structlog.get_logger()
+
+LAST_WORDS_S = 1.0
+
+
+class Api(Protocol):
+    """One way to ask for generation (chat, completions, …)."""
+
+    @property
+    def error_form(self) -> ErrorForm: ...
+
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan: ...
+
+
+class Incomplete(FrontendError):
+    """The answer ended before all its choices did."""
+
+    status = 502
+    code = "incomplete"
+    retriable = True
+
+
+class GenerationEndpoint:
+    """An ASGI application for one route."""
+
+    def __init__(self, api: Api, port: JobPort, settings: FrontendSettings, metrics: Metrics) -> None:
+        self._api = api
+        self._port = port
+        self._settings = settings
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send)
+        exchange.slow_client_s = self._settings.slow_client_s
+        began = time.perf_counter()
+        plan: Plan | None = None
+        try:
+            body = await exchange.read_body(self._settings)
+            self._metrics.body_bytes.series().observe(len(body))
+            async with exchange.watch() as watch:
+                plan = await self._api.plan(body, exchange)
+                self._metrics.prepare.series().observe(time.perf_counter() - began)
+                scope["headrace.job"] = plan.jobs[0].id
+                if plan.detached is not None:
+                    await plan.detached(exchange, watch)
+                else:
+                    await self._answer(plan, exchange, watch, began)
+        except SlowReader:
+            self._cut(exchange, plan)
+        except ClientGone as gone:
+            self._metrics.disconnects.inc()
+            scope["headrace.outcome"] = "client_gone"
+            forget_frames(gone)
+        except asyncio.CancelledError:
+            # the server's grace period is over: say so instead of just closing the connection
+            with contextlib.suppress(TimeoutError):  # a client that does not read cannot be told
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._fail(exchange, Draining(), plan)
+        except Exception as error:
+            await self._fail(exchange, error, plan)
+            forget_frames(error)
+
+    async def _answer(self, plan: Plan, exchange: HttpExchange, watch: DisconnectWatch, began: float) -> None:
+        model = plan.jobs[0].card.model
+        pace = _Pace(self._metrics, model, began)
+        try:
+            if len(plan.jobs) == 1:
+                answer = await self._port.submit(plan.jobs[0])
+                try:
+                    await self._deliver(plan, answer, exchange, watch, pace)
+                finally:
+                    answer.cancel()
+            else:
+                answers = await submit_all(self._port, plan.jobs)
+                async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
+                    await self._deliver(plan, merged, exchange, watch, pace)
+        finally:
+            tally = plan.tally
+            if tally.completion or tally.ended:
+                self._metrics.count_tokens(model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
+
+    async def _deliver(
+        self, plan: Plan, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
+    ) -> None:
+        if plan.jobs[0].explain:
+            answer = Explained(answer, self._port, plan.jobs[0].id, exchange)
+        if isinstance(plan.writer, StreamWriter):
+            await self._stream(plan.writer, answer, exchange, watch, pace)
+        else:
+            await self._collect(plan.writer, answer, exchange, watch, pace)
+
+    async def _stream(
+        self, writer: StreamWriter, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
+    ) -> None:
+        flow = _Flow(writer, exchange, pace)
+        events = flow.events(await answer.rows())
+        await exchange.start_stream(events if writer.open else b"")
+        keepalive_s = self._settings.sse_keepalive_s
+        # not isinstance: of a protocol that takes as long as writing several events
+        direct = cast("UnaryAnswer", answer) if not keepalive_s and hasattr(answer, "pass_to") else None
+        while writer.open:
+            if direct is not None:
+                await direct.pass_to(flow)
+                events = flow.unsent()
+                if not writer.open:
+                    break
+                if events:
+                    await exchange.send_events(events)
+            events = flow.events(await (self._patient(answer, exchange, keepalive_s) if keepalive_s else answer.rows()))
+            if events and writer.open:
+                await exchange.send_events(events)
+        if writer.unsettled:
+            if events:
+                await exchange.send_events(events)
+                events = b""
+            await writer.settle()
+        watch.stop()
+        await exchange.send_events(events + writer.closing(), more=False)
+
+    async def _patient(self, answer: JobAnswer, exchange: HttpExchange, keepalive_s: float) -> list[Row]:
+        """The next rows; a comment goes out whenever they keep a proxy waiting too long."""
+        while True:
+            try:
+                async with asyncio.timeout(keepalive_s):
+                    return await answer.rows()
+            except TimeoutError:
+                await exchange.send_events(KEEPALIVE)
+
+    async def _collect(
+        self, writer: WholeWriter, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace
+    ) -> None:
+        while writer.open:
+            rows = await answer.rows()
+            if not rows:
+                raise Incomplete
+            pace.rows(rows)
+            writer.take(rows)
+        if writer.unsettled:
+            await writer.settle()
+        watch.stop()
+        await exchange.send_json(writer.body())
+
+    def _cut(self, exchange: HttpExchange, plan: Plan | None) -> None:
+        """Its job has been cancelled by now. A stream gets the reason as its last event; nothing else has a place for one."""
+        error = translate(SlowClient(f"the answer was not read for {self._settings.slow_client_s:g} s"))
+        exchange.scope["headrace.outcome"] = error.code
+        self._metrics.slow_clients.inc()
+        log.warning("stream.cut", request_id=exchange.scope.get("headrace.request_id"), reason=str(error))
+        streamed = plan is not None and isinstance(plan.writer, StreamWriter)
+        exchange.cut(plan.writer.failure(error) if streamed and plan is not None else b"")  # type: ignore[union-attr]
+
+    async def _fail(self, exchange: HttpExchange, error: BaseException, plan: Plan | None) -> None:
+        told = translate(error)
+        exchange.scope["headrace.outcome"] = told.code
+        if type(told) is FrontendError:
+            log.error("request.crashed", request_id=exchange.scope.get("headrace.request_id"), exc_info=error)
+        try:
+            if not exchange.started:
+                await exchange.send_error(told, form=self._api.error_form)
+            elif plan is not None and isinstance(plan.writer, StreamWriter):
+                await exchange.send_events(plan.writer.failure(told), more=False)
+        except SlowReader:
+            self._cut(exchange, plan)
+
+
+class _Flow:
+    """Rows to events, and by itself as far as the socket while nothing has to be waited for."""
+
+    __slots__ = ("_exchange", "_pace", "_unsent", "_writer")
+
+    def __init__(self, writer: StreamWriter, exchange: HttpExchange, pace: _Pace) -> None:
+        self._writer = writer
+        self._exchange = exchange
+        self._pace = pace
+        self._unsent = b""
+
+    def events(self, rows: list[Row]) -> bytes:
+        if not rows:
+            raise Incomplete
+        self._pace.rows(rows)
+        return self._writer.events(rows)
+
+    def __call__(self, rows: list[Row]) -> bool:
+        """False: its turn is over, the answer has ended or the client takes nothing now; see `unsent`."""
+        events = self.events(rows)
+        if self._writer.open and (not events or self._exchange.push(events)):
+            return True
+        self._unsent = events
+        return False
+
+    def unsent(self) -> bytes:
+        """The last events, where they were not sent."""
+        events, self._unsent = self._unsent, b""
+        return events
+
+
+class _Pace:
+    """Time to the first token and between tokens, as they leave for the client."""
+
+    __slots__ = ("_first", "_gap", "_last")
+
+    def __init__(self, metrics: Metrics, model: str, began: float) -> None:
+        self._first: Series | None = metrics.first_token.series(model)  # None once it was fed
+        self._gap = metrics.gap.series(model)
+        self._last = began
+
+    def rows(self, rows: list[Row]) -> None:
+        now = time.perf_counter()
+        count = len(rows)
+        gap = (now - self._last) / count
+        if self._first is not None:
+            self._first.observe(now - self._last)
+            self._first = None
+            count -= 1
+        if count:
+            self._gap.observe(gap, count)
+        self._last = now

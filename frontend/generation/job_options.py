@@ -1,0 +1,102 @@
+"""When and where a request may run, and for how long: what generating and pooling requests have in common."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol, TypedDict
+
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.routing_headers import Routing, routing_of
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.settings import FrontendSettings
+from headrace.jetstream.subjects import RequestClass, tenant_token
+
+TENANT_HEADER = b"x-headrace-tenant"
+TIMEOUT_HEADER = b"x-request-timeout-s"
+MOST_PRIORITY = 2**31 - 1
+
+
+class Tier(NamedTuple):
+    """What a service tier of OpenAI's means here: the class it waits in, how much later inside it, and what the answer says."""
+
+    request_class: RequestClass
+    later: int
+    name: str
+
+
+STANDARD = Tier("std", 0, "default")
+FLEX_LATER = 1 << 20  # behind everything that has a priority of its own within reason
+TIERS: dict[str, Tier] = {
+    "auto": STANDARD,
+    "default": STANDARD,
+    "scale": STANDARD,
+    "flex": Tier("std", FLEX_LATER, "flex"),
+    "priority": Tier("hi", 0, "priority"),
+}
+
+
+def tier_of(name: str | None) -> Tier:
+    """A tier that nobody knows, and none, is the usual one."""
+    return TIERS.get(name or "auto", STANDARD)
+
+
+class Asking(Protocol):
+    """A request's body, as far as it matters here."""
+
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def service_tier(self) -> str | None: ...
+    @property
+    def priority(self) -> int | None: ...
+
+
+class JobOptions(TypedDict):
+    """Fields of `headrace.broker.jobs.Job` that are the same for all jobs of a request."""
+
+    name: str
+    request_class: RequestClass
+    tenant: str
+    priority: int
+    deadline_s: float
+    session: str
+    affinity: Literal["soft", "hard"]
+    worker: str
+    require: list[str]
+    prefer: dict[str, float]
+
+
+def terms_of(
+    request: Asking, exchange: HttpExchange, settings: FrontendSettings, *, session_id: str | None
+) -> tuple[JobOptions, Routing]:
+    """Ask before the first job takes the request's own id. `session_id` is the body's. Raises BadRequest."""
+    tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
+    deadline_s = deadline_of(request.timeout, exchange, settings)
+    tier = tier_of(request.service_tier)
+    routing = routing_of(exchange, session_id=session_id)
+    terms = JobOptions(
+        name=exchange.name,
+        request_class=tier.request_class,
+        tenant=tenant,
+        priority=min((request.priority or 0) + tier.later, MOST_PRIORITY),
+        deadline_s=deadline_s,
+        session=routing.session,
+        affinity=routing.affinity,
+        worker=routing.worker,
+        require=routing.require,
+        prefer=routing.prefer,
+    )
+    return terms, routing
+
+
+def deadline_of(wanted: float | None, exchange: HttpExchange, settings: FrontendSettings) -> float:
+    """Seconds from now; `wanted` is the body's timeout, the header wins. Raises BadRequest naming the header."""
+    asked = exchange.header(TIMEOUT_HEADER)
+    if asked is not None:
+        name = TIMEOUT_HEADER.decode()
+        try:
+            wanted = float(asked)
+        except ValueError:
+            raise BadRequest(f"{name} must be a number of seconds, got {asked!r}", param=name) from None
+        if not 0 < wanted < float("inf"):
+            raise BadRequest(f"{name} must be above 0, got {asked}", param=name)
+    return min(wanted, settings.max_deadline_s) if wanted is not None else settings.deadline_s

@@ -1,0 +1,164 @@
+"""How tokens are chosen: the request's wishes over the model's own defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.broker.messages import Sampling
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.http.field_checks import missing
+from headrace.frontend.schema.common import MAX_STOPS, GenerationRequest, ResponseFormat, StructuredOutputs
+
+_PLAIN = Sampling()
+
+GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
+
+REFUSED = {
+    "use_beam_search": "is not supported here",
+    "watermarking": "is not supported here",
+    "logprob_token_ids": "is not supported here: use top_logprobs",
+    "repetition_detection": "is not supported here",
+    "kv_transfer_params": "cannot be sent with a request: workers hand over by themselves",
+    "ec_transfer_params": "cannot be sent with a request: workers hand over by themselves",
+    "mm_processor_kwargs": "cannot be sent with a request: it changes what a request costs",
+    "media_io_kwargs": "cannot be sent with a request: it changes what a request costs",
+}
+"""Parameters of vLLM's server that are refused, and why."""
+
+
+def sampling_of(request: GenerationRequest, card: ModelCard, *, max_tokens: int) -> Sampling:
+    """Raises BadRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`."""
+    defaults = card.default_sampling
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens})", param="min_tokens")
+    stop_token_ids = request.stop_token_ids or []
+    if extra_stops := defaults.get("stop_token_ids"):
+        stop_token_ids = list(dict.fromkeys([*stop_token_ids, *extra_stops]))
+    if card.vocab_size:
+        _check_ids(request.stop_token_ids or (), card.vocab_size, "stop_token_ids")
+        _check_ids(request.logit_bias or (), card.vocab_size, "logit_bias")
+        _check_ids(request.allowed_token_ids or (), card.vocab_size, "allowed_token_ids")
+    return Sampling(
+        temperature=_pick(request.temperature, defaults, "temperature"),
+        top_p=_pick(request.top_p, defaults, "top_p"),
+        top_k=max(0, _pick(request.top_k, defaults, "top_k")),
+        min_p=_pick(request.min_p, defaults, "min_p"),
+        presence_penalty=_pick(request.presence_penalty, defaults, "presence_penalty"),
+        frequency_penalty=_pick(request.frequency_penalty, defaults, "frequency_penalty"),
+        repetition_penalty=_pick(request.repetition_penalty, defaults, "repetition_penalty"),
+        seed=request.seed,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=stop_token_ids,
+        logit_bias=request.logit_bias or {},
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words=request.bad_words or [],
+    )
+
+
+def _pick(value: Any, defaults: Mapping[str, Any], name: str) -> Any:
+    if value is not None:
+        return value
+    return defaults.get(name, getattr(_PLAIN, name)) if defaults else getattr(_PLAIN, name)
+
+
+def _check_ids(ids: Any, vocab_size: int, param: str) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise BadRequest(f"token id {token} in {param} is outside the vocabulary of {vocab_size}", param=param)
+
+
+def stops_of(request: GenerationRequest) -> list[str]:
+    """The stop strings. Raises BadRequest for too many or an empty one."""
+    stop = request.stop
+    if not stop:
+        if stop == "":
+            raise BadRequest("stop must not be an empty string", param="stop")
+        return []
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MAX_STOPS:
+        raise BadRequest(f"at most {MAX_STOPS} stop strings, got {len(stops)}", param="stop")
+    if not all(stops):
+        raise BadRequest("stop must not contain an empty string", param="stop")
+    return stops
+
+
+def guided_of(request: GenerationRequest) -> dict[str, Any] | None:
+    """What the output must conform to, as `Generation.guided` has it. Raises BadRequest when there is more than one wish."""
+    wishes: dict[str, tuple[str, Any]] = {}  # kind → (parameter it came from, value)
+
+    def wish(kind: str, param: str, value: Any) -> None:
+        if value is None or value is False:
+            return
+        if wishes:
+            raise BadRequest(f"{param} cannot be combined with {next(iter(wishes.values()))[0]}", param=param)
+        wishes[kind] = (param, value)
+
+    wish("json", "guided_json", request.guided_json)
+    wish("regex", "guided_regex", request.guided_regex)
+    wish("choice", "guided_choice", request.guided_choice)
+    wish("grammar", "guided_grammar", request.guided_grammar)
+    options: dict[str, Any] = {}
+    if (outputs := request.structured_outputs) is not None:
+        for kind in outputs.__struct_fields__:
+            if kind not in GUIDED_OPTIONS:
+                wish(kind, f"structured_outputs.{kind}", getattr(outputs, kind))
+            elif value := getattr(outputs, kind):
+                options[kind] = value
+    if request.response_format is not None:
+        wish(*_shaped(request.response_format))
+    if not wishes:
+        if request.structured_outputs is not None:
+            kinds = ", ".join(kind for kind in StructuredOutputs.__struct_fields__ if kind not in GUIDED_OPTIONS)
+            raise BadRequest(f"structured_outputs needs one of {kinds}", param="structured_outputs")
+        return None
+    return {kind: value for kind, (_, value) in wishes.items()} | options
+
+
+def _shaped(shape: ResponseFormat) -> tuple[str, str, Any]:
+    """Kind, parameter and value; None for plain text."""
+    if shape.type == "json_object":
+        return "json_object", "response_format", True
+    if shape.type == "structural_tag":
+        return "structural_tag", "response_format", _structural_tag(shape)
+    if shape.type == "text":
+        return "json", "response_format", None
+    if shape.json_schema is None or shape.json_schema.schema is None:
+        raise missing("response_format.json_schema.schema")
+    return "json", "response_format", shape.json_schema.schema
+
+
+def _structural_tag(shape: ResponseFormat) -> str:
+    """As JSON text, which is what the grammar engines take."""
+    tag: dict[str, Any] = {"type": "structural_tag"}
+    if shape.format is not None:
+        tag["format"] = shape.format
+    elif shape.structures is not None and shape.triggers is not None:
+        tag |= {"structures": shape.structures, "triggers": shape.triggers}
+    else:
+        raise missing("response_format.format")
+    return msgspec.json.encode(tag).decode()
+
+
+def refuse_unsupported(request: GenerationRequest) -> None:
+    """Better a clear no than an answer that silently ignores what was asked for."""
+    for param, why in REFUSED.items():
+        if getattr(request, param):
+            raise unsupported(param, why)
+    if request.spaces_between_special_tokens is False:
+        raise unsupported("spaces_between_special_tokens", "cannot be turned off here")
+    if request.truncation_side == "right":
+        raise unsupported("truncation_side", '"right" is not supported here: the end of a prompt is kept')
+    if request.prompt_logprobs is not None and request.stream:
+        raise BadRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
+
+
+def unsupported(param: str, why: str = "is not supported here") -> BadRequest:
+    """The error for something Headrace knows of and does not do."""
+    return BadRequest(f"{param} {why}", param=param, code="unsupported_parameter")

@@ -1,0 +1,374 @@
+"""HTTP/1.1 connections with limits: how many, how long the headers of a request may take, how large they may be.
+
+uvicorn's protocol leaves all of this to a proxy in front of it: a connection that never finishes its headers stays for ever,
+headers and request lines may have any size, and as many pipelined requests as fit into a read are all taken at once.  Where
+there is no proxy, each of these is a way to use up memory, descriptors or the event loop.  A crowd of connections that all have
+something to say at the same time is heard over several turns of the loop (`headrace.frontend.http.loop_budget`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import time
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from headrace.frontend.errors import FrontendError, HeadersTimeout, HeadersTooLarge, TooManyConnections, UrlTooLong
+from headrace.frontend.http.loop_budget import LoopBudget
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.settings import FrontendSettings
+
+log = structlog.get_logger()
+_quiet = logging.getLogger(
+    "frontend.connections"
+)  # uvicorn's: a line per malformed request would let clients fill the log; the metric counts them
+_quiet.setLevel(logging.ERROR)
+
+MAX_HEADERS = 128
+MAX_URL = 16 * 1024
+SWEEP_S = 0.5
+SWEEP_BUDGET_S = 0.002  # of one turn of the loop: what is closed costs the next turn about twice as much again
+LINGER_S = 10.0  # for a client to take the end of its last answer, or to send the rest of a body that nobody reads
+SPARE_FILES = 128  # descriptors for everything that is no connection of a client
+_HEAD_BYTES = 16 * 1024  # of a request's head, parsed at a time: what is too long is noticed before the rest is looked at
+_SHED = 0.02  # of the connections are closed at once when there are too many
+
+
+class Watcher(Protocol):
+    """Somebody who works for the client of a connection."""
+
+    def left(self) -> None:
+        """The client has closed the connection."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. `waits_since`: when it began to owe us something, on the loop's clock; None = it does not."""
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.board: Connections
+        self.logger = _quiet
+        self.waits_since: float | None = None
+        self.owes = "headers"
+        self.idle_since: float | None = None  # no request is open on it
+        self._head = 0  # bytes read of a head that is not complete
+        self._read = 0  # bytes of the last read
+        self._begun = 0  # requests so far
+        self._in_head = False
+        self._in_message = False
+        self._refusal: FrontendError | None = None
+        self._late: list[bytes] = []  # read, but not looked at yet
+        self.lost = False
+        self.watcher: Watcher | None = None  # told when the client leaves
+
+    # -- asyncio.Protocol ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        now = self.loop.time()
+        self.waits_since = self.idle_since = now
+        if not self.board.admit(self):
+            self.refuse(TooManyConnections(retry_after_s=1.0))
+
+    def data_received(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():
+            return
+        turns = self.board.turns(self.loop)
+        if self._late or turns.is_late():
+            if not self._late:
+                turns.wait(self._catch_up)
+            self._late.append(data)
+            self.transport.pause_reading()
+        else:
+            self._hear(data)
+
+    def _catch_up(self) -> None:
+        late, self._late = self._late, []
+        for data in late:
+            self._hear(data)
+        if not self.transport.is_closing() and not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections.discard(self)
+        if self._answering:
+            self.cycle.disconnected = True  # nothing more is written, even if the task is told a little later
+        turns = self.board.turns(self.loop)
+        if turns.is_late():
+            turns.wait(partial(self._lose, exc))
+        else:
+            self._lose(exc)
+
+    def _lose(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.lost = True
+        if self.watcher is not None:
+            self.watcher.left()
+
+    def _hear(self, data: bytes) -> None:
+        """Through the parser: a body as it came, heads in pieces."""
+        if len(data) <= _HEAD_BYTES:
+            self._parse(data)
+            return
+        at = 0
+        while at < len(data):
+            end = len(data) if self._in_message and not self._in_head else at + _HEAD_BYTES
+            self._parse(data[at:end])
+            at = end
+
+    def _parse(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():
+            return
+        begun, outside = self._begun, not self._in_message
+        self._read = len(data)
+        super().data_received(data)
+        if self._in_head:
+            # what came before it in the same read is not its own
+            self._head += len(data) if self._begun == begun + outside else 0
+            if self.waits_since is None:
+                self.waits_since, self.owes = self.loop.time(), "headers"
+            if len(self.url) > MAX_URL:
+                self.refuse(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
+            elif self._head > self.board.settings.max_header_bytes:
+                self.refuse(HeadersTooLarge(f"the headers have more than {self.board.settings.max_header_bytes} bytes"))
+        elif self.waits_since is None and not self._in_message and not self._answering:  # line ends, and no request yet
+            self.waits_since, self.owes = self.loop.time(), "headers"
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser did not take. In the middle of an answer nothing can be said any more."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            self.refuse(refusal)
+        elif self._answering:
+            self.transport.close()
+        else:
+            self.board.refused("malformed")
+            super().send_400_response(msg)
+
+    @property
+    def _answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn's types say
+        return cycle is not None and not cycle.response_complete
+
+    def refuse(self, error: FrontendError) -> None:
+        """Tell why, if no answer is on its way, and close."""
+        self.board.refused(error.code or "refused")
+        if not self._answering and not self.transport.is_closing():
+            body = error.body()
+            lines = [
+                b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode()),
+                b"content-type: application/json",
+                b"content-length: %d" % len(body),
+                b"connection: close",
+                *(name + b": " + value for name, value in error.headers()),
+            ]
+            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self.transport.close()
+        self.waits_since, self.owes = self.loop.time(), "end"
+
+    @property
+    def whole(self) -> bool:
+        """Every request that has begun here is here with all of its body."""
+        return not self._in_message
+
+    @property
+    def full(self) -> bool:
+        """The client takes nothing now, and as much as may be waits for it."""
+        return self.flow.write_paused
+
+    def begin(self, head: bytes, data: bytes) -> bool:
+        """Write the head of a streamed answer of status 200 and its first part at once. `head`: valid headers, with line ends.
+        False: nothing was written, it has to go its usual way."""
+        cycle: RequestResponseCycle = self.cycle
+        if self.pipeline or cycle.response_started or cycle.disconnected or not cycle.keep_alive or self.flow.write_paused:
+            return False  # in the first case it is the answer of another request
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(b"%b%b\r\n%x\r\n%b\r\n" % (self.board.stream_head(cycle.default_headers), head, len(data), data))
+        return True
+
+    def push(self, data: bytes) -> bool:
+        """Write a part of a streamed answer now, past the layers of the server. False: nothing was written, it has to go its
+        usual way (the client takes nothing, it has left, or another request waits behind this one)."""
+        cycle: RequestResponseCycle = self.cycle
+        if not data or not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or self.flow.write_paused:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def cut(self, last_words: bytes) -> None:
+        """End an answer that its client does not take. It gets the last words if it reads what waits for it soon."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if not self.transport.is_closing():
+            if last_words and cycle is not None and cycle.chunked_encoding and not cycle.response_complete:
+                self.transport.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(last_words), last_words))
+            self.transport.close()
+        self.waits_since, self.owes = self.loop.time(), "end"
+
+    # -- the parser ------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= max(1, self.board.settings.max_pipelined):
+            self._stop(TooManyConnections(f"more than {self.board.settings.max_pipelined} requests wait on this connection"))
+        super().on_message_begin()
+        self.scope["headrace.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self.idle_since = None
+        self._in_head = self._in_message = True
+        self._begun += 1
+        self._head = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        headers = self.headers
+        if len(headers) >= MAX_HEADERS:
+            self._stop(HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers"))
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if len(self.url) > MAX_URL:
+            self._stop(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
+        most = self.board.settings.max_header_bytes
+        if self._head + self._read > most and sum(len(name) + len(value) for name, value in self.headers) > most:
+            self._stop(HeadersTooLarge(f"the headers have more than {most} bytes"))
+        self._in_head = False
+        self.waits_since = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_message = False
+        if self.owes == "body":
+            self.waits_since = None
+            self._rest()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.waits_since, self.owes = self.loop.time(), "end"
+        elif self._in_message and not self._in_head and not self._answering:
+            self.waits_since, self.owes = self.loop.time(), "body"  # the rest of it; it is thrown away
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        if not self._answering and not self.pipeline and not self._in_message:
+            self.idle_since = self.loop.time()
+
+    def _stop(self, error: FrontendError) -> None:
+        """Raised through the parser, which then takes nothing more."""
+        self._refusal = error
+        raise error
+
+
+class Connections:
+    """All of them. Run `sweep` next to the server."""
+
+    def __init__(self, settings: FrontendSettings, metrics: Metrics) -> None:
+        self.settings = settings
+        self._metrics = metrics
+        self._state: ServerState | None = None
+        self._turns: LoopBudget | None = None
+        self._stream_head: tuple[list[tuple[bytes, bytes]] | None, bytes] = (None, b"")
+        self.most = min(settings.max_connections, max(16, _raise_file_limit() - SPARE_FILES))
+        if self.most < settings.max_connections:
+            log.warning("connections.limited", wanted=settings.max_connections, most=self.most, why="open files (ulimit -n)")
+
+    def protocol(self) -> type[Connection]:
+        """What uvicorn makes its connections with."""
+
+        class Bound(Connection):
+            board = self
+
+        return Bound
+
+    def stream_head(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Status and the headers of the server, which makes a new list of them every second, for its date."""
+        made_for, head = self._stream_head
+        if made_for is not default_headers:
+            lines = b"".join(b"%b: %b\r\n" % header for header in default_headers)
+            head = STATUS_LINE[200] + lines + b"transfer-encoding: chunked\r\n"
+            self._stream_head = default_headers, head
+        return head
+
+    def turns(self, loop: asyncio.AbstractEventLoop) -> LoopBudget:
+        """Those of the loop the connections are on, which is always the same one."""
+        if self._turns is None:
+            self._turns = LoopBudget(loop)
+        return self._turns
+
+    def refused(self, code: str) -> None:
+        self._metrics.connections_refused.labels(code).inc()
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether there is room. Makes some by closing those that have been idle longest."""
+        self._state = connection.server_state
+        everybody = connection.connections
+        self._metrics.connections.set(len(everybody))
+        if len(everybody) <= self.most:
+            return True
+        idle = [
+            (other.idle_since, id(other), other)
+            for other in everybody
+            if isinstance(other, Connection) and other.idle_since is not None and other is not connection
+        ]
+        idle.sort()
+        closed = idle[: max(1, int(self.most * _SHED))]
+        for _, _, other in closed:
+            everybody.discard(other)
+            other.transport.abort()
+        self._metrics.connections_shed.inc(len(closed))
+        return bool(closed)
+
+    async def sweep(self) -> None:
+        """Close what owes us something for too long, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if self._state is None:
+                continue
+            self._metrics.connections.set(len(self._state.connections))
+            now = loop.time()
+            pause = time.perf_counter() + SWEEP_BUDGET_S
+            for connection in list(self._state.connections):
+                if isinstance(connection, Connection):
+                    self._look_at(connection, now)
+                if time.perf_counter() > pause:
+                    await asyncio.sleep(0)
+                    pause = time.perf_counter() + SWEEP_BUDGET_S
+
+    def _look_at(self, connection: Connection, now: float) -> None:
+        since = connection.waits_since
+        if since is None:
+            return
+        limit = self.settings.header_timeout_s if connection.owes == "headers" else LINGER_S
+        if now - since <= limit:
+            return
+        if connection.owes == "headers" and connection._in_head:
+            connection.refuse(HeadersTimeout(f"the headers did not arrive within {limit:g} s"))
+        elif connection.owes == "end":
+            connection.transport.abort()
+        else:
+            self.refused("idle")
+            connection.transport.close()
+            connection.waits_since, connection.owes = now, "end"
+
+
+def _raise_file_limit() -> int:
+    """As many open files as the system allows us. Returns how many these are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft

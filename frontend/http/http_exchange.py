@@ -1,0 +1,276 @@
+"""One HTTP exchange on the token path: its headers, its body within limits, its answer, and whether the client is still there.
+
+Plain ASGI instead of Starlette's Request and StreamingResponse: those start a task group and several tasks per answer, which
+costs more than everything else this process does for a short one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.broker.jobs import new_id
+from headrace.frontend.errors import BodyTimeout, BodyTooLarge, FrontendError
+from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.base import ErrorForm, StatusForm
+
+T = TypeVar("T")
+
+REQUEST_ID = b"x-request-id"
+
+SLOW_CLIENT_S = 60.0  # where no setting says otherwise
+
+_LARGE = 1 << 20  # bytes; joining fewer takes less than a hop to a thread
+_JSON = (b"content-type", b"application/json")
+_SSE = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # tells nginx to pass events on at once
+]
+
+# The same, written once, with the id of the request.
+_SSE_HEAD = b"".join(b"%b: %b\r\n" % header for header in _SSE) + REQUEST_ID + b": %b\r\n"
+
+_PIECE = 256 * 1024  # of an answer, handed to the server at a time
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads an answer any more."""
+
+
+class SlowReader(Exception):
+    """The client took nothing of its answer for too long."""
+
+
+class Wire(Protocol):
+    """The connection below, where there is one (`headrace.frontend.http.connections.Connection`)."""
+
+    lost: bool
+    watcher: Any
+
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def full(self) -> bool: ...
+    def begin(self, head: bytes, data: bytes) -> bool: ...
+    def push(self, data: bytes) -> bool: ...
+    def cut(self, last_words: bytes) -> None: ...
+
+
+class HttpExchange:
+    """`started` once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` go with
+    it. `asked_bytes`: of the body, and of what it refers to."""
+
+    __slots__ = (
+        "_receive",
+        "_send",
+        "_wire",
+        "asked_bytes",
+        "body_size",
+        "headers",
+        "more_headers",
+        "scope",
+        "slow_client_s",
+        "started",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._wire: Wire | None = scope.get("headrace.connection")
+        self.slow_client_s = SLOW_CLIENT_S
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.started = False
+        self.body_size = self.asked_bytes = 0
+        self.more_headers: list[tuple[bytes, bytes]] = []
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    def job_id(self) -> str:
+        """A new id for a job. The first one is the request's own id where we made that, so that logs need no translation."""
+        fresh: str | None = self.scope.pop("headrace.fresh_id", None)
+        return fresh or new_id()
+
+    @property
+    def name(self) -> str:
+        """What the client calls the request, where it has a name for it."""
+        return "" if "headrace.fresh_id" in self.scope else str(self.scope.get("headrace.request_id", ""))
+
+    async def read_body(self, settings: FrontendSettings) -> bytes:
+        """The body, of a shape that is safe to decode.
+
+        Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, MalformedBody (too deep, too many values), ClientGone.
+        """
+        limit = settings.max_body_bytes
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > limit:
+            raise BodyTooLarge(f"the body has {int(declared)} bytes; this server takes at most {limit}")
+        if self._wire is not None and self._wire.whole:  # as mostly: there is nothing to wait for
+            body = await self._read(limit)
+        else:
+            try:
+                async with asyncio.timeout(settings.body_timeout_s):
+                    body = await self._read(limit)
+            except TimeoutError:
+                raise BodyTimeout(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
+        self.body_size = self.asked_bytes = len(body)
+        await check_shape(body, settings)
+        return body
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """`work()` on what was asked: in a thread when that is long, so that others have their turn meanwhile."""
+        return await asyncio.to_thread(work) if self.asked_bytes > INLINE_BYTES else work()
+
+    async def _read(self, limit: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise BodyTooLarge(f"the body is larger than the {limit} bytes this server takes")
+            parts.append(part)
+            if not message.get("more_body", False):
+                if size > _LARGE:  # copied in a thread, where this lets others run
+                    return await asyncio.to_thread(b"".join, parts)
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # answering ----------------------------------------------------------------------------------------------------------
+
+    async def send_json(self, body: bytes, *, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        await self._start(status, [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())])
+        start = 0
+        while len(body) - start > _PIECE:  # so that what the socket does not take yet is not copied into its buffer at once
+            await self._write({"type": "http.response.body", "body": body[start : start + _PIECE], "more_body": True})
+            start += _PIECE
+        await self._write({"type": "http.response.body", "body": body[start:] if start else body, "more_body": False})
+
+    async def send_error(self, error: FrontendError, *, form: ErrorForm = FrontendError.body) -> None:
+        headers = error.headers()
+        if isinstance(error, (BodyTooLarge, BodyTimeout)):
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        status = form.status(error) if isinstance(form, StatusForm) else error.status
+        await self.send_json(form(error), status=status, headers=headers)
+
+    async def start_stream(self, events: bytes = b"") -> None:
+        """`events` leave together with the head."""
+        scope = self.scope
+        if self._wire is not None and events and not self.more_headers:
+            head = _SSE_HEAD % scope["headrace.request_id"].encode()
+            if self._wire.begin(head, events):
+                self.started = True
+                scope["headrace.status"] = 200
+                return
+        await self._start(200, _SSE)
+        if events:
+            await self.send_events(events)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        scope = self.scope
+        scope["headrace.status"] = status
+        marked = [*headers, *self.more_headers, (REQUEST_ID, scope["headrace.request_id"].encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": marked})
+
+    def push(self, events: bytes) -> bool:
+        """`send_events` where that need not wait. False: nothing was sent."""
+        return self._wire is not None and self._wire.push(events)
+
+    async def send_events(self, events: bytes, *, more: bool = True) -> None:
+        """Returns once the socket takes more: a slow reader holds back only its own stream. Raises SlowReader."""
+        if more and self._wire is not None and self._wire.push(events):
+            return
+        await self._write({"type": "http.response.body", "body": events, "more_body": more})
+
+    async def _write(self, message: Message) -> None:
+        wire = self._wire
+        if wire is None or not wire.full:
+            await self._send(message)
+            return
+        try:
+            async with asyncio.timeout(self.slow_client_s):
+                await self._send(message)
+        except TimeoutError:
+            raise SlowReader from None
+
+    def cut(self, last_words: bytes) -> None:
+        """Close the connection under an answer that nobody takes."""
+        if self._wire is not None:
+            self._wire.cut(last_words)
+
+    def watch(self) -> DisconnectWatch:
+        return DisconnectWatch(self._receive, self._wire)
+
+
+class DisconnectWatch:
+    """`async with` around work that only makes sense while the client is there; raises ClientGone when it leaves.
+
+    Works like `asyncio.timeout`: the body is cancelled and the cancellation turned into the exception at the end of the block.
+    Call `stop` before the last write, because a complete answer looks like a disconnect, too.  Where there is a connection it
+    tells by itself; under other servers a task has to ask.
+    """
+
+    __slots__ = ("_gone", "_owner", "_receive", "_stopped", "_task", "_wire")
+
+    def __init__(self, receive: Receive, wire: Wire | None = None) -> None:
+        self._receive = receive
+        self._wire = wire
+        self._task: asyncio.Task[None] | None = None
+        self._gone = False
+        self._stopped = False
+
+    async def __aenter__(self) -> DisconnectWatch:
+        owner = asyncio.current_task()
+        assert owner is not None  # noqa: S101  # we are inside a coroutine
+        self._owner = owner
+        if self._wire is None:
+            self._task = asyncio.get_running_loop().create_task(self._wait())  # ended by __aexit__, always
+            return self
+        self._wire.watcher = self
+        if self._wire.lost:
+            self.left()
+        return self
+
+    def left(self) -> None:
+        """The client has closed the connection."""
+        if not self._stopped and not self._gone:
+            self._gone = True
+            self._owner.cancel()
+
+    async def _wait(self) -> None:
+        while True:
+            message = await self._receive()
+            if self._stopped:
+                return
+            if message["type"] == "http.disconnect":
+                self.left()
+                return
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+        if self._wire is not None and self._wire.watcher is self:
+            self._wire.watcher = None
+        if self._gone and self._owner.uncancel() <= 0:
+            if kind is not asyncio.CancelledError:  # the body ended by itself: the cancellation is still on its way
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            raise ClientGone from None

@@ -1,0 +1,46 @@
+"""Routes that answer a body with a body, without a job: counting tokens and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from headrace.frontend.errors import FrontendError, translate
+from headrace.frontend.http.http_exchange import ClientGone, HttpExchange
+from headrace.frontend.http.malloc import forget_frames
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.base import ErrorForm
+
+log = structlog.get_logger()
+
+Handler = Callable[[bytes, HttpExchange], Awaitable[bytes]]
+"""The request's body → the JSON of the answer."""
+
+
+class UnaryEndpoint:
+    """An ASGI application for one route, with the limits on bodies that all routes have."""
+
+    def __init__(self, handler: Handler, settings: FrontendSettings, *, form: ErrorForm = FrontendError.body) -> None:
+        self._handler = handler
+        self._settings = settings
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send)
+        try:
+            body = await exchange.read_body(self._settings)
+            await exchange.send_json(await self._handler(body, exchange))
+        except ClientGone as gone:
+            scope["headrace.outcome"] = "client_gone"
+            forget_frames(gone)
+        except Exception as error:
+            told = translate(error)
+            scope["headrace.outcome"] = told.code
+            if type(told) is FrontendError:
+                log.error("request.crashed", request_id=scope.get("headrace.request_id"), exc_info=error)
+            if exchange.started:
+                raise
+            await exchange.send_error(told, form=self._form)
+            forget_frames(error)

@@ -1,0 +1,162 @@
+"""`POST /v1/chat/completions`: messages → prompt → job."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from headrace.broker.messages import Parsing
+from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.generation.plan import (
+    Draft,
+    GenerationOptions,
+    Plan,
+    check_choices,
+    check_kind,
+    fit_of,
+    make_draft,
+    make_plan,
+)
+from headrace.frontend.generation.sampling import refuse_unsupported, unsupported
+from headrace.frontend.generation.tools import calls_in, toolbox_of
+from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.media.loader import MediaItem, MediaLoader
+from headrace.frontend.media.parts import Contents, find_media, has_media, with_parts
+from headrace.frontend.openai.chat_messages import named_roles, plain_messages
+from headrace.frontend.prompts.model_cache import ModelCache
+from headrace.frontend.schema.chat import ChatRequest
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.sse import CHAT_EVENTS
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+class ChatApi:
+    """Plans chat requests. Stateless but for the models it looks up."""
+
+    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
+        self._shelf = shelf
+        self._settings = settings
+        self._media = MediaLoader(settings)
+        self.error_form = FrontendError.body
+
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
+        """Raises a FrontendError or an AdmissionError."""
+        request = await decode_request(_decoder, body)
+        draft, wishes = await self.draft(request, exchange, id_prefix="chatcmpl-")
+        return make_plan(request, draft, wishes, CHAT_EVENTS, echo=_echo(request, wishes.role))
+
+    async def draft(self, request: ChatRequest, exchange: HttpExchange, *, id_prefix: str) -> tuple[Draft, GenerationOptions]:
+        """The conversation as jobs: what every API that speaks in messages comes down to.
+
+        Raises a FrontendError or an AdmissionError.
+        """
+        _refuse(request)
+        check_choices(request.n or 1, 1, self._settings)
+        model = await self._shelf.get(request.model)
+        check_kind(model, "chat")
+        if model.template is None:
+            message = f"{model.card.model!r} has no chat template; use /v1/completions"
+            raise BadRequest(message, param="model", code="no_chat_template")
+        toolbox = await exchange.aside(partial(toolbox_of, request, model.card))
+        takes_parts = model.template.takes_parts(tools=bool(toolbox.tools))
+        given = request.messages
+        items: list[MediaItem] = []
+        contents: Contents = {}
+        if has_media(given):
+            finding = partial(find_media, given, model.card, most=self._settings.media_max_items)
+            given, found = await exchange.aside(finding)
+            items = await self._media.load(found.parts)
+            contents = found.contents if takes_parts else {}
+        messages = await exchange.aside(partial(plain_messages, given, parts=takes_parts))
+        continue_final = bool(request.continue_final_message)
+        template_kwargs = _template_kwargs(request)
+        wanted = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        fit = fit_of(request, model, wanted=wanted, param="messages")
+        for each in messages:  # a template copies what it is given several times over
+            if isinstance(content := each.get("content"), str):
+                await model.encoder.refuse_endless(content, fit)
+        text = await model.render(
+            with_parts(named_roles(messages, model.template), contents),
+            add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
+            continue_final_message=continue_final,
+            tools=toolbox.tools or None,
+            documents=request.documents,
+            extra=template_kwargs,
+        )
+        prompt = await model.encoder.encode(
+            text,
+            add_special_tokens=bool(request.add_special_tokens),
+            fit=fit,
+            salt=request.cache_salt,
+            media=items,
+        )
+        parse = None
+        if toolbox.wanted or model.card.reasoning_parser is not None:
+            parse = Parsing(
+                tools=toolbox.tools,
+                choice=toolbox.choice,
+                parallel=request.parallel_tool_calls is not False,
+                reasoning=request.include_reasoning is not False,
+                whole=not request.stream,
+                template_kwargs={**model.card.template_kwargs, **template_kwargs},
+                calls_before=calls_in(messages),
+            )
+        wishes = GenerationOptions(
+            id_prefix=id_prefix,
+            prompts=[prompt],
+            wanted=wanted,
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=_prompt_logprobs(request),
+            prompt_text=text if request.return_prompt_text else None,
+            parse=parse,
+            role="assistant" if request.add_generation_prompt is not False else messages[-1]["role"],
+        )
+        return make_draft(request, exchange, model, self._settings, wishes), wishes
+
+
+def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
+    """What the client hands to the template by itself. Effort turns thinking on and off, as vLLM's server has it."""
+    kwargs = dict(request.chat_template_kwargs or {})
+    if (effort := request.reasoning_effort) is not None:
+        kwargs.setdefault("enable_thinking", effort != "none")
+        kwargs["reasoning_effort"] = effort
+    return kwargs
+
+
+def _prompt_logprobs(request: ChatRequest) -> int | None:
+    """With `echo` those of the prompt come along, as vLLM's server has it."""
+    if request.prompt_logprobs is None and request.echo and not request.stream:
+        return request.top_logprobs or 0
+    return request.prompt_logprobs
+
+
+def _echo(request: ChatRequest, role: str) -> list[str]:
+    """The last message once more, where the answer goes on with it."""
+    if not request.echo or has_media(request.messages[-1:]):
+        return []
+    last = plain_messages(request.messages[-1:])[0]
+    return [last["content"]] if last["role"] == role and last["content"] else []
+
+
+def _refuse(request: ChatRequest) -> None:
+    refuse_unsupported(request)
+    if request.functions is not None:
+        raise unsupported("functions", "is not supported here: use tools")
+    if request.function_call is not None:
+        raise unsupported("function_call", "is not supported here: use tool_choice")
+    if request.chat_template is not None:
+        raise unsupported("chat_template", "cannot be sent with a request; the model brings its own")
+    if request.audio is not None:
+        raise unsupported("audio")
+    if request.web_search_options is not None:
+        raise unsupported("web_search_options")
+    if request.modalities and request.modalities != ["text"]:
+        raise unsupported("modalities", 'other than ["text"] are not supported here')
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if request.add_generation_prompt and request.continue_final_message:
+        raise BadRequest("continue_final_message cannot be combined with add_generation_prompt", param="continue_final_message")

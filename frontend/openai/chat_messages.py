@@ -1,0 +1,105 @@
+"""The messages of a chat request as chat templates expect them.
+
+The rules are those of vLLM's server, so that the same request gives the same prompt: text parts are joined by newlines,
+arguments of past tool calls become objects, reasoning is there under both names it has had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.field_checks import missing
+from headrace.frontend.prompts.templates import ChatTemplate
+from headrace.frontend.schema.chat import Message
+
+log = structlog.get_logger()
+
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+"""Type of a part that is text → the key its text is under."""
+
+
+def plain_messages(messages: Sequence[Message], *, parts: bool = False) -> list[dict[str, Any]]:
+    """`parts`: the template wants contents as lists of parts, not as text. Raises BadRequest naming message and part."""
+    return [_plain(message, f"messages[{i}]", parts) for i, message in enumerate(messages)]
+
+
+def _plain(message: Message, where: str, parts: bool) -> dict[str, Any]:
+    role = message["role"]
+    content = message.get("content")
+    if content is None and role != "assistant":  # an assistant may have said nothing but called tools
+        raise missing(f"{where}.content")
+    texts = [content] if isinstance(content, str) else _texts(content or (), where)
+    plain: dict[str, Any] = {"role": role}
+    if parts and role != "tool":
+        plain["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        plain["content"] = texts[0] if len(texts) == 1 else "\n".join(texts)
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            plain["tool_calls"] = [_past_call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(calls)]
+        reasoning = message.get("reasoning")
+        if reasoning is None:
+            reasoning = message.get("reasoning_content")
+        if reasoning is not None:
+            plain["reasoning"] = plain["reasoning_content"] = reasoning
+    elif role == "tool" and (call_id := message.get("tool_call_id")) is not None:
+        plain["tool_call_id"] = call_id
+    if (name := message.get("name")) is not None:
+        plain["name"] = name
+    return plain
+
+
+def _texts(parts: Sequence[Mapping[str, Any]], where: str) -> list[str]:
+    return [_text(part, f"{where}.content[{j}]") for j, part in enumerate(parts)]
+
+
+def _text(part: Mapping[str, Any], where: str) -> str:
+    kind = part.get("type")
+    if kind is None:
+        raise missing(f"{where}.type")
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise unsupported(f"{where}.type", f"{str(kind)[:100]!r} is not supported here: text parts only")
+    text = part.get(key, part.get("text"))
+    if text is None:
+        raise missing(f"{where}.{key}")
+    if not isinstance(text, str):
+        raise BadRequest(f"invalid value for {where}.{key}: expected a string", param=f"{where}.{key}")
+    return text
+
+
+def _past_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), where)}}
+
+
+def _arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
+    """What cannot be understood becomes {}: it lies in the past, and an error would end the conversation for good."""
+    if not arguments:
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict):
+        return parsed
+    log.warning("tool_call.arguments_dropped", where=where, characters=len(arguments))
+    return {}
+
+
+# -- roles ---------------------------------------------------------------------------------------------------
+
+
+def named_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
+    """OpenAI's newer name for `system` under the older one, for templates that do not know it."""
+    if all(message["role"] != "developer" for message in messages) or template.knows_role("developer"):
+        return messages
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]

@@ -1,0 +1,97 @@
+"""`POST /v1/completions`: prompts as text or ids → one job each."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+
+from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.generation.plan import GenerationOptions, Plan, check_choices, check_kind, fit_of, make_draft, make_plan
+from headrace.frontend.generation.sampling import refuse_unsupported, unsupported
+from headrace.frontend.http.body_decoding import decode_request, kinds_of
+from headrace.frontend.http.field_checks import missing
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.prompts import prompt_embeds
+from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
+from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt
+from headrace.frontend.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.sse import COMPLETION_EVENTS
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+class CompletionApi:
+    """Plans completions requests. Stateless but for the models it looks up."""
+
+    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
+        self._shelf = shelf
+        self._settings = settings
+        self.error_form = FrontendError.body
+
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
+        """Raises a FrontendError or an AdmissionError."""
+        request = await decode_request(_decoder, body)
+        _refuse(request)
+        prompts, given = await list_prompts(request), prompt_embeds.listed(request)
+        check_choices(request.n or 1, len(prompts) + len(given), self._settings)
+        model = await self._shelf.get(request.model)
+        check_kind(model, "completion")
+        silent = request.max_tokens == 0  # the prompt alone: vLLM, too, computes one token and drops it
+        wanted = 1 if silent else DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        fit = fit_of(request, model, wanted=wanted, param="prompt")
+        encoded = [await prompt_embeds.take(text, model, fit, self._settings) for text in given]
+        encoded += [await self._encode(prompt, request, model, fit) for prompt in prompts]
+        echo = []
+        if request.echo:
+            echo = [p if isinstance(p, str) else await model.encoder.text_of(e) for p, e in zip(prompts, encoded, strict=True)]
+        wishes = GenerationOptions(
+            id_prefix="cmpl-",
+            prompts=encoded,
+            wanted=wanted,
+            top_logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs if not request.echo else _first(request.prompt_logprobs, request.logprobs),
+            silent=silent,
+        )
+        draft = make_draft(request, exchange, model, self._settings, wishes)
+        return make_plan(request, draft, wishes, COMPLETION_EVENTS, echo=echo)
+
+    async def _encode(
+        self, prompt: str | list[int], request: CompletionRequest, model: LoadedModel, fit: LengthLimit
+    ) -> Prompt:
+        if isinstance(prompt, str):
+            special = request.add_special_tokens is not False
+            return await model.encoder.encode(prompt, add_special_tokens=special, fit=fit, salt=request.cache_salt)
+        return await model.encoder.take_ids(prompt, fit=fit, salt=request.cache_salt)
+
+
+def _refuse(request: CompletionRequest) -> None:
+    refuse_unsupported(request)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise unsupported("best_of", "is not supported here: ask for n choices and take the best")
+    if request.suffix:
+        raise unsupported("suffix")
+    if request.max_tokens == 0 and not request.echo:
+        raise BadRequest("max_tokens must be at least 1 without echo", param="max_tokens")
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+async def list_prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """The four forms a prompt may have, as a list of texts or ids. Raises BadRequest for a mixture."""
+    prompt = request.prompt
+    if not prompt and request.prompt_embeds:
+        return []
+    if prompt is None:
+        raise missing("prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = await kinds_of(prompt)
+    if len(kinds) > 1:
+        raise BadRequest("prompt must be a text, a list of texts, a list of ids or a list of lists of ids", param="prompt")
+    if kinds == {int}:
+        return [cast("list[int]", prompt)]
+    return cast("list[str | list[int]]", prompt)

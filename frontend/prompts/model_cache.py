@@ -1,0 +1,197 @@
+"""Models made ready to take prompts: tokenizer loaded, template compiled, once per card.
+
+Loading a tokenizer takes a tenth of a second and more, so it happens in a thread, and as soon as a model appears rather than
+when its first request comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+
+from headrace.broker.codec import encode
+from headrace.broker.errors import UnknownModel
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.ports import Models, Served
+from headrace.frontend.prompts.prompt_cache import PromptCache
+from headrace.frontend.prompts.prompt_encoder import PromptEncoder
+from headrace.frontend.prompts.templates import ChatTemplate
+from headrace.frontend.prompts.tokenizer_files import ModelFiles
+from headrace.frontend.settings import FrontendSettings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`fingerprint` changes with anything in the card but its adapters."""
+
+    card: ModelCard
+    encoder: PromptEncoder
+    template: ChatTemplate | None
+    fingerprint: str
+    executor: Executor
+    inline_bytes: int
+    adapter: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        return self.adapter or self.card.model
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """`ChatTemplate.render`, off the event loop if the conversation is long.
+
+        Raises BadRequest, also when the model has no template.
+        """
+        if self.template is None:
+            message = f"{self.card.model!r} has no chat template; use /v1/completions"
+            raise BadRequest(message, param="model", code="no_chat_template")
+        work = partial(
+            self.template.render,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            extra=extra,
+        )
+        if not _is_heavy([messages, tools, documents, extra], self.inline_bytes):
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+
+
+class ModelCache:
+    """The ready models. Run `run` next to the server; without it models are loaded by their first request."""
+
+    def __init__(self, models: Models, settings: FrontendSettings, metrics: Metrics | None = None) -> None:
+        self._models = models
+        self._settings = settings
+        self._memory = _memory(settings, metrics)
+        self._ready: dict[str, LoadedModel] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        self._on_refused: Callable[[], None] = metrics.slow_prompts.inc if metrics is not None else lambda: None
+        self._quickening: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
+        models.on_change(self._changed.set)
+
+    def names(self) -> set[str]:
+        """Models that are loaded."""
+        return set(self._ready)
+
+    async def get(self, name: str) -> LoadedModel:
+        """Raises UnknownModel, ModelUnusable."""
+        served = self._models.get(name)
+        ready = self._ready.get(served.card.model)
+        if ready is None or ready.card is not served.card:
+            ready = self._still(ready, served.card) or await self._load(served)
+        if served.adapter is None:
+            return ready
+        return dataclasses.replace(ready, adapter=served.adapter, encoder=ready.encoder.for_adapter(served.adapter))
+
+    async def run(self) -> None:
+        """Load models as they appear, drop those that are gone, until cancelled."""
+        while True:
+            self._changed.clear()
+            names = self._models.names()
+            for gone in self._ready.keys() - set(names):
+                del self._ready[gone]
+                self._locks.pop(gone, None)
+            for name in names:
+                try:
+                    await self.get(name)
+                except (FrontendError, UnknownModel) as error:
+                    log.warning("model.unusable", model=name, error=str(error))
+            await self._changed.wait()
+
+    def _still(self, ready: LoadedModel | None, card: ModelCard) -> LoadedModel | None:
+        """What is loaded, if nothing in the card has changed but which adapters there are."""
+        if ready is None or msgspec.structs.replace(ready.card, adapters=card.adapters) != card:
+            return None
+        ready = self._ready[card.model] = dataclasses.replace(ready, card=card)
+        return ready
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _load(self, served: Served) -> LoadedModel:
+        card = served.card
+        async with self._locks.setdefault(card.model, asyncio.Lock()):
+            still = self._still(self._ready.get(card.model), card)
+            if still is not None:
+                return still
+            began = time.perf_counter()
+            loop = asyncio.get_running_loop()
+            ready = await loop.run_in_executor(self._executor, self._build, served)
+            self._ready[card.model] = ready
+            log.info("model.loaded", model=card.model, seconds=round(time.perf_counter() - began, 3))
+            if self._settings.fast_tokenizer:  # nobody waits for it: until it is done prompts only take longer
+                self._quickening = loop.run_in_executor(self._executor, ready.encoder.quicken, self._on_refused)
+            return ready
+
+    def _build(self, served: Served) -> LoadedModel:
+        card, executor, inline_bytes = served.card, self._executor, self._settings.inline_prompt_bytes
+        files = ModelFiles.read(served.files, card.model)
+        encoder = PromptEncoder(
+            files.tokenizer,
+            card,
+            executor=executor,
+            inline_bytes=inline_bytes,
+            memory=self._memory,
+            special_tokens=files.special_tokens,
+        )
+        of_card = {n: token for n, token in (("bos_token", card.bos_token), ("eos_token", card.eos_token)) if token is not None}
+        names = {**of_card, **files.names, **card.template_kwargs}
+        template = ChatTemplate(files.templates, names=names) if files.templates else None
+        fingerprint = "fp_" + hashlib.sha256(encode(msgspec.structs.replace(card, adapters=[]))).hexdigest()[:10]
+        return LoadedModel(card, encoder, template, fingerprint, executor, inline_bytes)
+
+
+def _memory(settings: FrontendSettings, metrics: Metrics | None) -> PromptCache | None:
+    if not settings.prompt_cache_bytes:
+        return None
+    if metrics is None:
+        return PromptCache(settings.prompt_cache_bytes)
+    memory = PromptCache(settings.prompt_cache_bytes, on_reuse=metrics.count_prefix)
+    metrics.prefix_bytes.set_function(lambda: memory.size)
+    return memory
+
+
+def _is_heavy(values: Sequence[object], limit: int) -> bool:
+    """Do these values hold more characters than the limit? Everything that is no text counts as a few."""
+    left = list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            limit -= len(value)
+        elif isinstance(value, dict):  # concrete types: asking for abstract ones costs more than all the rest of this
+            limit -= 8 * len(value)
+            left.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            limit -= 8 * len(value)
+            left.extend(value)
+        if limit < 0:
+            return True
+    return False

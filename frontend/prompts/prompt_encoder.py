@@ -1,0 +1,282 @@
+"""Prompts become token ids, their packed form and their block chain: once, here, for the whole way.
+
+Short prompts are encoded on the event loop, because a hop to a thread and back costs more than they do; long ones in a small
+thread pool (the tokenizer releases the GIL), where what they share with earlier prompts is remembered
+(`headrace.frontend.prompts.prompt_cache`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from tokenizers import Tokenizer
+
+from headrace.broker.blocks import block_chain
+from headrace.broker.codec import pack_u32, pack_u64, unpack_u32
+from headrace.broker.errors import MalformedMessage
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.errors import BadRequest, ContextTooLong
+from headrace.frontend.http.malloc import give_back
+from headrace.frontend.media.loader import MediaItem
+from headrace.frontend.media.placeholders import Placed, place
+from headrace.frontend.prompts.length_guard import LONG, in_groups, is_suspicious, least_tokens
+from headrace.frontend.prompts.prompt_cache import PromptCache
+from headrace.frontend.prompts.split_points import SplitPoints
+from headrace.frontend.prompts.text_encoder import TextEncoder
+
+T = TypeVar("T")
+_SLICE = 1 << 16  # token ids
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt as the broker wants it. `packed` is the ids as little-endian u32, `hashes` the chain as little-endian u64."""
+
+    tokens: int
+    packed: bytes
+    hashes: bytes
+    media: Sequence[dict[str, Any]] = ()  # its items, as `Generation.media` has them
+    embeds: bytes = b""  # instead of ids, as `Generation.prompt_embeds` has them
+
+
+class LengthLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """What the request and the model say about length. `param` is the parameter to blame."""
+
+    context_length: int
+    wanted: int | None  # tokens the client asked for; None = as many as fit
+    truncate: int | None  # keep this many of the last prompt tokens; -1 = as many as fit
+    param: str
+
+    def kept(self, tokens: int) -> int:
+        """How many of the last of so many tokens are left by `truncate_prompt_tokens`.
+
+        Raises ContextTooLong when it asks for more than the context.
+        """
+        if self.truncate is None:
+            return tokens
+        keep = self.context_length - (self.wanted or 1) if self.truncate == -1 else self.truncate
+        if keep > self.context_length:
+            message = f"truncate_prompt_tokens ({keep}) exceeds the model's maximum context length ({self.context_length})"
+            raise ContextTooLong(message, param="truncate_prompt_tokens")
+        return min(max(keep, 0), tokens)
+
+    def check(self, tokens: int) -> None:
+        """Room for one token is enough: what was asked for beyond the context is cut, as vLLM's server does it.
+
+        Raises ContextTooLong with the words OpenAI uses, which clients and frameworks look for; also where more is asked for
+        than the model could ever give.
+        """
+        if tokens < self.context_length and (self.wanted or 1) <= self.context_length:
+            return
+        if self.wanted is None:
+            told = f"your prompt resulted in {tokens} tokens"
+        else:
+            told = (
+                f"you requested {tokens + self.wanted} tokens ({tokens} in the {self.param}, {self.wanted} in the completion)"
+            )
+        message = f"This model's maximum context length is {self.context_length} tokens. However, {told}. "
+        error = ContextTooLong(message + f"Please reduce the length of the {self.param} or completion.", param=self.param)
+        error.tokens, error.most = tokens, self.context_length
+        raise error
+
+
+class PromptEncoder:
+    """One model's tokenizer. Stateless after construction, so threads may share it."""
+
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        card: ModelCard,
+        *,
+        executor: Executor,
+        inline_bytes: int,
+        memory: PromptCache | None = None,
+        special_tokens: Sequence[str] = (),
+    ) -> None:
+        """`special_tokens` as `TextEncoder` has them.
+
+        Raises ModelUnusable when the bytes are no tokenizer. Takes 0.1 s and more: call it off the event loop.
+        """
+        self._text = TextEncoder(tokenizer_json, name=card.model, special_tokens=special_tokens)
+        self._tokenizer = self._text.reference
+        self._card = card
+        self._adapter: str | None = None
+        self._executor = executor
+        self._inline_bytes = inline_bytes
+        self._inline_run = 0  # characters encoded on the event loop without a pause
+        self._adds_special = self._tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+        self._memory = memory
+        self._boundaries = SplitPoints(self._tokenizer)
+        self._digest = hashlib.sha256(tokenizer_json + repr(self._text.added).encode()).hexdigest()
+        self._vocab_size = card.vocab_size or self._tokenizer.get_vocab_size()
+
+    def for_adapter(self, adapter: str) -> PromptEncoder:
+        """The same, with block chains of this adapter: it shares no blocks with the model itself."""
+        encoder = copy.copy(self)
+        encoder._adapter = adapter
+        return encoder
+
+    def quicken(self, on_refused: Callable[[], None]) -> None:
+        """Go over to the fast tokenizer if it suits this model; `on_refused` is told of texts it does not take. Call it in a
+        thread."""
+        self._text.on_refused = on_refused
+        self._text.quicken()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """For what is no prompt. Threads share it: change nothing."""
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    async def aside(self, work: Callable[[], T], *, size: int) -> T:
+        """`work()`, in a thread when the `size` of its text, in characters, is too much for the event loop."""
+        if size <= self._inline_bytes:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        fit: LengthLimit,
+        salt: str | None = None,
+        media: Sequence[MediaItem] = (),
+    ) -> Prompt:
+        """`media` are put where the text has their placeholders.
+
+        Raises ContextTooLong, and BadRequest for a prompt without any token, or with other placeholders than items.
+        """
+
+        def work() -> Prompt:
+            try:
+                return self.encode_now(text, add_special_tokens=add_special_tokens, fit=fit, salt=salt, media=media)
+            finally:
+                if len(text) > LONG:
+                    give_back()
+
+        if len(text) > self._inline_bytes:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        self._inline_run += len(text)
+        if self._inline_run > self._inline_bytes:  # many short prompts in one request are not short either
+            self._inline_run = 0
+            await asyncio.sleep(0)
+        return work()
+
+    def encode_now(
+        self, text: str, *, add_special_tokens: bool, fit: LengthLimit, salt: str | None = None, media: Sequence[MediaItem] = ()
+    ) -> Prompt:
+        try:
+            if is_suspicious(text, fit.context_length):
+                self._refuse_endless(text, fit)
+            packed = self._ids_of(text, fit, add_special_tokens=add_special_tokens)
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"the prompt is not valid Unicode: {error}", param=fit.param) from None
+        if media:
+            return self._pack_media(place(unpack_u32(packed), media, self._card.media), fit, salt)
+        return self._prompt(packed, fit, salt)
+
+    async def refuse_endless(self, text: str, fit: LengthLimit) -> None:
+        """Before a part of a prompt is copied into it: whether it alone is too long. Raises ContextTooLong."""
+        if is_suspicious(text, fit.context_length):
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._refuse_endless, text, fit)
+
+    def _refuse_endless(self, text: str, fit: LengthLimit) -> None:
+        tokens = least_tokens(self._tokenizer, text, enough=fit.context_length)
+        if tokens > fit.context_length:
+            if fit.truncate is not None:
+                message = f"a text of {len(text)} characters is too long to be truncated here"
+                raise ContextTooLong(message, param=fit.param)
+            try:
+                fit.check(tokens)
+            except ContextTooLong as error:
+                error.tokens = None  # there are more: nobody has counted to the end
+                raise
+
+    async def take_ids(self, ids: Sequence[int], *, fit: LengthLimit, salt: str | None = None) -> Prompt:
+        """A prompt that came as ids. Raises BadRequest for ids outside the vocabulary, and as `encode`."""
+        if len(ids) <= self._inline_bytes:
+            return self._take_ids_now(ids, fit, salt)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._take_ids_now, ids, fit, salt)
+
+    def _take_ids_now(self, ids: Sequence[int], fit: LengthLimit, salt: str | None) -> Prompt:
+        packed = []
+        for at in range(0, len(ids), _SLICE):  # one call on all of a million ids would hold up every other thread
+            some = ids[at : at + _SLICE]
+            if min(some) < 0 or max(some) >= self._vocab_size:
+                wrong = next(i for i in some if not 0 <= i < self._vocab_size)
+                raise BadRequest(f"token id {wrong} is outside the vocabulary of {self._vocab_size}", param=fit.param)
+            packed.append(pack_u32(some))
+        return self._prompt(b"".join(packed), fit, salt)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of prompt ids, for `echo`."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    async def text_of(self, prompt: Prompt) -> str:
+        """The text of a prompt that came as ids."""
+        if prompt.tokens <= self._inline_bytes:
+            return self.decode(unpack_u32(prompt.packed))
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self.decode(unpack_u32(prompt.packed)))
+
+    def _ids_of(self, text: str, fit: LengthLimit, *, add_special_tokens: bool) -> bytes:
+        """Packed. Long texts go through the memory of prefixes, piece by piece, where this gives the same ids."""
+        whole = add_special_tokens and self._adds_special  # what is added stands around all of it
+        if self._memory is not None and len(text) > self._inline_bytes and not whole:
+            pieces = self._boundaries.split(text)
+            if len(pieces) > 1:
+                return self._memory.ids(self._digest, pieces, partial(self._encode_pieces, fit=fit))
+        return self._encode_pieces([text], fit=fit, special=add_special_tokens)[0]
+
+    def _encode_pieces(self, pieces: list[str], *, fit: LengthLimit, special: bool = False) -> list[bytes]:
+        packed: list[bytes] = []
+        for group in in_groups(pieces):
+            if len(group[0]) > LONG:
+                self._refuse_endless(group[0], fit)
+            packed += self._text.encode(group, special=special)
+        return packed
+
+    def _pack(self, ids: Sequence[int], fit: LengthLimit, salt: str | None) -> Prompt:
+        try:
+            return self._prompt(pack_u32(ids), fit, salt)
+        except MalformedMessage as error:
+            raise BadRequest(str(error), param=fit.param) from None
+
+    def _prompt(self, packed: bytes, fit: LengthLimit, salt: str | None) -> Prompt:
+        tokens = len(packed) // 4
+        kept = fit.kept(tokens)
+        packed, tokens = packed[(tokens - kept) * 4 :], kept
+        if not tokens:
+            raise BadRequest("the prompt is empty", param=fit.param)
+        fit.check(tokens)
+        return Prompt(tokens, packed, self._hashes(packed, salt))
+
+    def _hashes(self, packed: bytes, salt: str | None) -> bytes:
+        size = self._card.block_size
+        if not size:
+            return b""
+        if self._memory is not None and len(packed) > self._inline_bytes * 4:
+            return self._memory.chain(packed, size, adapter=self._adapter, salt=salt)
+        return pack_u64(block_chain(packed, size, adapter=self._adapter, salt=salt))
+
+    def _pack_media(self, placed: Placed, fit: LengthLimit, salt: str | None) -> Prompt:
+        """Block hashes end where the engine's prompt is not known."""
+        if fit.truncate is not None:
+            message = "truncate_prompt_tokens cannot be combined with images, videos or sounds"
+            raise BadRequest(message, param="truncate_prompt_tokens")
+        plain = self._pack(placed.ids, fit, salt)
+        size = self._card.block_size
+        if not size:
+            return msgspec.structs.replace(plain, media=placed.media)
+        known = plain.packed[: placed.known * 4]
+        chain = block_chain(known, size, adapter=self._adapter, salt=salt, media=placed.spans)
+        return msgspec.structs.replace(plain, hashes=pack_u64(chain), media=placed.media)

@@ -1,0 +1,62 @@
+"""What the port answers before the broker can be used: alive, not ready, and why. Later it is the application's."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.broker.errors import BrokerUnavailable
+from headrace.frontend.errors import translate
+from headrace.frontend.metrics import CONTENT_TYPE, Metrics
+from headrace.frontend.status import Lifecycle
+
+
+class StartupApp:
+    """An ASGI application that is there from the start. `open` lets everything through to the real one."""
+
+    def __init__(self, metrics: Metrics, lifecycle: Lifecycle) -> None:
+        self.metrics = metrics
+        self.lifecycle = lifecycle
+        self.reason = "this frontend is connecting to the broker"
+        self._app: ASGIApp | None = None
+
+    def open(self, app: ASGIApp) -> None:
+        """From now on `app` answers."""
+        self._app = app
+
+    def waiting(self, reason: str) -> None:
+        """Why it is not open yet."""
+        self.reason = reason
+
+    @property
+    def app(self) -> ASGIApp:
+        """Itself."""
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if app is None and scope["type"] == "http":
+            app = self._answer(scope["path"])
+        if app is not None:
+            await app(scope, receive, send)
+
+    def _answer(self, path: str) -> Response:
+        if path == "/live":
+            return _json({"status": "alive"}, 200)
+        if path == "/metrics":
+            return Response(self.metrics.render(), headers={"content-type": CONTENT_TYPE})
+        if path == "/ready":
+            return _json({"status": "not ready", "reason": self.reason, "models": []}, 503)
+        if path == "/health":
+            state = {"status": "unhealthy", "reason": self.reason, "broker": {"ready": False, "trouble": self.reason}}
+            return _json({**state, "draining": self.lifecycle.draining, "models": {}}, 503)
+        error = translate(BrokerUnavailable(f"{self.reason}; try again shortly"))
+        response = Response(error.body(), status_code=error.status, media_type="application/json")
+        for name, value in error.headers():
+            response.headers[name.decode()] = value.decode()
+        return response
+
+
+def _json(value: object, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")

@@ -1,0 +1,207 @@
+"""The events of a streamed answer: the hot path of this process.
+
+One event per row, as OpenAI shapes it.  Everything around the text of a choice is the same from the first event to the last, so
+it is written once per answer; an event is then prefix + escaped text + suffix.  What waits for the socket goes out in one
+write, each still its own event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from headrace.broker.messages import Finish, Parsing, Row
+from headrace.broker.output_parts import plain
+from headrace.frontend.errors import FrontendError
+from headrace.frontend.writers.base import StreamWriter
+from headrace.frontend.writers.logprobs import LogprobWriter
+from headrace.frontend.writers.usage import UsageCounter
+
+_encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keep-alive\n\n"
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What every event and every answer of a request repeats. `created` is Unix time."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    service_tier: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventForm:
+    """How one API writes its events."""
+
+    object: str
+    text: tuple[bytes, bytes]  # around the JSON string of a piece of text
+    role: tuple[bytes, bytes] | None  # around the JSON string of the role, which opens a choice; None = nothing does
+    finish: bytes  # what takes the place of the text in the event that ends a choice
+    chat: bool
+
+
+CHAT_EVENTS = EventForm(
+    object="chat.completion.chunk",
+    text=(b'"delta":{"content":', b"}"),
+    role=(b'"delta":{"role":', b',"content":""}'),
+    finish=b'"delta":{}',
+    chat=True,
+)
+COMPLETION_EVENTS = EventForm(object="text_completion", text=(b'"text":', b""), role=None, finish=b'"text":""', chat=False)
+
+
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client wants to see besides what the model says. `echo` and `prompt_ids`: one per choice, or none at all."""
+
+    usage: bool = False  # one more event at the end
+    usage_always: bool = False  # in every event
+    token_ids: bool = False
+    logprobs: LogprobWriter | None = None
+    role: str = "assistant"
+    parse: Parsing | None = None
+    echo: Sequence[str] = ()
+    echo_first: Sequence[
+        tuple[int, str]
+    ] = ()  # the prompts' first tokens, where log probabilities of the prompt are echoed too
+    prompt_ids: Sequence[list[int]] = ()
+    prompt_text: str | None = None
+    prompt_logprobs: bool = False
+    silent: bool = False  # nothing that the model says: only the prompt was asked for
+
+
+class EventWriter(StreamWriter):
+    """The events of chat and completions."""
+
+    def __init__(
+        self,
+        form: EventForm,
+        head: Head,
+        tally: UsageCounter,
+        *,
+        choices: int,
+        options: AnswerOptions,
+    ) -> None:
+        self.open = choices
+        self.form = form
+        self.options = options
+        self.tally = tally
+        fixed: dict[str, Any] = {"id": head.id, "object": form.object, "created": head.created, "model": head.model}
+        if head.service_tier is not None and form.chat:
+            fixed["service_tier"] = head.service_tier
+        self._start = b"data: " + _encode(fixed)[:-1] + b","
+        self._fingerprint = b'"system_fingerprint":' + _encode(head.fingerprint) + b","
+        before, after = form.text
+        self._prefix = [self._start + b'"choices":[{"index":%d,' % i + before for i in range(choices)]
+        plain_end = b'],"usage":null}\n\n' if options.usage else b"]}\n\n"
+        self._suffix = after + b',"logprobs":null,"finish_reason":null}' + plain_end
+        self._plain_end = plain_end
+        self._simple = not (options.usage_always or options.token_ids or options.logprobs)
+        self.tells_tokens = bool(options.token_ids or options.logprobs)  # even those without text
+        self._first: list[bytes | None] | None = self._openings(choices)
+
+    def _openings(self, choices: int) -> list[bytes | None] | None:
+        form, options = self.form, self.options
+        echo, prompt_ids = options.echo, options.prompt_ids
+        if form.role is None and not echo and not prompt_ids:
+            return None
+        openings: list[bytes | None] = []
+        for i in range(choices):
+            text = form.text[0] + _encode(echo[i] if echo else "") + form.text[1]
+            ids = b',"prompt_token_ids":' + _encode(prompt_ids[i]) if prompt_ids else b""
+            if form.role is None:
+                openings.append(self._opening(i, text, in_choice=ids))
+                continue
+            if options.prompt_text is not None:
+                ids += b',"prompt_text":' + _encode(options.prompt_text)
+            role = form.role[0] + _encode(options.role) + form.role[1]
+            echoed = self._opening(i, text) if echo and echo[i] else b""
+            openings.append(self._opening(i, role, beside=ids) + echoed)
+        return openings
+
+    def _opening(self, choice: int, inner: bytes, *, in_choice: bytes = b"", beside: bytes = b"") -> bytes:
+        index = b'"choices":[{"index":%d,' % choice
+        nothing = b',"logprobs":null,"finish_reason":null'
+        return b"".join((self._start, index, inner, nothing, in_choice, b"}]", beside, self._plain_end[1:]))
+
+    def opening(self, choice: int) -> bytes | None:
+        """What comes before all else of this choice; once."""
+        if self._first is None or (opening := self._first[choice]) is None:
+            return None
+        self._first[choice] = None
+        return opening
+
+    def events(self, rows: list[Row]) -> bytes:
+        """All events of these rows, in order; empty when there is nothing to say (text is being held back)."""
+        out: list[bytes] = []
+        add = out.append
+        tally = self.tally
+        prefix, suffix, first = self._prefix, self._suffix, self._first
+        simple = self._simple
+        before, after = self.form.text
+        for row in rows:
+            choice = row.choice
+            if first is not None and (opening := first[choice]) is not None:
+                add(opening)
+                first[choice] = None
+            texts = cast("list[str]", row.texts)  # nothing was taken apart here
+            text = texts[0] if len(texts) == 1 else "".join(texts)
+            tally.completion += len(row.ids)
+            fin = row.fin
+            if fin is not None and fin.tail:
+                text += plain([fin.tail])
+            if not simple:
+                if text or row.ids:
+                    add(self.event(choice, before + _encode(text) + after, row.ids, self.logprobs(choice, row)))
+            elif text:
+                add(prefix[choice])
+                add(_encode(text))
+                add(suffix)
+            if fin is not None:
+                add(self.finish(choice, fin))
+        return b"".join(out)
+
+    def closing(self) -> bytes:
+        """What follows the last row."""
+        if not self.options.usage:
+            return DONE
+        usage = b'"choices":[],"usage":' + _encode(self.tally.usage()) + b"}\n\n"
+        return self._start + self._fingerprint + usage + DONE
+
+    def failure(self, error: FrontendError) -> bytes:
+        """No [DONE] follows: the answer is not complete."""
+        return b"data: " + error.body() + b"\n\n"
+
+    def event(self, choice: int, inner: bytes, ids: list[int], logprobs: bytes) -> bytes:
+        """An event that may have more in it than `inner`, the text or delta. `logprobs` is JSON."""
+        parts = [self._start, b'"choices":[{"index":%d,' % choice, inner, b',"logprobs":', logprobs, b',"finish_reason":null']
+        if self.options.token_ids:
+            parts += (b',"token_ids":', _encode(ids))
+        parts += (b"}", self._end())
+        return b"".join(parts)
+
+    def logprobs(self, choice: int, row: Row) -> bytes:
+        """Those of the tokens of a row as JSON."""
+        writer = self.options.logprobs
+        if writer is None or not row.logprobs:
+            return b"null"
+        return _encode(writer.chat(row.logprobs) if self.form.chat else writer.completion(row.logprobs, choice))
+
+    def finish(self, choice: int, fin: Finish) -> bytes:
+        """The event that ends a choice."""
+        self.open -= 1
+        self.tally.end(choice, fin)
+        reason = b',"logprobs":null,"finish_reason":' + _encode(fin.reason) + b',"stop_reason":' + _encode(fin.stop) + b"}"
+        index = b'"choices":[{"index":%d,' % choice
+        return b"".join((self._start, self._fingerprint, index, self.form.finish, reason, self._end()))
+
+    def _end(self) -> bytes:
+        if self.options.usage_always:
+            return b'],"usage":' + _encode(self.tally.usage()) + b"}\n\n"
+        return self._plain_end

@@ -1,0 +1,140 @@
+"""The answer in one piece: rows are gathered until every choice has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.broker.messages import Finish, Row, TokenLogprob
+from headrace.broker.output_parts import OutputParts, parts_of, plain
+from headrace.frontend.schema.answers import (
+    UNSET,
+    ChatAnswer,
+    ChatChoice,
+    ChatMessage,
+    CompletionAnswer,
+    CompletionChoice,
+    PromptLogprobs,
+)
+from headrace.frontend.writers.base import WholeWriter
+from headrace.frontend.writers.logprobs import prompt_logprobs
+from headrace.frontend.writers.parsed import message_of
+from headrace.frontend.writers.sse import AnswerOptions, Head
+from headrace.frontend.writers.usage import UsageCounter
+
+
+@dataclass(slots=True)
+class _Choice:
+    texts: list[str] = field(default_factory=list)
+    said: OutputParts = field(default_factory=OutputParts)  # instead of `texts` where the answer was taken apart
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    fin: Finish | None = None
+
+
+class UnaryWriter(WholeWriter):
+    """The answers of chat and completions."""
+
+    def __init__(self, head: Head, tally: UsageCounter, *, choices: int, chat: bool, options: AnswerOptions) -> None:
+        self.open = choices
+        self._head = head
+        self._tally = tally
+        self._chat = chat
+        self._options = options
+        self._choices = [_Choice([options.echo[i]] if options.echo else []) for i in range(choices)]
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            choice = self._choices[row.choice]
+            if not self._options.silent:
+                self._add(choice, row)
+            self._tally.completion += len(row.ids)
+            if (fin := row.fin) is not None:
+                choice.fin = fin
+                self.open -= 1
+                self._tally.end(row.choice, fin)
+
+    def _add(self, choice: _Choice, row: Row) -> None:
+        texts = row.texts if row.fin is None or not row.fin.tail else [*row.texts, row.fin.tail]
+        if self._options.parse is None:
+            choice.texts.append(plain(texts))
+        else:
+            choice.said.add(parts_of(texts))
+        choice.ids += row.ids
+        if row.logprobs:
+            choice.logprobs += row.logprobs
+
+    def body(self) -> bytes:
+        """The JSON of the whole answer; call it once `open` is 0."""
+        head, options = self._head, self._options
+        if self._chat:
+            return msgspec.json.encode(
+                ChatAnswer(
+                    id=head.id,
+                    created=head.created,
+                    model=head.model,
+                    system_fingerprint=head.fingerprint,
+                    service_tier=head.service_tier,
+                    choices=[self._chat_choice(i, c) for i, c in enumerate(self._choices)],
+                    usage=self._tally.usage(),
+                    prompt_logprobs=self._prompt_logprobs(self._choices[0]),
+                    prompt_token_ids=options.prompt_ids[0] if options.prompt_ids else UNSET,
+                    prompt_text=options.prompt_text if options.prompt_text is not None else UNSET,
+                )
+            )
+        return msgspec.json.encode(
+            CompletionAnswer(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.fingerprint,
+                choices=[self._completion_choice(i, c) for i, c in enumerate(self._choices)],
+                usage=self._tally.usage(),
+            )
+        )
+
+    def _chat_choice(self, index: int, choice: _Choice) -> ChatChoice:
+        fin, options = choice.fin or Finish(reason="stop"), self._options
+        return ChatChoice(
+            index=index,
+            message=self._message(choice),
+            logprobs=options.logprobs.chat(choice.logprobs) if options.logprobs else None,
+            finish_reason=fin.reason,
+            stop_reason=fin.stop,
+            token_ids=choice.ids if options.token_ids else UNSET,
+        )
+
+    def _message(self, choice: _Choice) -> ChatMessage:
+        echoed = "".join(choice.texts)
+        parse, role = self._options.parse, self._options.role
+        if parse is None:
+            return ChatMessage(role=role, content=echoed)
+        message = message_of(choice.said, role=role, forced=parse.choice not in ("auto", "none"))
+        if echoed:
+            message.content = echoed + (message.content or "")
+        return message
+
+    def _completion_choice(self, index: int, choice: _Choice) -> CompletionChoice:
+        fin, options = choice.fin or Finish(reason="stop"), self._options
+        logprobs = None
+        if options.logprobs is not None and options.echo_first:
+            items = [*(fin.prompt_logprobs or ()), *choice.logprobs]
+            logprobs = options.logprobs.completion(items, index, first=options.echo_first[index])
+        elif options.logprobs is not None:
+            logprobs = options.logprobs.completion(choice.logprobs, index)
+        return CompletionChoice(
+            index=index,
+            text="".join(choice.texts),
+            logprobs=logprobs,
+            finish_reason=fin.reason,
+            stop_reason=fin.stop,
+            token_ids=choice.ids if options.token_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs(choice),
+            prompt_token_ids=options.prompt_ids[index] if options.prompt_ids else UNSET,
+        )
+
+    def _prompt_logprobs(self, choice: _Choice) -> PromptLogprobs | msgspec.UnsetType:
+        """Where they were asked for; those of an echo are there besides, as vLLM's server has it."""
+        told = choice.fin.prompt_logprobs if choice.fin is not None else None
+        return prompt_logprobs(told) if told is not None and self._options.prompt_logprobs else UNSET

@@ -1,0 +1,116 @@
+"""The commands that ask or tell running workers and routers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from headrace.cli import help_texts
+from headrace.cli.adapters import add_adapter_commands
+from headrace.config.catalogue import BY_KEY
+from headrace.config.flags import add_setting_flags, read_settings
+
+
+def add_worker_commands(worker: argparse.ArgumentParser) -> None:
+    """`status`, `drain`, `role` and `adapter` below `headrace worker`."""
+    actions = worker.add_subparsers(metavar="", title="other worker commands")
+    status = _add(
+        actions, "worker status", _run_worker_status, help="show the workers that run", description="Show every live worker."
+    )
+    status.add_argument("--json", action="store_true", help="as JSON")
+    drain = _add(
+        actions,
+        "worker drain",
+        _run_drain,
+        help="ask a worker to finish its work and leave",
+        description="Ask a worker to stop claiming, to finish or hand over its work, and to leave.",
+        epilog=help_texts.DRAIN,
+    )
+    drain.add_argument("worker", metavar="ID", help="id or name of the worker")
+    drain.add_argument(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="how long it may take to finish (default: the worker's own drain_grace_s)",
+    )
+    role = _add(
+        actions,
+        "worker role",
+        _run_role,
+        help="give a worker another role",
+        description="Ask a worker to finish or hand over the work of its present role and to serve another one.",
+        epilog=help_texts.ROLE,
+    )
+    add_adapter_commands(actions)
+    role.add_argument("worker", metavar="ID", help="id or name of the worker")
+    role.add_argument("role", metavar="ROLE", choices=BY_KEY["worker.role"].choices, help="aggregated, prefill or decode")
+    role.add_argument(
+        "--grace",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long it may take to finish; what runs then is handed over (default: 60)",
+    )
+
+
+def add_router_questions(router: argparse.ArgumentParser) -> None:
+    """`explain` and `status` below `headrace router`."""
+    actions = router.add_subparsers(metavar="", title="other router commands")
+    explain = _add(
+        actions,
+        "router explain",
+        _run_explain,
+        help="say why a request was placed where it is",
+        description="Ask all live routers about one request and show the candidates, their costs and the choice.",
+        epilog=help_texts.EXPLAIN,
+    )
+    explain.add_argument("request", metavar="REQUEST-ID", help="id of the request")
+    status = _add(
+        actions,
+        "router status",
+        _run_router_status,
+        help="show the routers that run",
+        description="Show every live router, its pool and what it holds.",
+    )
+    for parser in (explain, status):
+        parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], **shown: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name.rpartition(" ")[2], formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **shown
+    )
+    add_setting_flags(parser, "control")
+    parser.set_defaults(run=run, prog=f"headrace {name}")
+    return parser
+
+
+def _run_worker_status(parsed: argparse.Namespace) -> int:
+    from headrace.commands.control import show_workers
+
+    return show_workers(read_settings(parsed, "control"), as_json=parsed.json)
+
+
+def _run_drain(parsed: argparse.Namespace) -> int:
+    from headrace.commands.control import drain_worker
+
+    return drain_worker(read_settings(parsed, "control"), parsed.worker, grace_s=parsed.grace)
+
+
+def _run_role(parsed: argparse.Namespace) -> int:
+    from headrace.commands.control import change_role
+
+    return change_role(read_settings(parsed, "control"), parsed.worker, parsed.role, grace_s=parsed.grace)
+
+
+def _run_explain(parsed: argparse.Namespace) -> int:
+    from headrace.commands.explain import explain_request
+
+    return explain_request(read_settings(parsed, "control"), parsed.request, as_json=parsed.json)
+
+
+def _run_router_status(parsed: argparse.Namespace) -> int:
+    from headrace.commands.explain import show_routers
+
+    return show_routers(read_settings(parsed, "control"), as_json=parsed.json)

@@ -1,0 +1,62 @@
+"""Questions and commands to running parts over NATS: one connection, short waits, answers as tables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from headrace.broker.codec import decode, encode
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Record
+from headrace.commands.run import exit_code
+from headrace.config.build_settings import connect_options, subjects
+from headrace.config.settings import Settings
+from headrace.errors import StartFailed
+from headrace.jetstream.client import Connection
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.logs import configure_tool
+
+T = TypeVar("T")
+Answer = TypeVar("Answer", bound=Record)
+
+_ANSWER_TIMEOUT_S = 2.0
+
+
+def connected(settings: Settings, ask: Callable[[Messaging, Subjects], Awaitable[T]], *, name: str) -> T:
+    """What `ask` returns, run with a connection that reports show as `name`. Raises CommandError for what fails on the way."""
+    configure_tool(settings)
+    names = subjects(settings)
+
+    async def run() -> T:
+        try:
+            async with await Connection.connect(connect_options(settings, name=name), subjects=names) as connection:
+                return await ask(connection, names)
+        except (JetStreamError, WireError) as error:
+            failure = StartFailed(str(error))
+            failure.exit_code = exit_code(error)
+            raise failure from error
+
+    return asyncio.run(run())
+
+
+async def ask_all(
+    messaging: Messaging, names: Subjects, parts: Iterable[str], question: Record, kind: type[Answer]
+) -> list[Answer | None]:
+    """All at once, by id; None for one that does not answer in time."""
+
+    async def ask(part: str) -> Answer | None:
+        try:
+            return decode(kind, await messaging.request(names.control(part), encode(question), timeout_s=_ANSWER_TIMEOUT_S))
+        except (JetStreamError, WireError):
+            return None
+
+    return await asyncio.gather(*map(ask, parts))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """A table for people; the first row names the columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows)

@@ -1,0 +1,114 @@
+"""`headrace router explain` and `status`: questions to all live routers, over NATS."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+
+from headrace.broker.codec import decode
+from headrace.broker.messages import Candidate, Explain, Explanation, Inspect, Inspection, PrefillDecision, RouterMember
+from headrace.commands.control_client import ask_all, columns, connected
+from headrace.config.settings import Settings
+from headrace.errors import EXIT_OK, CommandError
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+
+_PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+def explain_request(settings: Settings, request: str, *, as_json: bool) -> int:
+    """`headrace router explain`. Raises CommandError when no router knows the request."""
+    wanted = request
+    for prefix in _PREFIXES:
+        wanted = wanted.removeprefix(prefix)
+
+    async def ask(messaging: Messaging, names: Subjects) -> tuple[int, list[Explanation]]:
+        routers = await live_routers(messaging, names)
+        answers = await ask_all(messaging, names, _ids(routers), Explain(id=wanted), Explanation)
+        return len(routers), [answer for answer in answers if answer is not None and answer.known]
+
+    asked, known = connected(settings, ask, name="headrace router")
+    if not asked:
+        raise CommandError("no router is running: workers place requests on themselves")
+    if not known:
+        raise CommandError(f"none of {asked} routers remembers the request {wanted!r}; they keep their last decisions only")
+    if as_json:
+        sys.stdout.write(json.dumps([msgspec.to_builtins(explanation) for explanation in known], indent=1) + "\n")
+    else:
+        sys.stdout.write("\n".join(explained(explanation) for explanation in known))
+    return EXIT_OK
+
+
+def show_routers(settings: Settings, *, as_json: bool) -> int:
+    """`headrace router status`."""
+
+    async def ask(messaging: Messaging, names: Subjects) -> list[tuple[RouterMember, Inspection | None]]:
+        routers = await live_routers(messaging, names)
+        states = await ask_all(messaging, names, _ids(routers), Inspect(), Inspection)
+        return list(zip(routers, states, strict=True))
+
+    found = connected(settings, ask, name="headrace router")
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {"router": member.router, "pool": member.pool, "state": msgspec.to_builtins(state) if state else None}
+            for member, state in found
+        ]
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        return EXIT_OK
+    table = [["router", "pool", "lease", "waiting", "placing", "refusing"]]
+    for member, state in found:
+        held = ["no answer", "", "", ""]
+        if state is not None:
+            lease = "draining" if state.draining else "held" if state.lease_held else "lost"
+            held = [lease, *(str(state.states.get(name, 0)) for name in ("waiting", "placing", "refusing"))]
+        table.append([member.router, member.pool, *held])
+    sys.stdout.write(columns(table) if found else "no router is running: workers place requests on themselves\n")
+    return EXIT_OK
+
+
+async def live_routers(messaging: Messaging, names: Subjects) -> list[RouterMember]:
+    """The routers that hold a lease now."""
+    entries = await messaging.bucket(names.bucket("members")).entries("router.>")
+    return sorted((decode(RouterMember, entry.value) for entry in entries), key=lambda member: (member.pool, member.router))
+
+
+def explained(told: Explanation) -> str:
+    """A decision as a table for people."""
+    head = f"{told.id}: {told.state or 'known'}"
+    if told.worker:
+        head += f" on {told.worker}"
+    lines = [
+        head,
+        f"  by {told.router}, policy {told.policy or 'unknown'}" + (f", reason {told.reason}" if told.reason else ""),
+        f"  waited {told.waited_s:.3f} s in the window; predicted time to first token {told.predicted_ttft_s:.3f} s",
+    ]
+    if told.prefill is not None:
+        lines.append(f"  prompt computed {_prefilled(told.prefill)}")
+    if not told.candidates:
+        return "\n".join([*lines, "  no candidates\n"])
+    rows = [["", "worker", "device", "host", "disk", "uncached", "pending", "running", "wait s", "cost s", ""]]
+    rows += [_row(candidate, chosen=candidate.worker == told.worker) for candidate in _best_first(told)]
+    return "\n".join([*lines, *(f"  {line}" for line in columns(rows).splitlines())]) + "\n"
+
+
+def _prefilled(decision: PrefillDecision) -> str:
+    where = f"by {decision.worker or 'any prefill worker'}" if decision.remote else "by the worker that answers"
+    return where + (f", reason {decision.reason}" if decision.reason else "")
+
+
+def _best_first(told: Explanation) -> list[Candidate]:
+    return sorted(told.candidates, key=lambda c: (c.worker != told.worker, bool(c.why_not), not c.room, c.cost_s))
+
+
+def _row(candidate: Candidate, *, chosen: bool) -> list[str]:
+    c = candidate
+    numbers = [str(n) for n in (c.device, c.host, c.disk, c.uncached, c.pending, c.running)]
+    note = c.why_not or ("" if c.room else "no room")
+    return ["→" if chosen else "", c.worker, *numbers, f"{c.wait_s:.3f}", f"{c.cost_s:.3f}", note]
+
+
+def _ids(routers: list[RouterMember]) -> list[str]:
+    return [member.router for member in routers]

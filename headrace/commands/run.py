@@ -1,0 +1,237 @@
+"""The commands that run something: set up logging, compose the settings, run, and turn what went wrong into an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import structlog
+
+from headrace import logs
+from headrace.config.build_settings import (
+    bundled_model_dir,
+    connect_options,
+    frontend_settings,
+    needs_bundled_model,
+    router_options,
+    scheduler_settings,
+    subjects,
+    worker_settings,
+)
+from headrace.config.settings import Settings
+from headrace.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_ENGINE_DIED,
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    CommandError,
+    StartFailed,
+)
+from headrace.jetstream.errors import (
+    AccessDenied,
+    HeadraceError,
+    JetStreamDisabled,
+    ServerTooOld,
+    ServerUnreachable,
+    SubjectError,
+    TopologyError,
+)
+from headrace.up.process import end_with_supervisor
+from headrace.workers.health.process_guard import TreeGuard
+
+_log = structlog.get_logger()
+
+# What no restart cures.
+_CONFIGURATION = (AccessDenied, JetStreamDisabled, ServerTooOld, SubjectError, TopologyError)
+
+
+def run_up(settings: Settings) -> int:
+    """`headrace up`. Raises CommandError."""
+    from headrace.up.supervisor import Supervisor
+    from headrace.up.terminal import Terminal
+
+    chosen = logs.choose_format(settings["log.format"], sys.stderr)
+    colour = logs.wants_colour(sys.stderr)
+    terminal = Terminal(sys.stderr, json_lines=chosen == "json", colour=colour)
+    logs.configure(log_format=chosen, level=settings["log.level"], fields={"component": "up"}, stream=cast("TextIO", terminal))
+    _announce(settings)
+    part_env = {**settings.environment(), "HEADRACE_LOG_FORMAT": chosen, **({"FORCE_COLOR": "1"} if colour else {})}
+    return asyncio.run(Supervisor(settings, terminal=terminal, part_env=part_env).run())
+
+
+def run_frontend(settings: Settings) -> int:
+    """`headrace frontend`. Raises SettingsError."""
+    _start_part(settings, {"component": "frontend"})
+    composed, options, names = (
+        frontend_settings(settings),
+        connect_options(settings, name="headrace frontend"),
+        subjects(settings),
+    )
+
+    def start() -> Coroutine[Any, Any, int | None]:
+        from headrace.frontend.server import run_frontend as run
+
+        return run(composed, options, names)
+
+    return _run(settings, start)
+
+
+def run_worker(settings: Settings) -> int:
+    """`headrace worker`. Raises SettingsError."""
+    name = settings["worker.name"]
+    chosen = _start_part(settings, {"component": "worker", **({"worker": name} if name else {})})
+    logs.prepare_engine_processes(log_format=chosen, level=settings["log.level"])
+    composed = worker_settings(settings)
+    options = connect_options(settings, name=f"headrace worker {name or ''}".rstrip())
+    names = subjects(settings)
+
+    def start() -> Coroutine[Any, Any, int | None]:
+        if composed.metrics_port is not None:
+            _serve_metrics(composed.metrics_port)
+        if needs_bundled_model(settings):
+            _prepare_model(settings)
+        from headrace.workers.main import run_worker as run
+
+        return run(composed, options, names)
+
+    with TreeGuard():
+        return _run(settings, start)
+
+
+def run_router(settings: Settings) -> int:
+    """`headrace router`. Raises SettingsError."""
+    name = settings["router.name"]
+    _start_part(settings, {"component": "router", **({"router": name} if name else {})})
+    composed = router_options(settings)
+    deciding = scheduler_settings(settings)
+    options = connect_options(settings, name=f"headrace router {name or ''}".rstrip())
+    names = subjects(settings)
+
+    def start() -> Coroutine[Any, Any, int | None]:
+        from headrace.router.build import builder
+        from headrace.router.main import run_router as run
+
+        if composed.metrics_port is not None:
+            _serve_metrics(composed.metrics_port)
+        return run(composed, options, names, builder(composed, deciding))
+
+    return _run(settings, start)
+
+
+def _serve_metrics(port: int) -> None:
+    """Prometheus metrics of a part that has no HTTP server of its own. Raises StartFailed when the port is taken."""
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(port)
+    except OSError as error:
+        raise StartFailed(f"metrics port {port} cannot be used: {error}") from error
+    _log.info("metrics.listening", port=server.server_port)
+
+
+def run_model_prepare(settings: Settings) -> int:
+    """`headrace model prepare`: prints the folder of the bundled model."""
+    _start_part(settings, {"component": "model"})
+    try:
+        sys.stdout.write(f"{_prepare_model(settings)}\n")
+    except HeadraceError as error:
+        return _fail(settings, error)
+    return EXIT_OK
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for what ended a part."""
+    from headrace.frontend.errors import AddressUnavailable
+    from headrace.router.errors import SettingsInvalid
+    from headrace.workers.errors import (
+        EngineDead,
+        EngineStartFailed,
+        ModelUnavailable,
+        RegistrationRefused,
+        UnsupportedByEngine,
+    )
+
+    configuration = (
+        *_CONFIGURATION,
+        AddressUnavailable,
+        EngineStartFailed,
+        ModelUnavailable,
+        RegistrationRefused,
+        SettingsInvalid,
+        UnsupportedByEngine,
+    )
+    if isinstance(error, CommandError):
+        return error.exit_code
+    if isinstance(error, ServerUnreachable):
+        return EXIT_UNAVAILABLE
+    if isinstance(error, EngineDead):
+        return EXIT_ENGINE_DIED
+    if isinstance(error, configuration):
+        return EXIT_CONFIGURATION
+    return EXIT_FAILURE
+
+
+def _start_part(settings: Settings, fields: dict[str, str]) -> str:
+    end_with_supervisor()
+    chosen = logs.configure(log_format=settings["log.format"], level=settings["log.level"], fields=fields)
+    _announce(settings)
+    return chosen
+
+
+def _announce(settings: Settings) -> None:
+    for warning in settings.warnings:
+        _log.warning("settings.unknown", detail=warning)
+    file = {"file": str(settings.file)} if settings.file else {}
+    _log.info("settings.loaded", **file, **_flat(settings.masked(all_values=False)))
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace(".", "_"): list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _prepare_model(settings: Settings) -> Path:
+    from headrace.workers.bundled_model import prepare
+
+    return prepare(bundled_model_dir(settings), progress=lambda step: _log.info("model.preparing", step=step))
+
+
+def _run(settings: Settings, start: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    """Run a part to its end on the fastest event loop there is."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(start()) or EXIT_OK
+    except BaseExceptionGroup as group:
+        wanted, others = group.split(HeadraceError)
+        if wanted is None or others is not None:
+            raise
+        return _fail(settings, _first(wanted))
+    except HeadraceError as error:
+        return _fail(settings, error)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _fail(settings: Settings, error: BaseException) -> int:
+    """The last line a part writes says what was wrong: `up` repeats it (`headrace.up.process.last_words`)."""
+    code = exit_code(error)
+    if logs.choose_format(settings["log.format"], sys.stderr) == "json":
+        _log.error(f"{settings.command}.failed", error=str(error), kind=type(error).__name__, exit_code=code)
+    else:
+        sys.stderr.write(f"headrace {settings.command}: {error}\n")
+    return code

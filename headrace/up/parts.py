@@ -1,0 +1,108 @@
+"""The processes of one `headrace up`, and what each is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.config.settings import Settings
+from headrace.up.process import Child
+from headrace.up.restart_policy import RestartState
+from headrace.up.worker_plan import plan_workers
+
+FRONTEND_GRACE_S = 5.0
+ROUTER_GRACE_S = 5.0
+_MARGIN_S = 1.0  # a part ends its own grace period before it is killed
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One process to keep running. `argv` is what `ps` shows after `headrace`; the rest travels in `env`."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    state: RestartState
+    role: str = ""  # of a worker
+    after: Part | None = None  # it starts when this one can answer, or has failed to
+    child: Child | None = None
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    ran: asyncio.Event = field(default_factory=asyncio.Event)  # its first process has ended
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def serves(self) -> bool:
+        """A worker that answers requests."""
+        return self.role not in ("", "prefill")
+
+    async def turn(self, answering: asyncio.Event, *, timeout_s: float) -> None:
+        """Return when the worker it starts after can answer or has ended, when this part is to be stopped, or in time."""
+        if self.after is not None:
+            await first_of(self.stop_asked, answering, self.after.ran, timeout_s=timeout_s)
+
+    def describe(self) -> dict[str, Any]:
+        """As the run file shows it."""
+        role = {"role": self.role} if self.role else {}
+        return {"name": self.name, **role, "pid": self.child.pid if self.child else None}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All of them but the NATS server."""
+
+    frontend: Part | None = None
+    workers: tuple[Part, ...] = ()
+    routers: tuple[Part, ...] = ()
+
+    def __iter__(self) -> Iterator[Part]:
+        if self.frontend is not None:
+            yield self.frontend
+        yield from (*self.workers, *self.routers)
+
+    def others_serve(self, part: Part) -> bool:
+        """Whether a worker other than this part runs and answers requests."""
+        return any(worker.serves and worker.child is not None for worker in self.workers if worker is not part)
+
+
+def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int) -> Parts:
+    """`environment` is what all of them get, `port` the frontend's. Raises SettingsError for numbers that make no sense."""
+    frontend = Part(
+        "frontend",
+        ("frontend", "--port", str(port)),
+        {**environment, "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S)},
+        RestartState(essential=True),
+    )
+    return Parts(frontend, _workers(settings, environment), _routers(settings, environment))
+
+
+def _workers(settings: Settings, environment: Mapping[str, str]) -> tuple[Part, ...]:
+    workers: list[Part] = []
+    for plan in plan_workers(settings, environment, cores=len(os.sched_getaffinity(0))):
+        after = workers[0] if plan.waits else None
+        state = RestartState(essential=False)
+        workers.append(Part(plan.name, plan.argv, plan.env, state, role=plan.role, after=after))
+    return tuple(workers)
+
+
+def _routers(settings: Settings, environment: Mapping[str, str]) -> tuple[Part, ...]:
+    environment = {**environment, "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - _MARGIN_S)}
+    first_port = settings["router.metrics_port"]
+    routers: list[Part] = []
+    for number in range(settings["up.routers"]):
+        name = f"router-{number + 1}"
+        port = {"HEADRACE_ROUTER_METRICS_PORT": str(first_port + number)} if first_port else {}
+        routers.append(Part(name, ("router", "--name", name), {**environment, **port}, RestartState(essential=False)))
+    return tuple(routers)
+
+
+async def first_of(*events: asyncio.Event, timeout_s: float | None) -> None:
+    """Return when one of them is set, or in time."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for future in waiting:
+            future.cancel()

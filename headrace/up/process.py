@@ -1,0 +1,150 @@
+"""Child processes of `headrace up`: each in its own process group, its output pumped line by line, never left behind.
+
+A part is started as `python -P -m headrace <command> …`, so that `ps` shows `headrace worker` or `headrace frontend`.  `-P`
+keeps the current directory out of the import path: Headrace's packages have plain names, which a folder there could shadow.
+Secrets travel in the environment, never in the arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from headrace.workers.health.process_guard import set_parent_death_signal
+
+SUPERVISOR_PID = "HEADRACE_SUPERVISOR_PID"
+
+_LONGEST_LINE = 1 << 20  # bytes; a longer line is dropped
+_TAIL_LINES = 20
+_LAST_OUTPUT_S = 1.0  # to read what a process wrote before it ended
+
+
+def headrace_command(*arguments: str) -> list[str]:
+    """The command line that runs `headrace <arguments>` with this interpreter."""
+    return [sys.executable, "-P", "-m", "headrace", *arguments]
+
+
+def end_with_supervisor() -> None:
+    """In a part: have the kernel kill this process when `headrace up` dies, however it dies."""
+    supervisor = os.environ.pop(SUPERVISOR_PID, None)
+    if supervisor is not None:
+        set_parent_death_signal(signal.SIGKILL, parent=int(supervisor))
+
+
+def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
+    """Signal the process group that `pid` leads. Fine when it is gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, sig)
+
+
+def end_now(code: int) -> NoReturn:
+    """End this process after its exit handlers, but do not take the interpreter down.
+
+    Not all that an engine loads survives that: triton prints a page of what it has leaked, threads of others may crash.
+    """
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+class Child:
+    """A running child. Its output goes to `on_line`; the last lines are kept for error messages."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, on_line: Callable[[str], None]
+    ) -> None:
+        self._process = process
+        self._output = output
+        self._on_line = on_line
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    @classmethod
+    async def start(cls, command: Sequence[str], *, env: Mapping[str, str], on_line: Callable[[str], None]) -> Child:
+        # Our own pipe instead of asyncio's: some Python versions end `Process.wait` only when the pipe is closed, and a
+        # grandchild (an engine process) may hold it open longer than its parent lives.
+        read_fd, write_fd = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=write_fd,
+                env={**env, SUPERVISOR_PID: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+                process_group=0,
+            )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        output = asyncio.StreamReader(limit=_LONGEST_LINE)
+        protocol = asyncio.StreamReaderProtocol(output)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read_fd, "rb", 0))
+        return cls(process, output, on_line)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Pump its output until it has ended, then end whatever is left of its group. Returns the exit code, negative for
+        a signal."""
+        async with asyncio.TaskGroup() as group:
+            pump = group.create_task(self._pump())
+            try:
+                code = await self._process.wait()
+            finally:
+                kill_group(self.pid)
+            await asyncio.wait({pump}, timeout=_LAST_OUTPUT_S)
+            pump.cancel()
+        return code
+
+    async def stop(self, *, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL to its group if it is still there after `grace_s`. Somebody else must be in `wait`."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        kill_group(self.pid)
+
+    async def _pump(self) -> None:
+        while True:
+            try:
+                raw = await self._output.readline()
+            except ValueError:  # over the limit; the reader has dropped it
+                continue
+            if not raw:
+                return
+            line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]  # of a progress bar its last state
+            if line:
+                self.tail.append(line)
+                self._on_line(line)
+
+
+def last_words(tail: Sequence[str]) -> str:
+    """Why a part ended, from its last lines: its own error message if there is one, else the last line."""
+    for line in reversed(tail):
+        if line.startswith("headrace ") and ": " in line:
+            return line.partition(": ")[2]
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, AttributeError):
+                if error := json.loads(line).get("error"):
+                    return str(error)
+    return tail[-1] if tail else "it said nothing"

@@ -1,0 +1,280 @@
+"""`headrace up`: a whole deployment on one machine, every part a process of its own.
+
+    nats-server (unless one is given) → frontend and workers, started at once → /ready → one ready line → routers → … → stop
+
+Each part has a keeper task that starts it, waits for its end and asks `headrace/up/restart_policy.py` what to do about
+it.  Where engines
+would load on too few cores, the workers after the first wait for /ready too (`headrace/up/worker_plan.py`).  Stopping
+goes against the
+stream: workers (they drain) and routers, frontend, nats-server.  Nothing waits for a router: requests do without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from headrace.config.build_settings import bundled_model_dir, connect_options, needs_bundled_model, subjects
+from headrace.config.catalogue import BY_KEY
+from headrace.config.settings import Settings, as_text
+from headrace.errors import EXIT_OK, CommandError, PartFailed, SettingsError
+from headrace.signals import stop_signals
+from headrace.up.announce import say_ready, until_answering
+from headrace.up.frontend_probe import base_url, choose_port
+from headrace.up.nats_part import NatsPart
+from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Part, Parts, first_of, make_parts
+from headrace.up.process import Child, headrace_command, last_words
+from headrace.up.restart_policy import Leave
+from headrace.up.runfile import RunFile
+from headrace.up.terminal import Terminal
+from headrace.up.worker_plan import worker_counts
+
+_log = structlog.get_logger()
+
+_KILL_AFTER_GRACE_S = 3.0  # a worker ends its own grace period; this is for one that does not
+_ROUTER_WAIT_S = 15.0  # routers start once all is ready, or after this: until then requests do without, and it is ready sooner
+
+
+class Supervisor:
+    """One run of `headrace up`."""
+
+    def __init__(self, settings: Settings, *, terminal: Terminal, part_env: Mapping[str, str]) -> None:
+        """`part_env` is the environment of the parts, before what is said here on top (NATS address, port, names).
+
+        Raises SettingsError for numbers of workers that make no sense together.
+        """
+        self._settings = settings
+        self._terminal = terminal
+        self._data_dir = Path(settings["data_dir"]).resolve()
+        self._run_file = RunFile(self._data_dir)
+        self._host: str = settings["frontend.host"]
+        self._port = 0
+        self._part_env = {**os.environ, **part_env}
+        self._nats = NatsPart(settings)
+        self._wanted_workers = sum(worker_counts(settings).values())
+        self._parts = Parts()
+        self._stopping = asyncio.Event()
+        self._insisted = False
+        self._model_ready = asyncio.Event()
+        self._answering = asyncio.Event()
+        self._ready = False
+        self._failure: CommandError | None = None
+        self._began_s = time.monotonic()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> int:
+        """Until a stop signal (0) or a failure that a restart cannot cure. Raises CommandError for the latter."""
+        with self._run_file, stop_signals(self._stopping.set, self._insist):
+            try:
+                self._port = choose_port(self._host, self._settings["frontend.port"])
+                await self._nats.start()
+                environment = {**self._part_env, **self._nats.environment()}
+                self._parts = make_parts(self._settings, environment, port=self._port)
+                self._publish_state()
+                async with asyncio.TaskGroup() as group:
+                    self._group = group
+                    helpers = [
+                        group.create_task(self._nats.keep(self._publish_state)),
+                        group.create_task(self._prepare_model()),
+                        group.create_task(self._announce()),
+                        group.create_task(self._learn_obituaries()),
+                    ]
+                    for part in self._parts:
+                        group.create_task(self._keep(part))
+                    await self._stopping.wait()
+                    await self._stop_parts()
+                    for helper in helpers:
+                        helper.cancel()
+            finally:
+                self._terminal.status("")
+                await self._nats.stop(at_once=self._insisted)
+        if self._failure is not None:
+            raise self._failure
+        _log.info("up.stopped")
+        return EXIT_OK
+
+    # -- parts ---------------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, part: Part) -> None:
+        """Start the part again and again until it is to be left alone."""
+        try:
+            if not await self._may_start(part):
+                return
+            while not part.stop_asked.is_set():
+                code, tail = await self._run_once(part)
+                decision = part.state.exited(time.monotonic(), exit_code=code, serving=self._serves_without(part))
+                if isinstance(decision, Leave):
+                    self._part_left(part, decision, tail)
+                    return
+                _log.warning(
+                    "part.crashed", part=part.name, exit_code=code, restart_in_s=decision.after_s, crashes=decision.crashes
+                )
+                await _wait_at_most(part.stop_asked, decision.after_s)
+        finally:
+            part.ended.set()
+
+    async def _may_start(self, part: Part) -> bool:
+        """Wait for what it needs. False when it is to be stopped before that."""
+        if part in self._parts.workers:
+            await first_of(part.stop_asked, self._model_ready, timeout_s=None)
+        await part.turn(self._answering, timeout_s=self._settings["worker.start_timeout_s"])
+        if part in self._parts.routers and self._parts.workers:
+            await first_of(part.stop_asked, self._answering, timeout_s=_ROUTER_WAIT_S)
+        return not part.stop_asked.is_set()
+
+    async def _run_once(self, part: Part) -> tuple[int, Sequence[str]]:
+        child = await Child.start(
+            headrace_command(*part.argv), env=part.env, on_line=lambda line: self._terminal.part_line(part.name, line)
+        )
+        part.child = child
+        started = time.time()
+        part.state.started(time.monotonic())
+        _log.info("part.started", part=part.name, pid=child.pid)
+        self._publish_state()
+        if part.stop_asked.is_set():  # asked while it was being started
+            child.kill()
+        try:
+            code = await child.wait()
+            if code != EXIT_OK and part.role and not part.stop_asked.is_set() and self._group is not None:
+                self._group.create_task(self._announce_death(child.pid, started))
+            return code, child.tail
+        finally:
+            part.child = None
+            part.ran.set()
+            self._publish_state()
+
+    async def _learn_obituaries(self) -> None:
+        """Load what talks to NATS beside the event loop, once nobody waits for us: when it is needed there is no time."""
+        await self._answering.wait()
+        await asyncio.to_thread(import_module, "headrace.up.lease_revocation")
+
+    async def _announce_death(self, pid: int, started: float) -> None:
+        from headrace.up.lease_revocation import announce_death
+
+        try:
+            options = connect_options(self._settings, name="headrace up")
+        except SettingsError as error:  # its file is gone since the start
+            _log.warning("lease.left", pid=pid, error=str(error))
+            return
+        if self._nats.url is not None:
+            options = dataclasses.replace(options, servers=(self._nats.url,))
+        await announce_death(options, subjects(self._settings), pid=pid, started=started)
+
+    def _part_left(self, part: Part, decision: Leave, tail: Sequence[str]) -> None:
+        if decision.reason == "configuration":
+            _log.warning("part.left", part=part.name, reason=decision.reason, error=last_words(tail))
+        else:
+            _log.info("part.left", part=part.name, reason=decision.reason)
+        if not decision.fatal or self._stopping.is_set():
+            return
+        self._failure = PartFailed(f"{part.name} cannot start: {last_words(tail)}", exit_code=decision.exit_code)
+        self._stopping.set()
+
+    def _serves_without(self, part: Part) -> bool:
+        if part in self._parts.routers:
+            return True
+        return self._ready and self._parts.others_serve(part)
+
+    async def _stop_parts(self) -> None:
+        self._terminal.status("")
+        _log.info("up.stopping", grace_s=self._settings["up.grace_s"])
+        worker_grace_s = self._settings["up.grace_s"] + _KILL_AFTER_GRACE_S
+        async with asyncio.TaskGroup() as group:
+            for worker in self._parts.workers:
+                group.create_task(self._stop_part(worker, grace_s=worker_grace_s))
+            for router in self._parts.routers:
+                group.create_task(self._stop_part(router, grace_s=ROUTER_GRACE_S))
+        if self._parts.frontend is not None:
+            await self._stop_part(self._parts.frontend, grace_s=FRONTEND_GRACE_S)
+
+    async def _stop_part(self, part: Part, *, grace_s: float) -> None:
+        part.state.stop_asked()
+        part.stop_asked.set()
+        if part.child is not None:
+            if self._insisted:
+                part.child.kill()
+            else:
+                await part.child.stop(grace_s=grace_s)
+        await part.ended.wait()
+
+    def _insist(self) -> None:
+        """The second Ctrl-C."""
+        self._insisted = True
+        _log.warning("up.killing")
+        for part in self._parts:
+            if part.child is not None:
+                part.child.kill()
+
+    # -- the model -----------------------------------------------------------------------------------------------------------
+
+    async def _prepare_model(self) -> None:
+        if self._wanted_workers and needs_bundled_model(self._settings):
+            from headrace.workers.bundled_model import is_ready
+
+            if not is_ready(bundled_model_dir(self._settings)) and not await self._run_model_prepare():
+                return
+        self._model_ready.set()
+
+    async def _run_model_prepare(self) -> bool:
+        command = headrace_command("model", "prepare")
+        env = {**self._part_env, BY_KEY["data_dir"].env: as_text(BY_KEY["data_dir"], str(self._data_dir))}
+        child = await Child.start(command, env=env, on_line=lambda line: self._terminal.part_line("model", line))
+        try:
+            code = await child.wait()
+        finally:
+            child.kill()
+        if code != EXIT_OK:
+            self._failure = PartFailed(f"the bundled model cannot be prepared: {last_words(child.tail)}", exit_code=code)
+            self._stopping.set()
+        return code == EXIT_OK
+
+    # -- what people and tools see ---------------------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        await until_answering(self._terminal, self._host, self._port, waiting_for=self._waiting_for, began_s=self._began_s)
+        self._ready = True
+        self._answering.set()
+        self._terminal.status("")
+        self._publish_state()
+        await say_ready(self._host, self._port, began_s=self._began_s)
+
+    def _waiting_for(self) -> str:
+        if not self._model_ready.is_set():
+            return "preparing the bundled model"
+        serving = [worker for worker in self._parts.workers if worker.serves]
+        if not serving:
+            return "waiting for a worker that answers requests to join"
+        if any(worker.child is not None for worker in serving):
+            return f"waiting for the engine ({self._settings['worker.engine']}) to load"
+        return "waiting for a worker to start again"
+
+    def _publish_state(self) -> None:
+        frontend = self._parts.frontend
+        if frontend is None:
+            return
+        state: dict[str, Any] = {
+            "pid": os.getpid(),
+            "ready": self._ready,
+            "url": base_url(self._host, self._port),
+            "nats": self._nats.describe(),
+            "frontend": {**frontend.describe(), "port": self._port},
+            "workers": [worker.describe() for worker in self._parts.workers],
+            "routers": [router.describe() for router in self._parts.routers],
+        }
+        self._run_file.write(state)
+
+
+async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,116 @@
+"""Which workers `headrace up` runs: how many of which role, with which command line and environment, and what starts when.
+
+    --mode aggregated      worker-1 …                 each computes prompts and answers (--workers, one)
+    --mode disagg          decode-1 … prefill-1 …     (--decode-workers, --prefill-workers, one each)
+                           worker-1 … beside them     (--workers, none), which can take either role later
+
+Engines on the CPU share its cores.  Each gets its part of the threads, and where there are fewer than two cores for each, the
+first worker that answers requests starts alone: engines that load at once slow each other down, and the first answer with them.
+A plan is data: nothing is started here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from headrace.config.catalogue import BY_KEY
+from headrace.config.catalogue.prefill import PREFILL_DECISION
+from headrace.config.settings import Settings, as_text
+from headrace.errors import SettingsError
+
+# Role → the first part of the names of its workers; in the order in which they are listed and their metrics ports count up.
+_NAMES = {"aggregated": "worker", "decode": "decode", "prefill": "prefill"}
+_START_CORES = 2  # that an engine keeps busy while it loads
+# What has an engine that starts aggregated hand blocks over, so that it can take any role later; and what says that already.
+_HANDS_OVER = {
+    "vllm": ("kv_transfer_mode=push", frozenset({"kv_transfer_mode", "kv_transfer_config"})),
+    "sim": ("disagg=params", frozenset({"disagg"})),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """One worker to run. `waits`: it starts when the first worker of the plan can answer, or has failed to."""
+
+    name: str
+    role: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    waits: bool = False
+
+    @property
+    def serves(self) -> bool:
+        """It answers requests; one in the role `prefill` only computes prompts for others."""
+        return self.role != "prefill"
+
+
+def worker_counts(settings: Settings) -> dict[str, int]:
+    """Role → number of workers.
+
+    Raises SettingsError for numbers that the mode has no use for, and when what moves KV blocks is not installed.
+    """
+    asked = {"prefill": "up.prefill_workers", "decode": "up.decode_workers"}
+    disagg = settings["up.mode"] == "disagg"
+    if not disagg:
+        for key in asked.values():
+            if settings[key]:
+                raise SettingsError(f"{key} = {settings[key]} ({settings.source(key)}): only with --mode disagg")
+    default = 1 if disagg else 0
+    counts = {role: default if settings[key] is None else int(settings[key]) for role, key in asked.items()}
+    aggregated = settings["up.workers"]
+    counts["aggregated"] = (0 if disagg else 1) if aggregated is None else int(aggregated)
+    if counts["prefill"] + counts["decode"] and find_spec("nixl") is None:
+        raise SettingsError(
+            f"up.mode = 'disagg' ({settings.source('up.mode')}): KV blocks move over NIXL, and the package nixl is not "
+            "installed; `make install MODE=disagg` installs it"
+        )
+    return counts
+
+
+def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: int) -> list[WorkerPlan]:
+    """The workers, the first one that answers requests first. `environment` is what they all get; more is said on top of it.
+
+    Raises SettingsError as `worker_counts` does.
+    """
+    counts = worker_counts(settings)
+    total = sum(counts.values())
+    shared = settings["worker.engine"] == "vllm" and total > 1
+    environment = {**environment, **_decision(settings)}
+    environment["HEADRACE_WORKER_DRAIN_GRACE_S"] = str(settings["up.grace_s"])
+    if shared:
+        # Engines on the CPU take a thread per core each; together that is slower by an order of magnitude.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // total)))
+    crowded = shared and cores < _START_CORES * total and counts["aggregated"] + counts["decode"] > 0
+    first_port = settings["worker.metrics_port"]
+    plans: list[WorkerPlan] = []
+    for role, prefix in _NAMES.items():
+        for number in range(1, counts[role] + 1):
+            name = f"{prefix}-{number}"
+            port = {"HEADRACE_WORKER_METRICS_PORT": str(first_port + len(plans))} if first_port else {}
+            argv = ["worker", "--engine", settings["worker.engine"], "--role", role, "--name", name]
+            if settings["worker.model"]:
+                argv += ["--model", settings["worker.model"]]
+            argv += _elastic(settings, role)
+            waits = crowded and bool(plans)
+            plans.append(WorkerPlan(name=name, role=role, argv=tuple(argv), env={**environment, **port}, waits=waits))
+    return plans
+
+
+def _elastic(settings: Settings, role: str) -> list[str]:
+    if settings["up.mode"] != "disagg" or role != "aggregated":
+        return []
+    argument, said_by = _HANDS_OVER[settings["worker.engine"]]
+    return [] if said_by & settings["worker.engine_args"].keys() else ["--engine-arg", argument]
+
+
+def _decision(settings: Settings) -> dict[str, str]:
+    """Where prompts are computed is one question, whether a router answers it or, while there is none, a decode worker."""
+    variables = {}
+    for name in PREFILL_DECISION:
+        value, own = settings[f"router.{name}"], BY_KEY[f"worker.{name}"]
+        known = not own.choices or value in own.choices
+        if known and settings.given(f"router.{name}") and not settings.given(own.key):
+            variables[own.env] = as_text(own, value)
+    return variables

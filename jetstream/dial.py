@@ -1,0 +1,139 @@
+"""The first connection to a server: made or refused with one clear error, and checked for what Headrace needs of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from headrace.jetstream.api import JsApi
+from headrace.jetstream.context import ConnectOptions
+from headrace.jetstream.errors import (
+    AccessDenied,
+    ConnectError,
+    JetStreamDisabled,
+    JetStreamError,
+    ServerTooOld,
+    ServerUnreachable,
+)
+from headrace.jetstream.natspy import errors as nats_errors
+from headrace.jetstream.raw_client import CoreClient
+
+OLDEST_SERVER = (2, 11)
+RESET_TRIES = 4
+RECONNECT_WAIT_S = 0.25
+PING_INTERVAL_S = 5
+PINGS_OUTSTANDING = 2
+
+
+async def dial(options: ConnectOptions) -> CoreClient:
+    """A client that is connected and stays so, reconnecting for ever.
+
+    Raises ServerUnreachable, AccessDenied, or ConnectError for unusable options.
+    """
+    for _ in range(RESET_TRIES - 1):
+        try:
+            return await _dial_once(options)
+        except ServerUnreachable as error:
+            # A server that refuses says why and closes. When the close overtakes its words we see only a reset.
+            if not isinstance(error.__cause__, ConnectionResetError):
+                raise
+            await asyncio.sleep(RECONNECT_WAIT_S / 5)
+    return await _dial_once(options)
+
+
+async def _dial_once(options: ConnectOptions) -> CoreClient:
+    core = CoreClient()
+    refusals: list[Exception] = []  # until it is connected
+    dialled = False
+
+    async def on_error(error: Exception) -> None:
+        if dialled:
+            core.on_error(str(error) or type(error).__name__)
+        else:
+            refusals.append(error)
+
+    async def on_restored() -> None:
+        if dialled:
+            core.on_restored()
+
+    async with given_up_on_error(core, options, refusals):
+        async with asyncio.timeout(options.connect_timeout_s):
+            await core.connect(
+                **options.client_arguments(),
+                error_cb=on_error,
+                reconnected_cb=on_restored,
+                # A first connection fails at once and says why; only one that has been up is kept up for ever.
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                connect_timeout=options.connect_timeout_s,
+                reconnect_time_wait=RECONNECT_WAIT_S,
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=PINGS_OUTSTANDING,
+                pending_size=0,  # our own limit applies (core.PENDING_SIZE); this one would block the senders
+                skip_subject_validation=True,  # subjects are built by headrace.jetstream.subjects, which validates every token
+            )
+        core.options["allow_reconnect"] = True
+        core.options["max_reconnect_attempts"] = -1
+        core.set_server_pool(list(options.servers))
+        dialled = True
+    return core
+
+
+@contextlib.asynccontextmanager
+async def given_up_on_error(
+    core: CoreClient, options: ConnectOptions, refusals: list[Exception] | None = None
+) -> AsyncIterator[None]:
+    """What fails in here closes the client for good. Raises ConnectError; the last of `refusals` is why, if there are any."""
+    try:
+        yield
+    except ConnectError:
+        await abandon(core)
+        raise
+    except (OSError, TimeoutError, nats_errors.Error, JetStreamError, ValueError) as error:
+        await abandon(core)
+        why = refusals[-1] if refusals else error
+        raise _connect_error(options, why) from why
+    except BaseException:
+        await abandon(core)
+        raise
+
+
+async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOptions) -> None:
+    """Whether this server will do. Raises ServerTooOld, JetStreamDisabled, AccessDenied."""
+    version = str(info.get("version", "0"))
+    if _version(version) < OLDEST_SERVER:
+        raise ServerTooOld(f"the NATS server at {options.address} is {version}, Headrace needs 2.11 or newer")
+    if not info.get("jetstream", False):
+        raise JetStreamDisabled(f"the NATS server at {options.address} runs without JetStream: start it with -js")
+    try:
+        await api.call("INFO", timeout_s=options.connect_timeout_s)
+    except JetStreamDisabled as error:
+        raise JetStreamDisabled(f"the account used at {options.address} has no JetStream: {error}") from None
+    except AccessDenied as error:
+        raise AccessDenied(f"the user at {options.address} lacks a permission: {error}") from None
+
+
+async def abandon(core: CoreClient) -> None:
+    """Close it, and let it not come back."""
+    await core.stop_reconnecting()
+    with contextlib.suppress(OSError, nats_errors.Error, TimeoutError):
+        await core.close()
+
+
+def _version(text: str) -> tuple[int, int]:
+    parts = text.lstrip("v").split("-")[0].split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return (0, 0)
+
+
+def _connect_error(options: ConnectOptions, error: Exception) -> ConnectError:
+    text = (str(error) or type(error).__name__).replace("nats: ", "").strip("'")
+    if isinstance(error, nats_errors.AuthorizationError) or "authorization" in text.lower() or "authentication" in text.lower():
+        return AccessDenied(f"the NATS server at {options.address} refused the credentials: {text}")
+    if isinstance(error, AccessDenied):
+        return AccessDenied(f"the user at {options.address} lacks a permission: {text}")
+    return ServerUnreachable(f"no NATS server answers at {options.address}: {text}")

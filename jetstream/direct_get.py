@@ -1,0 +1,190 @@
+"""Reading stored messages and stream facts without a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.jetstream import wire
+from headrace.jetstream.api import API, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream.errors import JetStreamError, NotConnected, RequestTimeout, TopologyError
+from headrace.jetstream.ports import StoredMessage, StreamState
+from headrace.jetstream.raw_client import CoreClient
+
+PAGE = 256  # messages per direct batch read
+PAGE_BYTES = 8 * 1024 * 1024
+SUBJECTS_PER_READ = 500  # the server refuses to find the last message of more than 1024 subjects at once
+
+
+class _RawMessage(msgspec.Struct, frozen=True):
+    subject: str
+    seq: int
+    data: str = ""
+    hdrs: str = ""
+
+
+class _GetAnswer(msgspec.Struct, frozen=True):
+    message: _RawMessage
+
+
+class Reader:
+    """Reads of one connection."""
+
+    def __init__(self, core: CoreClient, api: JsApi, inbox: str) -> None:
+        self._core = core
+        self._api = api
+        self._inbox = f"{inbox}.r"
+        self._number = 0
+
+    async def message(
+        self, stream: str, *, seq: int | None = None, last_of: str | None = None, timeout_s: float | None = None
+    ) -> StoredMessage | None:
+        """One message by sequence, or the last of a subject, from the stream's leader: always fresh."""
+        query: dict[str, Any] = {"seq": seq} if last_of is None else {"last_by_subj": last_of}
+        try:
+            answer = await self._api.call(f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s)
+        except ApiError as error:
+            if error.err_code in MESSAGE_NOT_FOUND:
+                return None
+            raise _about_stream(error, stream) from None
+        raw = msgspec.convert(answer, _GetAnswer).message
+        return StoredMessage(
+            subject=raw.subject,
+            seq=raw.seq,
+            data=base64.b64decode(raw.data),
+            headers=wire.decode_headers(base64.b64decode(raw.hdrs)) if raw.hdrs else None,
+        )
+
+    async def delete(self, stream: str, seq: int) -> bool:
+        try:
+            await self._api.call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
+        except ApiError as error:
+            if error.err_code in MESSAGE_NOT_FOUND:
+                return False
+            raise _about_stream(error, stream) from None
+        return True
+
+    async def state(self, stream: str, *, subject: str = "") -> StreamState:
+        try:
+            info = await self._api.call(f"STREAM.INFO.{stream}")
+        except ApiError as error:
+            raise _about_stream(error, stream) from None
+        last = await self.message(stream, last_of=subject) if subject else None
+        state = info["state"]
+        return StreamState(
+            first_seq=state["first_seq"] if state["messages"] else state["last_seq"] + 1,
+            last_seq=state["last_seq"],
+            messages=state["messages"],
+            created=info["created"],
+            last_of_subject=last.seq if last is not None else 0,
+        )
+
+    async def purge(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:
+        query: dict[str, Any] = {}
+        if subject:
+            query["filter"] = subject
+        if up_to_seq:
+            query["seq"] = up_to_seq + 1  # the server keeps this one
+        try:
+            answer = await self._api.call(f"STREAM.PURGE.{stream}", query or None)
+        except ApiError as error:
+            raise _about_stream(error, stream) from None
+        return int(answer.get("purged", 0))
+
+    async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        while True:
+            try:
+                info = await self._api.call(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": len(counts)})
+            except ApiError as error:
+                raise _about_stream(error, stream) from None
+            page: Mapping[str, int] = info["state"].get("subjects") or {}
+            counts.update(page)
+            if not page or len(counts) >= info.get("total", 0):
+                return counts
+
+    async def following(self, stream: str, subject: str, *, limit: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+        """The stored messages of one subject (or pattern), oldest first."""
+        found: list[StoredMessage] = []
+        seq = 1
+        while len(found) < limit:
+            page = await self.batch(
+                stream,
+                {"seq": seq, "next_by_subj": subject, "batch": min(PAGE, limit - len(found)), "max_bytes": PAGE_BYTES},
+                timeout_s=timeout_s,
+            )
+            found += page
+            if not page:
+                break
+            seq = page[-1].seq + 1
+        return found
+
+    async def last_of_each(self, stream: str, pattern: str, *, timeout_s: float = 5.0) -> list[StoredMessage]:
+        """The last message of every subject that matches."""
+        try:
+            return await self.batch(stream, {"multi_last": [pattern], "batch": 1000}, timeout_s=timeout_s)
+        except _TooMany:
+            subjects = sorted(await self.subject_counts(stream, pattern))
+        found: list[StoredMessage] = []
+        for start in range(0, len(subjects), SUBJECTS_PER_READ):
+            some = subjects[start : start + SUBJECTS_PER_READ]
+            found += await self.batch(stream, {"multi_last": some, "batch": len(some)}, timeout_s=timeout_s)
+        return found
+
+    async def batch(self, stream: str, query: Mapping[str, Any], *, timeout_s: float) -> list[StoredMessage]:
+        """One direct read of many messages: they come one by one to an inbox, closed by an end marker.
+
+        Raises TopologyError, RequestTimeout, NotConnected.
+        """
+        if not self._core.up:
+            raise NotConnected(f"not connected, {stream} was not read")
+        found: list[StoredMessage] = []
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_message(subject: bytes, _reply: bytes, data: bytes, raw: bytes | None) -> None:
+            if end.done():
+                return
+            headers = wire.decode_headers(raw)
+            status = headers.get(wire.STATUS)
+            if status is None:
+                own = {k: v for k, v in headers.items() if k not in wire.READ_HEADERS}
+                found.append(
+                    StoredMessage(headers.get(wire.SUBJECT) or subject.decode(), int(headers[wire.SEQUENCE]), data, own or None)
+                )
+            elif status in ("204", "404"):
+                if status == "204" and headers.get(wire.NUM_PENDING, "0") != "0" and "multi_last" in query:
+                    end.set_exception(_TooMany())
+                else:
+                    end.set_result(None)
+            elif status == "413":
+                end.set_exception(_TooMany())
+            elif status == "503":
+                end.set_exception(TopologyError(f"there is no stream {stream} that can be read directly"))
+            else:
+                end.set_exception(JetStreamError(f"reading {stream} failed: {status} {headers.get(wire.DESCRIPTION, '')}"))
+
+        self._number += 1
+        inbox = f"{self._inbox}{self._number}"
+        tap = self._core.tap(inbox, on_message)
+        try:
+            async with asyncio.timeout(timeout_s):
+                if not self._core.send_now(wire.pub(f"{API}DIRECT.GET.{stream}", msgspec.json.encode(query), inbox)):
+                    raise NotConnected(f"not connected, {stream} was not read")
+                await end
+        except TimeoutError:
+            raise RequestTimeout(f"reading {stream} took longer than {timeout_s} s") from None
+        finally:
+            self._core.untap(tap)
+        return found
+
+
+class _TooMany(JetStreamError):
+    """More subjects match than one direct read returns."""
+
+
+def _about_stream(error: ApiError, stream: str) -> JetStreamError:
+    return TopologyError(f"there is no stream {stream}") if error.err_code == STREAM_NOT_FOUND else error

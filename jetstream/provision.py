@@ -1,0 +1,207 @@
+"""Bringing the server into the shape that a `Topology` describes, and looking at what is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from headrace.jetstream.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
+from headrace.jetstream.client import Connection
+from headrace.jetstream.errors import DiskFull, JetStreamError, TopologyError
+from headrace.jetstream.specs import StreamSpec
+from headrace.jetstream.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field of a stream that is not as it should be."""
+
+    name: str
+    current: Any
+    wanted: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What `ensure_topology` would do to one stream."""
+
+    stream: str
+    action: str  # "create", "update" or "keep"
+    changes: tuple[FieldChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStatus:
+    """One consumer: what waits for it and what it has in hand."""
+
+    name: str
+    waiting_messages: int
+    ack_pending: int
+    redelivered: int
+    open_pulls: int
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStatus:
+    """One stream. `oldest_age_s` is None when it is empty."""
+
+    stream: str
+    exists: bool
+    description: str = ""
+    messages: int = 0
+    bytes: int = 0
+    subjects: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+    oldest_age_s: float | None = None
+    consumers: tuple[ConsumerStatus, ...] = field(default=())
+
+
+async def ensure_topology(connection: Connection, topology: Topology) -> None:
+    """Create what is missing, update what differs. Safe to run by many at once.
+
+    Raises TopologyError naming the stream, DiskFull when the server cannot set its bytes aside.
+    """
+    await ensure_streams(connection, topology.all_streams())
+
+
+async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
+    """The same for some of the streams."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_ensured(connection, spec)) for spec in specs]
+    for task in tasks:
+        if (error := task.result()) is not None:
+            raise error
+
+
+async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
+    """Differences, field by field; changes nothing."""
+    plans = []
+    for spec in topology.all_streams():
+        info = await _info(connection, spec.name)
+        if info is None:
+            plans.append(StreamPlan(spec.name, "create"))
+            continue
+        changes = differences(info["config"], spec.config())
+        plans.append(StreamPlan(spec.name, "update" if changes else "keep", changes))
+    return plans
+
+
+async def status(connection: Connection, topology: Topology) -> list[StreamStatus]:
+    """Depth, age, redeliveries and consumers of every stream."""
+    found = []
+    for spec in topology.all_streams():
+        info = await _info(connection, spec.name)
+        if info is None:
+            found.append(StreamStatus(stream=spec.name, exists=False, description=spec.description))
+            continue
+        state = info["state"]
+        found.append(
+            StreamStatus(
+                stream=spec.name,
+                exists=True,
+                description=spec.description,
+                messages=state["messages"],
+                bytes=state["bytes"],
+                subjects=state.get("num_subjects", 0),
+                first_seq=state["first_seq"],
+                last_seq=state["last_seq"],
+                oldest_age_s=_age_s(state, info.get("ts")) if state["messages"] else None,
+                consumers=await _consumers(connection, spec.name),
+            )
+        )
+    return found
+
+
+async def purge(connection: Connection, stream: str, *, subject: str | None = None) -> int:
+    """Remove all messages of a stream, or those of one subject or pattern. Returns how many. Raises TopologyError."""
+    try:
+        answer = await connection.api.call(f"STREAM.PURGE.{stream}", {"filter": subject} if subject else None)
+    except ApiError as error:
+        raise TopologyError(f"{stream} cannot be purged: {error}") from None
+    return int(answer.get("purged", 0))
+
+
+async def remove_topology(connection: Connection, topology: Topology) -> None:
+    """Delete every stream of the deployment, with all messages."""
+    for spec in topology.all_streams():
+        try:
+            await connection.api.call(f"STREAM.DELETE.{spec.name}")
+        except ApiError as error:
+            if error.err_code != STREAM_NOT_FOUND:
+                raise TopologyError(f"{spec.name} cannot be deleted: {error}") from None
+
+
+def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+    """Fields of `wanted` that `current` (as the server reports it) does not have so. Fields that the server leaves out
+    when they are empty count as empty, and metadata that is not ours is left alone."""
+    changes = []
+    for name, value in wanted.items():
+        have = current.get(name)
+        if name == "metadata":
+            have = {k: v for k, v in (have or {}).items() if k in value}
+        if name == "subjects":
+            have, value = sorted(have or []), sorted(value)
+        if have != value and (have or value):
+            changes.append(FieldChange(name, have, value))
+    return tuple(changes)
+
+
+async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
+    config = spec.config()
+    try:
+        await connection.api.call(f"STREAM.CREATE.{spec.name}", config)
+    except ApiError as error:
+        if error.err_code != STREAM_IN_USE:
+            if error.err_code in OUT_OF_RESOURCES:
+                return DiskFull(f"the server has no room for stream {spec.name} of {spec.max_bytes} bytes: {error.description}")
+            return TopologyError(f"stream {spec.name} cannot be created: {error}")
+    else:
+        return None
+    try:
+        await connection.api.call(f"STREAM.UPDATE.{spec.name}", config)
+    except ApiError as error:
+        return TopologyError(f"stream {spec.name} cannot be updated: {error}")
+    return None
+
+
+async def _info(connection: Connection, stream: str) -> dict[str, Any] | None:
+    try:
+        return await connection.api.call(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return None
+        raise TopologyError(f"{stream} cannot be looked at: {error}") from None
+
+
+async def _consumers(connection: Connection, stream: str) -> tuple[ConsumerStatus, ...]:
+    found: list[ConsumerStatus] = []
+    while True:
+        page = await connection.api.call(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
+        found += [
+            ConsumerStatus(
+                name=c["name"],
+                waiting_messages=c.get("num_pending", 0),
+                ack_pending=c.get("num_ack_pending", 0),
+                redelivered=c.get("num_redelivered", 0),
+                open_pulls=c.get("num_waiting", 0),
+                paused=bool(c.get("paused", False)),
+            )
+            for c in page.get("consumers") or []
+        ]
+        if not page.get("consumers") or len(found) >= page.get("total", 0):
+            return tuple(sorted(found, key=lambda c: c.name))
+
+
+def _age_s(state: Mapping[str, Any], server_time: str | None) -> float:
+    now = parse_time(server_time) if server_time else datetime.now(UTC)
+    return max(0.0, (now - parse_time(state["first_ts"])).total_seconds())
+
+
+def parse_time(text: str) -> datetime:
+    """The server's RFC 3339 time; it sends up to nanoseconds, Python keeps microseconds."""
+    return datetime.fromisoformat(text)

@@ -1,0 +1,223 @@
+"""The NATS client underneath: nats-py with the few parts replaced that a token path cannot afford or that end a process.
+
+What is different from the plain client, and why:
+
+* Messages go from the parser straight into a synchronous callback (a tap).  No message object, no queue and no task switch
+  in between; nothing can overflow on our side, a slow reader slows the socket instead, and the callbacks of all taps run in
+  the order in which the server sent the messages.
+* `send_now` is synchronous: it appends to the client's own outgoing list and writes it to the socket once per loop tick.  All
+  that one connection sends keeps its order, whoever sends it.
+* An error line of the server leads to a reconnect.  The plain client closes for good on most of them.
+* What was waiting to be sent when a connection broke is thrown away, not replayed into the next one: acks, frames and pull
+  requests of an old connection only do harm on a new one.
+
+The overridden names are private to nats-py, which is why its version is pinned to one minor release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from headrace.jetstream import metrics
+from headrace.jetstream.natspy import PING_PROTO, Client, Subscription, TcpTransport, command, errors
+
+log = structlog.get_logger(__name__)
+
+# (subject, reply, payload, raw header block)
+RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
+
+PENDING_SIZE = 64 * 1024 * 1024  # bytes that may wait for the socket before messages are dropped
+CANCEL_AGAIN_S = 0.05
+CANCEL_TRIES = 40
+
+
+class Tap(Subscription):  # type: ignore[misc]  # nats-py has no type marker
+    """A subscription whose messages are handed over by the parser, without a queue or a task."""
+
+    def __init__(self, client: CoreClient, sid: int, subject: str, queue: str, handler: RawHandler) -> None:
+        super().__init__(client, sid, subject, queue=queue, future=None, pending_msgs_limit=1)
+        self.handler = handler
+        self.sid = sid
+        self.announced = False  # the server has been told on this connection
+        self.silenced = False
+
+
+class Transport(TcpTransport):  # type: ignore[misc]  # nats-py has no type marker
+    """A socket for whose end several can wait."""
+
+    async def wait_closed(self) -> None:
+        """Not as the plain one: there a reconnection that is cancelled while it waits cancels what everybody waits for, and
+        `close` ends as if it had been cancelled itself."""
+        await asyncio.shield(super().wait_closed())
+
+    def __bool__(self) -> bool:
+        """There is one. The client would put a plain one in the place of one that says no, as the plain one does at first."""
+        return True
+
+
+class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
+    """nats-py's client with taps and synchronous sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._transport: TcpTransport | None = None
+        self.on_permission_error: Callable[[str], None] = lambda _text: None
+        self.on_error: Callable[[str], None] = lambda _text: None
+        self.on_restored: Callable[[], None] = lambda: None
+        self.on_down: Callable[[], None] = lambda: None
+        self._pending: list[bytes] = []
+        self.up = False  # connected, and the server knows all our subscriptions
+        self._write_scheduled = False
+        # Kept, because looking the running loop up costs a system call each time on Python 3.11.
+        self._event_loop = asyncio.get_running_loop()
+
+    # sending --------------------------------------------------------------------------------------------------------------
+    def send_now(self, cmd: bytes) -> bool:
+        """Queue one protocol command for the end of this loop tick. False when it was dropped: not connected, or the
+        server takes so little that the buffer is full."""
+        if not self.up:
+            metrics.DROPPED.labels("disconnected").inc()
+            return False
+        if self._pending_data_size + len(cmd) > PENDING_SIZE:
+            metrics.DROPPED.labels("buffer_full").inc()
+            return False
+        self._pending.append(cmd)
+        self._pending_data_size += len(cmd)
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            self._event_loop.call_soon(self._write_pending)
+        return True
+
+    def _write_pending(self) -> None:
+        self._write_scheduled = False
+        if not self._pending or not self.up:
+            return
+        transport = self._transport
+        if not isinstance(transport, TcpTransport) or transport._io_writer.transport.get_write_buffer_size() > 0:
+            # The socket is behind (or is a WebSocket, which cannot be written to from here): let the client's flusher
+            # task drain it and take everything that has gathered by then in one go.
+            if self._flush_queue.empty():
+                self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+            return
+        commands, self._pending, self._pending_data_size = self._pending, [], 0
+        transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
+
+    async def barrier(self, timeout_s: float) -> None:
+        """Return once the server has handled everything sent before. (The plain flush lets its PING overtake the rest.)
+        Raises TimeoutError; nats.errors.Error when not connected."""
+        if not self.up:
+            raise errors.ConnectionReconnectingError
+        pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._pongs.append(pong)
+        self.send_now(PING_PROTO)
+        async with asyncio.timeout(timeout_s):
+            await pong
+
+    # receiving --------------------------------------------------------------------------------------------------------------
+    def tap(self, subject: str, handler: RawHandler, *, queue: str = "") -> Tap:
+        """Subscribe; `handler` runs inside the read loop and must not block. Kept over reconnects."""
+        self._sid += 1
+        tap = Tap(self, self._sid, subject, queue, handler)
+        self._subs[tap.sid] = tap
+        if self.up:
+            self._announce(tap)
+        return tap
+
+    def _announce(self, tap: Tap) -> None:
+        tap.announced = self.send_now(command.sub_cmd(tap.subject, tap.queue, tap.sid))
+
+    def untap(self, tap: Tap) -> None:
+        """Unsubscribe and forget."""
+        if self._subs.pop(tap.sid, None) is not None and self.up and not tap.silenced:
+            self.send_now(command.unsub_cmd(tap.sid, 0))
+
+    def silence(self, tap: Tap, handler: RawHandler) -> None:
+        """Unsubscribe, but give what is already on its way to `handler`, until `untap`."""
+        tap.handler = handler
+        tap.silenced = True
+        if self.up:
+            self.send_now(command.unsub_cmd(tap.sid, 0))
+        else:
+            self._subs.pop(tap.sid, None)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        tap = self._subs.get(sid)
+        if type(tap) is not Tap:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            tap.handler(subject, reply, data, headers)
+        except Exception as error:  # a bug in one callback must not end the read loop of all
+            metrics.CALLBACK_ERRORS.inc()
+            with contextlib.suppress(Exception):  # nor must a closed log
+                log.exception("callback.failed", subject=subject.decode("utf-8", "replace"), error=str(error))
+
+    # surviving --------------------------------------------------------------------------------------------------------------
+    async def _process_err(self, err_msg: str) -> None:
+        text = err_msg.strip("'")
+        if "permissions violation" in text:
+            self.on_permission_error(text)
+        elif self.is_connecting:
+            await super()._process_err(err_msg)
+        else:
+            self._err = errors.Error(f"nats: {text}")
+            await self._error_cb(self._err)
+            await self._process_op_err(self._err)
+
+    async def _process_op_err(self, e: Exception) -> None:
+        await super()._process_op_err(e)
+        if not self.is_connected:
+            self.mark_down()
+
+    async def _connect_to_server(self, s: Any) -> None:
+        if self._transport is None:
+            self._transport = Transport()
+        await super()._connect_to_server(s)
+
+    async def force_reconnect(self) -> None:
+        await super().force_reconnect()
+        if not self.is_connected:
+            self.mark_down()
+
+    async def stop_reconnecting(self) -> None:
+        """End the attempts to connect again, for good.
+
+        One cancellation may not do: before Python 3.12 `asyncio.wait_for`, in which they wait, loses one that comes when an
+        attempt has just failed, and the plain client's `close` asks only once.  It would try for ever then.
+        """
+        self.options["allow_reconnect"] = False
+        for _ in range(CANCEL_TRIES):
+            if (task := self._reconnection_task) is None or task.done():
+                return
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+
+    def mark_up(self) -> None:
+        """The server has our subscriptions again, save those made while the client was replaying them."""
+        self.up = True
+        for tap in list(self._subs.values()):
+            if isinstance(tap, Tap) and not tap.announced:
+                self._announce(tap)
+
+    def mark_down(self) -> None:
+        if not self.up:
+            return
+        self.up = False
+        self._pending.clear()
+        self._pending_data_size = 0
+        for sid, tap in list(self._subs.items()):
+            if isinstance(tap, Tap):
+                tap.announced = False
+                if tap.silenced:
+                    del self._subs[sid]
+        self.on_down()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the server said about itself."""
+        return dict(self._server_info)

@@ -1,0 +1,53 @@
+"""A scope for background tasks: it exists from the constructor of its owner on, and runs tasks while it is entered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class TaskScope:
+    """The background tasks of one owner, in an `asyncio.TaskGroup` that is entered when the owner starts to run.
+
+    Owners pass the scope to their parts when they construct them, so that no part has a task group that "must be set before".
+    Leaving the scope waits for its tasks; an exception in one of them cancels the others and leaves the scope with it.
+    A scope can be entered again after it was left, but not while it is open.
+    """
+
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `spawn` can be called now."""
+        return self._group is not None
+
+    async def __aenter__(self) -> Self:
+        """Open the scope. Raises RuntimeError if it is open already."""
+        if self._group is not None:
+            raise RuntimeError("this task scope is open already")
+        group = asyncio.TaskGroup()
+        await group.__aenter__()
+        self._group = group
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for all tasks, as `asyncio.TaskGroup` does. Tasks that are still running may spawn others until then."""
+        try:
+            if self._group is not None:
+                await self._group.__aexit__(kind, error, trace)
+        finally:
+            self._group = None
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run `work` as a task of this scope. Raises RuntimeError, and closes `work`, if the scope is not open."""
+        if self._group is None:
+            work.close()
+            raise RuntimeError("this task scope is not open: its owner does not run yet, or has ended")
+        return self._group.create_task(work, name=name)

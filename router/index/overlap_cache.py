@@ -1,0 +1,318 @@
+"""The chains of waiting requests, and how far each worker has them.
+
+The chains form a forest, for requests that begin alike share their first blocks: each *run* (blocks that no request leaves
+half-way) is matched against the index once for all requests that pass through it.  A run watches its blocks as far as any
+worker has them, and the one after: nothing else that is stored or removed can change how far anybody reaches.  A change in a
+watched block marks the run and its requests; only those are worked out again, when somebody asks, and only for the workers
+that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.router.errors import UnknownWorker
+from headrace.router.index.interface import BlockTable
+from headrace.router.index.types import NO_OVERLAP, Overlap
+
+_LOG = 256  # changes of a run that are remembered one by one
+_DEEP = 8  # a chain in more runs than this is joined again where that is possible
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    blocks: list[int]
+    children: dict[int, _Run] = field(default_factory=dict)  # by their first block
+    requests: set[str] = field(default_factory=set)
+    reach: dict[str, Overlap] = field(default_factory=dict)  # as if the chain began here
+    changed: set[str] = field(default_factory=set)  # workers to be matched again
+    unknown: bool = True  # all workers to be matched again
+    watched: int = 0  # of the blocks, from the first
+    odd: bool = False  # a block of it stands elsewhere too, so that it cannot be watched
+    log: list[str] = field(default_factory=list)  # workers whose reach changed
+    forgotten: int = 0  # entries that were in `log` before
+
+    @property
+    def dirty(self) -> bool:
+        return self.unknown or bool(self.changed)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    chain: list[int]
+    path: list[_Run] | None = None  # None: runs were split or joined, find it again
+    seen: list[int] = field(default_factory=list)  # per run, how much of its log is in `found`
+    found: dict[str, Overlap] = field(default_factory=dict)
+
+
+class OverlapCache:
+    """Overlaps of tracked requests. Whoever changes the index says here what changed, before the next question."""
+
+    def __init__(self, index: BlockTable) -> None:
+        self._index = index
+        self._roots: dict[int, _Run] = {}
+        self._runs: set[_Run] = set()
+        self._requests: dict[str, _Request] = {}
+        self._watchers: dict[int, _Run] = {}
+        self._dirty: set[_Run] = set()
+        self._stale: set[str] = set()  # requests whose answer is another one now, as far as dirty runs have been looked at
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def watched(self) -> int:
+        """Blocks whose changes are noticed."""
+        return len(self._watchers)
+
+    # -- requests
+
+    def track(self, request_id: str, chain: Sequence[int]) -> None:
+        self.untrack(request_id)
+        request = self._requests[request_id] = _Request(list(chain))
+        request.path = self._insert(request_id, request.chain)
+        self._stale.add(request_id)
+
+    def untrack(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self._stale.discard(request_id)
+        path = request.path or self._path(request)
+        siblings = self._roots
+        for run in path:
+            run.requests.discard(request_id)
+            if not run.requests:
+                siblings.pop(run.blocks[0], None)
+                self._discard(run)
+            siblings = run.children
+        if len(path) > _DEEP:
+            for run in reversed(path):
+                self._join(run)
+
+    def stale(self) -> list[str]:
+        """Requests whose overlaps may be others than when they were last asked for."""
+        self._settle()
+        return list(self._stale)
+
+    def _settle(self) -> None:
+        """Match dirty runs again. Most changes change nobody's reach (a block is stored again, or confirmed), and then nothing
+        has to be worked out for the requests that pass through."""
+        for run in self._dirty:
+            if not run.dirty or run not in self._runs:
+                continue
+            before = run.forgotten + len(run.log)
+            self._refresh(run)
+            if run.forgotten + len(run.log) != before:
+                self._stale |= run.requests
+        self._dirty.clear()
+
+    def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
+        """Raises KeyError for a request that is not tracked. The answer does not change any more; ask again after changes."""
+        request = self._requests[request_id]
+        if self._dirty:
+            self._settle()
+        if request_id not in self._stale:
+            return request.found
+        whole = request.path is None or not request.seen
+        path = request.path = request.path or self._path(request)
+        changed: set[str] = set()
+        for at, run in enumerate(path):
+            if run.dirty or run.odd:
+                self._refresh(run)
+            if not whole:
+                fresh = request.seen[at] - run.forgotten
+                whole = fresh < 0
+                changed.update(run.log[max(0, fresh) :])
+        if whole:
+            found = {worker: _fold(path, worker) for worker in path[0].reach} if path else {}
+        else:
+            found = dict(request.found)
+            for worker in changed:
+                overlap = _fold(path, worker)
+                if overlap.blocks:
+                    found[worker] = overlap
+                else:
+                    found.pop(worker, None)
+        request.found = found
+        request.seen = [run.forgotten + len(run.log) for run in path]
+        if not any(run.odd for run in path):
+            self._stale.discard(request_id)
+        return found
+
+    # -- changes in the index
+
+    def touched(self, worker: str, blocks: Iterable[int]) -> None:
+        """The worker has got or lost these."""
+        watchers = self._watchers
+        if watchers.keys().isdisjoint(blocks):
+            return
+        for block in watchers.keys() & blocks:
+            run = watchers[block]
+            if worker not in run.changed:
+                self._mark(run)
+                run.changed.add(worker)
+
+    def touched_all(self, worker: str) -> None:
+        """Anything may have changed for this worker."""
+        for run in self._runs:
+            self._mark(run)
+            run.changed.add(worker)
+
+    def evicted(self, blocks: Iterable[int]) -> None:
+        """Nobody has these any more."""
+        watchers = self._watchers
+        for block in watchers.keys() & blocks:
+            run = watchers[block]
+            self._mark(run)
+            run.unknown = True
+
+    def _mark(self, run: _Run) -> None:
+        if not run.dirty:
+            self._dirty.add(run)
+            if run.odd:  # cannot be watched, so everything may concern it
+                self._stale |= run.requests
+
+    # -- runs
+
+    def _refresh(self, run: _Run) -> None:
+        reach = run.reach
+        if run.unknown or run.odd:
+            now = self._index.match_exact(run.blocks)
+            run.log.extend(worker for worker in now.keys() | reach.keys() if now.get(worker) != reach.get(worker))
+            run.reach = reach = dict(now)
+        else:
+            for worker in run.changed:
+                try:
+                    overlap = self._index.match_worker(worker, run.blocks)
+                except UnknownWorker:
+                    overlap = NO_OVERLAP
+                if overlap == reach.get(worker, NO_OVERLAP):
+                    continue
+                run.log.append(worker)
+                if overlap.blocks:
+                    reach[worker] = overlap
+                else:
+                    del reach[worker]
+        run.unknown = False
+        run.changed.clear()
+        if len(run.log) > _LOG:
+            run.forgotten += len(run.log)
+            run.log.clear()
+        self._watch(run, max([overlap.blocks for overlap in reach.values()], default=0) + 1)
+
+    def _watch(self, run: _Run, upto: int) -> None:
+        if upto <= run.watched or run.watched == len(run.blocks):
+            return
+        watchers = self._watchers
+        for block in run.blocks[run.watched : upto]:
+            if watchers.setdefault(block, run) is not run:
+                run.odd = True
+        run.watched = min(upto, len(run.blocks))
+
+    def _insert(self, request_id: str, chain: list[int]) -> list[_Run]:
+        path, at, siblings = [], 0, self._roots
+        while at < len(chain):
+            run = siblings.get(chain[at])
+            if run is None:
+                run = siblings[chain[at]] = _Run(chain[at:])
+                self._runs.add(run)
+            shared = _shared(run.blocks, chain, at)
+            if shared < len(run.blocks):
+                self._split(run, shared)
+            run.requests.add(request_id)
+            path.append(run)
+            at += shared
+            siblings = run.children
+        return path
+
+    def _path(self, request: _Request) -> list[_Run]:
+        path, at, siblings = [], 0, self._roots
+        while at < len(request.chain):
+            run = siblings[request.chain[at]]
+            path.append(run)
+            at += len(run.blocks)
+            siblings = run.children
+        return path
+
+    def _split(self, run: _Run, at: int) -> None:
+        """`run` keeps the first `at` blocks, a new one behind it has the rest."""
+        self._moved(run)
+        tail = _Run(run.blocks[at:], children=run.children, requests=set(run.requests), odd=run.odd)
+        self._runs.add(tail)
+        for block in run.blocks[at : run.watched]:
+            if self._watchers.get(block) is run:
+                self._watchers[block] = tail
+        tail.watched = max(0, run.watched - at)
+        run.watched = min(at, run.watched)
+        run.blocks = run.blocks[:at]
+        run.children = {tail.blocks[0]: tail}
+        run.unknown = True
+
+    def _join(self, run: _Run) -> None:
+        """With the one behind it, if every request goes on there."""
+        if len(run.children) != 1 or not run.requests:
+            return
+        (tail,) = run.children.values()
+        if len(tail.requests) != len(run.requests):
+            return
+        self._moved(run)
+        whole = run.watched == len(run.blocks)
+        for block in tail.blocks[: tail.watched]:
+            if self._watchers.get(block) is tail:
+                if whole:
+                    self._watchers[block] = run
+                else:
+                    del self._watchers[block]
+        if whole:
+            run.watched += tail.watched
+        run.blocks = run.blocks + tail.blocks
+        run.children = tail.children
+        run.odd = run.odd or tail.odd
+        run.unknown = True
+        self._runs.discard(tail)
+
+    def _moved(self, run: _Run) -> None:
+        for request_id in run.requests:
+            if request_id in self._requests:
+                self._requests[request_id].path = None
+        self._stale |= run.requests
+
+    def _discard(self, run: _Run) -> None:
+        self._runs.discard(run)
+        for block in run.blocks[: run.watched]:
+            if self._watchers.get(block) is run:
+                del self._watchers[block]
+
+
+def _shared(blocks: list[int], chain: list[int], at: int) -> int:
+    """How many of `blocks` come in `chain` from `at` on, the first being the same. Compares slices: that is done in C."""
+    low, high = 0, min(len(blocks), len(chain) - at)
+    if blocks[:high] == chain[at : at + high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if blocks[low:middle] == chain[at + low : at + middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _fold(path: list[_Run], worker: str) -> Overlap:
+    """The overlaps of the runs, one behind the other."""
+    device = host = total = before = 0  # `host` and `total` with what the tiers above have
+    for run in path:
+        overlap = run.reach.get(worker)
+        if overlap is None:
+            break
+        if device == before:
+            device += overlap.device
+        if host == before:
+            host += overlap.device + overlap.host
+        total += overlap.blocks
+        before += len(run.blocks)
+        if total < before:
+            break
+    return Overlap(device, host - device, total - host)

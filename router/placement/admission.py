@@ -1,0 +1,206 @@
+"""Who is let into the window, and who is told at once to come back later.
+
+Nothing is remembered from one decision to the next: each looks at what waits now. So a refusal ends by itself as soon as the
+backlog has shrunk, and there is no overloaded state to get stuck in.
+
+A wait is predicted as (tokens placed and not yet computed + tokens before the request in fair order) over the pool's speed.
+What comes later in a better class is not foreseen, nor are priorities inside a tenant: it is a lower bound for the first and
+an upper one for urgent requests of a tenant that has others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from types import MappingProxyType
+from zlib import crc32
+
+from headrace.router.errors import SettingsInvalid
+from headrace.router.placement.backlog import Amount
+from headrace.router.placement.fairness.fair_queue import FairQueue
+from headrace.router.placement.types import Shed, Waiting
+
+_NONE: Mapping[str, int] = MappingProxyType({})
+_SHARES: Mapping[str, float] = MappingProxyType({"hi": 0.9, "std": 0.7, "batch": 0.2})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """How much may wait. Tokens are uncached prompt tokens; 0 tokens = no limit. Raises SettingsInvalid naming the setting and
+    the value.
+
+    The shares leave room in the window for others: a flood of one tenant, or of all worse classes together, does not shut out
+    a better class, nor the other way round. A limit of tokens never refuses a request that would wait alone (of its tenant, of
+    its class), however long it is.
+    """
+
+    window: int = 2048  # requests in all; those of protected classes are let in beyond it
+    tenant_share: float = 0.7  # of the window, for one tenant
+    tenant_requests: int = 0  # instead, 0 = by its share
+    tenant_tokens: int = 0
+    tenant_requests_of: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular tenants instead
+    tenant_tokens_of: Mapping[str, int] = field(default_factory=lambda: _NONE)
+    class_share: Mapping[str, float] = field(default_factory=lambda: _SHARES)  # of the window; all of it for others
+    class_requests: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular classes instead
+    class_tokens: Mapping[str, int] = field(default_factory=lambda: _NONE)
+    protected: frozenset[str] = frozenset({"re"})  # classes that are refused for nothing but a deadline that has passed
+    hopeless: bool = True  # refuse what is predicted to start after its deadline
+    hopeless_factor: float = 1.0  # … when the prediction exceeds the time that is left by this factor
+    drain_to: float = 0.75  # of a limit: "come back" when the backlog has fallen to that
+    retry_least_s: float = 1.0
+    retry_most_s: float = 60.0
+    retry_unknown_s: float = 5.0  # while the pool's speed is not known
+    jitter: float = 0.2  # up to this part longer, by request id, so that those refused together do not return together
+
+    def __post_init__(self) -> None:
+        _need(self.window >= 1, "window", self.window, "1 or more")
+        for name in ("tenant_requests", "tenant_tokens"):
+            _need(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _need(0 < self.tenant_share <= 1, "tenant_share", self.tenant_share, "above 0 and at most 1")
+        for key, share in self.class_share.items():
+            _need(0 < share <= 1, f"class_share[{key!r}]", share, "above 0 and at most 1")
+        for name in ("tenant_requests_of", "tenant_tokens_of", "class_requests", "class_tokens"):
+            for key, value in getattr(self, name).items():
+                _need(value >= 0, f"{name}[{key!r}]", value, "0 or more")
+        _need(0 < self.hopeless_factor < inf, "hopeless_factor", self.hopeless_factor, "above 0")
+        _need(0 <= self.drain_to < 1, "drain_to", self.drain_to, "from 0 to below 1")
+        _need(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
+        _need(0 < self.retry_least_s < inf, "retry_least_s", self.retry_least_s, "above 0")
+        most = self.retry_most_s
+        _need(self.retry_least_s * (1 + self.jitter) <= most < inf, "retry_most_s", most, "above retry_least_s and its jitter")
+        _need(0 < self.retry_unknown_s < inf, "retry_unknown_s", self.retry_unknown_s, "above 0")
+
+    def most_of_tenant(self, tenant: str) -> int:
+        """Waiting requests; 0 = no limit."""
+        share = max(1, int(self.window * self.tenant_share))
+        return self.tenant_requests_of.get(tenant, self.tenant_requests or share)
+
+    def most_of_class(self, name: str) -> int:
+        """Waiting requests; 0 = no limit."""
+        return self.class_requests.get(name, max(1, int(self.window * self.class_share.get(name, 1.0))))
+
+
+def _need(holds: bool, name: str, value: object, what: str) -> None:
+    if not holds:
+        raise SettingsInvalid(f"{name} must be {what}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpeed:
+    """What drains the backlog."""
+
+    tokens_per_s: float  # prompt tokens that all workers together compute; 0 = not known (there is no worker, say)
+    pending_tokens: float = 0.0  # placed and not yet computed
+
+    def wait_s(self, tokens: float) -> float:
+        """Until the prefill of a request with so many tokens before it could begin; 0 when the speed is not known."""
+        return (self.pending_tokens + tokens) / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
+
+
+class Admission:
+    """Stateless: every question is answered from what waits now."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._settings = settings
+
+    def admit(
+        self,
+        request: Waiting,
+        *,
+        uncached: float,
+        queue: FairQueue,
+        pool: PoolSpeed,
+        now_s: float,
+        service_s: float = 0.0,
+        crowded: bool = True,
+    ) -> Shed | None:
+        """None: let it in. `crowded`: other tenants wait too; otherwise the limits of one tenant protect nobody. `uncached`:
+        tokens that have to be computed for it; `service_s`: how long that takes, from the start of its prefill to its first
+        token. Costs O(1), and O(tenants) when it is close to hopeless or refused."""
+        settings = self._settings
+        if request.deadline_s <= now_s:
+            return self.late(request, now_s)
+        if request.request_class in settings.protected or request.id in queue:
+            return None
+        total = queue.backlog.total
+        if total.requests >= settings.window:
+            message = f"{total.requests} requests wait, of at most {settings.window}"
+            return self._shed(request, "queue_full", message, self._drain_s(total, settings.window, total.tokens, pool))
+        return (
+            (self._over_tenant(request, uncached, queue, pool) if crowded else None)
+            or self._over_class(request, uncached, queue, pool)
+            or (self._hopeless(request, queue, pool, now_s, service_s) if settings.hopeless else None)
+        )
+
+    def late(self, request: Waiting, now_s: float) -> Shed:
+        """What to say of a request whose deadline has passed."""
+        message = f"the deadline passed {now_s - request.deadline_s:.3f} s ago, {now_s - request.arrived_s:.3f} s after arrival"
+        return Shed(request=request, code="deadline", message=message)
+
+    def _over_tenant(self, request: Waiting, uncached: float, queue: FairQueue, pool: PoolSpeed) -> Shed | None:
+        settings, tenant = self._settings, request.tenant
+        waits = queue.backlog.of_tenant(tenant)
+        most = settings.most_of_tenant(tenant)
+        most_tokens = settings.tenant_tokens_of.get(tenant, settings.tenant_tokens)
+        over = _over(waits, uncached, most, most_tokens)
+        if not over:
+            return None
+        retry_s = self._drain_s(waits, most, queue.ahead(request), pool, uncached=uncached, most_tokens=most_tokens)
+        return self._shed(request, "tenant_limit", f"tenant {tenant!r} has {over}", retry_s)
+
+    def _over_class(self, request: Waiting, uncached: float, queue: FairQueue, pool: PoolSpeed) -> Shed | None:
+        settings, name = self._settings, request.request_class
+        waits = queue.backlog.of_class(name)
+        most, most_tokens = settings.most_of_class(name), settings.class_tokens.get(name, 0)
+        over = _over(waits, uncached, most, most_tokens)
+        if not over:
+            return None
+        ahead = queue.ahead_at_most(name)
+        retry_s = self._drain_s(waits, most, ahead, pool, uncached=uncached, most_tokens=most_tokens)
+        return self._shed(request, "class_limit", f"class {name!r} has {over}", retry_s)
+
+    def _hopeless(self, request: Waiting, queue: FairQueue, pool: PoolSpeed, now_s: float, service_s: float) -> Shed | None:
+        left_s = request.deadline_s - now_s
+        bearable_s = left_s * self._settings.hopeless_factor
+        if not pool.wait_s(queue.ahead_at_most(request.request_class)) + service_s > bearable_s:
+            return None
+        ahead = queue.ahead(request)
+        starts_s = pool.wait_s(ahead) + service_s
+        if not starts_s > bearable_s:
+            return None
+        message = (
+            f"the first token is predicted in {starts_s:.1f} s, the deadline is in {left_s:.1f} s: {ahead:.0f} tokens are "
+            f"before it and {pool.pending_tokens:.0f} at the workers, which compute {pool.tokens_per_s:.0f} tokens/s"
+        )
+        # The same request with all of its time before it would just be served once so much of the backlog is gone.
+        return self._shed(request, "deadline_hopeless", message, starts_s - max(left_s, request.deadline_s - request.arrived_s))
+
+    def _drain_s(
+        self, waits: Amount, most: int, ahead: float, pool: PoolSpeed, *, uncached: float = 0.0, most_tokens: int = 0
+    ) -> float:
+        """Until what waits has fallen to `drain_to` of the limit, if it takes `ahead` tokens to work off all of it."""
+        if pool.tokens_per_s <= 0:
+            return self._settings.retry_unknown_s
+        keep = self._settings.drain_to
+        part = max(
+            1 - keep * most / waits.requests if most and waits.requests else 0.0,
+            1 - keep * most_tokens / (waits.tokens + uncached) if most_tokens and waits.tokens + uncached else 0.0,
+            0.0,
+        )
+        return part * pool.wait_s(ahead)
+
+    def _shed(self, request: Waiting, code: str, message: str, retry_s: float) -> Shed:
+        settings = self._settings
+        spread = 1 + settings.jitter * crc32(request.id.encode()) / 0xFFFFFFFF
+        least, most = settings.retry_least_s, settings.retry_most_s / (1 + settings.jitter)
+        return Shed(request=request, code=code, message=message, retry_after_s=min(max(retry_s, least), most) * spread)
+
+
+def _over(waits: Amount, uncached: float, most: int, most_tokens: int) -> str:
+    """What is exceeded, in words, or nothing."""
+    if most and waits.requests >= most:
+        return f"{waits.requests} requests waiting, of at most {most}"
+    if most_tokens and waits.requests and waits.tokens + uncached > most_tokens:
+        return f"{waits.tokens:.0f} uncached tokens waiting, which with {uncached:.0f} more exceeds {most_tokens}"
+    return ""

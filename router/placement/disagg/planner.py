@@ -1,0 +1,223 @@
+"""What a scheduler knows and does about prompts that are computed on prefill workers: who is there, what is on its way to them,
+and for each placement the decision and its reason (`prefill.py` has the arithmetic)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.broker.codec import unpack_u64
+from headrace.broker.messages import JobEvent, LoadReport, PrefillDecision
+from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
+from headrace.router.placement.array_costs import needs_one
+from headrace.router.placement.calibration import SpeedEstimate
+from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.disagg.prefill_costs import (
+    Computing,
+    PrefillSide,
+    burden_s,
+    computing,
+    local_decision,
+    look_prefill,
+    remote_decision,
+)
+from headrace.router.placement.disagg.prefill_pool import ANY, PrefillPool
+from headrace.router.placement.disagg.transfer_times import TransferTimes
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.types import Placement, Shed, Waiting, WorkerInfo
+from headrace.router.placement.worker_view import WorkerView
+
+_RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggPlan:
+    """Where the prompt of one placement is computed. `decision` is None in a pool where that is no question."""
+
+    decision: PrefillDecision | None
+    wait_s: float  # predicted, until that begins
+    service_s: float  # … and from then on to the first token
+    tokens: float = 0.0  # computed by the prefill worker
+
+    @property
+    def remote(self) -> bool:
+        return self.decision is not None and self.decision.remote
+
+
+class DisaggPlanner:
+    """The prefill side of one pool."""
+
+    def __init__(self, settings: SchedulerSettings, loads: LoadTable, view: CacheView) -> None:
+        self._settings = settings
+        self._loads = loads
+        self._view = view
+        self.pool = PrefillPool(settings.entry_expiry_s)
+        self.times = TransferTimes(fixed_s=settings.handover_s, per_token_s=settings.handover_token_s)
+        self.known = False  # there is a prefill side, or there was one: placements say where prompts are computed
+
+    # -- workers and what they tell --------------------------------------------------------------------------------------
+
+    def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
+        """Any worker. Returns whether the columns of the prefill workers have changed."""
+        self.known = self.known or not info.serves or info.takes_handovers
+        return not info.serves and self.pool.put(info, speed)
+
+    def forget(self, worker: str) -> None:
+        """Any worker that has left."""
+        self.times.forget(worker)
+
+    def on_report(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
+        """Of any worker."""
+        if self.pool.get(report.worker) is not None:
+            self.pool.heard(report, speed, now_s)
+        elif report.handover_s:
+            self.times.observe(report)
+
+    def placed_elsewhere(self, event: JobEvent, now_s: float) -> None:
+        """Another router has placed this, and a prefill worker is to compute its prompt."""
+        load = self._loads.get(event.worker)
+        self.pool.place(
+            event.id,
+            decode=event.worker,
+            handover=load.info.handover if load is not None else "",
+            tokens=event.uncached or event.tokens,
+            blocks=event.blocks,
+            now_s=now_s,
+            worker="" if event.prefill == ANY else event.prefill,
+        )
+        if load is not None and event.hashes:
+            self._predict(load.info.handover, "" if event.prefill == ANY else event.prefill, unpack_u64(event.hashes), now_s)
+
+    # -- decisions -------------------------------------------------------------------------------------------------------
+
+    def look(self, now_s: float) -> PrefillSide | None:
+        """As it is now; None: every prompt is computed where it is answered."""
+        if not self.known:
+            return None
+        return look_prefill(self._loads, self.pool, self.times, self._settings, now_s)
+
+    def plan(
+        self,
+        row: CostRow,
+        load: WorkerLoad,
+        window: CostMatrix,
+        workers: WorkerView,
+        *,
+        local: DisaggPlan,
+        remote: bool,
+        congestion: float,
+    ) -> DisaggPlan:
+        """For a request that is placed on this worker now. `local`: what it is there; `remote`: the way that was chosen."""
+        if not self.known:
+            return local
+        side = workers.prefill
+        if side is not None:
+            for group in side.groups:
+                if load.column in group.decode:
+                    tokens = window.remote[[row.number]][:, group.prefill]
+                    uncached = float(window.uncached[row.number, load.column])
+                    found = computing(tokens, side, group, congestion)
+                    if remote:
+                        return self._remote(found, side, uncached)
+                    return self._local(self._why_local(row.request, load, side, found, uncached, local), local)
+        return self._local(self._why_nobody(load), local)
+
+    def _remote(self, found: Computing, side: PrefillSide, uncached: float) -> DisaggPlan:
+        column, wait_s = int(found.who[0]), float(found.wait_s[0])
+        reason = "always" if self._settings.prefill == "always" else "prefix_there" if column >= 0 else "pays"
+        worker = side.names[column] if column >= 0 else ""
+        decision = remote_decision(reason, worker=worker, wait_s=wait_s, settings=self._settings)
+        service_s = float(found.service_s[0]) + side.way_s + side.fetch_s * uncached
+        return DisaggPlan(decision, wait_s, service_s, float(found.tokens[0]))
+
+    @staticmethod
+    def _local(reason: str, local: DisaggPlan) -> DisaggPlan:
+        return DisaggPlan(local_decision(reason), local.wait_s, local.service_s)
+
+    def _why_local(
+        self,
+        request: Waiting,
+        load: WorkerLoad,
+        side: PrefillSide,
+        found: Computing,
+        uncached: float,
+        local: DisaggPlan,
+    ) -> str:
+        least = self._settings.prefill_min_tokens
+        if uncached < least:
+            return "cached" if request.tokens >= least else "short"
+        service_s = float(found.service_s[0])
+        if not np.isfinite(service_s):
+            return "no_prefill_worker"  # none that can compute this one
+        away_s = service_s + side.way_s + side.fetch_s * uncached
+        burden = burden_s(np.array([uncached]), side, np.array([load.column]))
+        here_s = local.wait_s + local.service_s + float(burden[0])
+        return "queue" if away_s < here_s else "cheaper"
+
+    def _why_nobody(self, load: WorkerLoad) -> str:
+        if self._settings.prefill == "never":
+            return "never"
+        return "no_prefill_worker" if load.info.takes_handovers else "aggregated"
+
+    def place(
+        self, request: Waiting, load: WorkerLoad, plan: DisaggPlan, overlaps: Mapping[str, Overlap], now_s: float
+    ) -> None:
+        """A placement whose prompt is computed elsewhere has been made."""
+        decision = plan.decision
+        if decision is None or not decision.remote:
+            return
+        name, handover = load.info.worker, load.info.handover
+        self.pool.place(
+            request.id,
+            decode=name,
+            handover=handover,
+            tokens=plan.tokens,
+            blocks=len(request.chain) - overlaps.get(name, NO_OVERLAP).blocks,
+            now_s=now_s,
+            worker=decision.worker,
+        )
+        self._predict(handover, decision.worker, request.chain, now_s)
+
+    def _predict(self, handover: str, worker: str, blocks: Sequence[int], now_s: float) -> None:
+        """The prefill worker that has this job, if that is known, will soon hold these: siblings had better go there too."""
+        able = [one for one in self.pool if one.ready and one.info.handover == handover]
+        if worker:
+            self._view.predict(worker, blocks, now_s=now_s)
+        elif len(able) == 1:
+            self._view.predict(able[0].info.worker, blocks, now_s=now_s)
+
+    def refused(self, window: CostMatrix, side: PrefillSide | None) -> list[CostRow]:
+        """Requests that no worker may take without a prefill worker, where it is the wish that they end."""
+        if side is None or self._settings.prefill_unready != "refuse" or not side.bare.any() or not len(window):
+            return []
+        rows = list(window.rows.values())
+        numbers = np.array([row.number for row in rows], dtype=np.intp)
+        eligible = window.eligible[numbers]
+        bare = eligible & side.bare & needs_one(window.uncached[numbers], self._settings)
+        return [rows[n] for n in np.flatnonzero(eligible.any(axis=1) & (bare == eligible).all(axis=1))]
+
+    def next_wake_s(self, now_s: float) -> float:
+        """When the next prefill worker will have room; infinite when that is no question."""
+        times = [one.free_s - self._settings.prefill_lookahead_s for one in self.pool if one.ready]
+        return min((at for at in times if at > now_s), default=float("inf"))
+
+    def speed(self) -> float:
+        """Prompt tokens per second that prefill workers add to the pool's."""
+        if self._settings.prefill == "never":
+            return 0.0
+        return sum(one.speed.prefill_tokens_per_s for one in self.pool if one.ready)
+
+
+def no_prefill_worker(request: Waiting) -> Shed:
+    """Refused because its prompt may not be computed by the worker that would answer it."""
+    message = "no prefill worker is ready, and decode workers are not to compute prompts (prefill_unready)"
+    return Shed(request=request, code="no_prefill_worker", message=message, retry_after_s=_RETRY_S)
+
+
+def announced(placement: Placement) -> str:
+    """As the `placed` event tells it: a prefill worker, `*` for any of them, empty for the worker itself."""
+    decision = placement.prefill
+    return "" if decision is None or not decision.remote else decision.worker or ANY

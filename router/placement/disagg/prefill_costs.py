@@ -1,0 +1,222 @@
+"""Where the prompt of a request is computed: on the worker that answers it, or on a prefill worker (remotely).
+
+For a request r, a decode worker d that takes hand-overs, and the prefill workers p that hand over in the same way:
+
+    local(r, d)  = wait(d) + work + step + sequences on d × (disturbance × work + late × its steps that last beyond `itl`),
+                   work being uncached(r, d) / speed(d)
+    remote(r, d) = dispatch + wait(p) + uncached(r, p) / speed(p) + step + handover(uncached(r, d))
+
+and both plus what the tokens computed cost those who wait (`cost.py`).  *Disturbance*: all that d decodes waits for each step
+that computes prompt, and a step beyond `itl`, the longest time between two tokens that is thought good, is worse than that;
+while the other way is bearable, it is no way at all.
+
+wait(p) is what the prefill queue holds: the more there is in it, the longer a prompt has to be for the way there to pay.  While
+no prefill worker has room, those in the window that are shorter count as well.  A prefix cached on d need neither be computed
+nor fetched; one that is cached on a prefill worker makes its work shorter, and if that saves more than waiting for this very
+worker costs, the job goes to it by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.broker.messages import PrefillDecision
+from headrace.router.placement.disagg.prefill_pool import PrefillPool
+from headrace.router.placement.disagg.transfer_times import TransferTimes
+from headrace.router.placement.load import LoadTable
+from headrace.router.placement.settings import SchedulerSettings
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.intp]
+
+NAME_GAIN_S = 0.005  # a particular worker is named only if that saves so much
+ALIKE_S = 0.02  # workers whose waits differ by less are equally likely to pull a job first
+STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
+MARGIN = 0.85  # predicted steps are to be that much shorter than the longest that is thought good
+ANSWER_TOKENS = 200  # about as long is an answer, during which everybody beside it waits a little longer
+LEAST_WAIT_S = 2.0  # that a decode worker gives the queue: what it then computes itself delays all that it decodes
+PATIENCE = 2.0  # … and in parts of the predicted wait
+
+
+@dataclass(slots=True)
+class PrefillGroup:
+    """Decode workers and the ready prefill workers that hand over to them, as columns."""
+
+    decode: Ints
+    prefill: Ints
+
+
+@dataclass(slots=True)
+class PrefillSide:
+    """The prefill workers at one moment (a value per column of theirs), and what the way there costs."""
+
+    names: list[str]
+    wait_s: Floats
+    token_s: Floats
+    step_s: Floats
+    room: Bools
+    groups: list[PrefillGroup]
+    reachable: Bools  # per decode worker: some prefill worker is ready for it
+    bare: Bools  # per decode worker: it takes hand-overs, and nobody is ready for it
+    takes: Bools  # per decode worker: a slot is free for a request whose prompt is computed elsewhere
+    slot_wait_s: Floats  # per decode worker
+    beside: Floats  # per decode worker: sequences that wait while it computes a prompt
+    free_s: Floats  # … and how much of a step may be computing prompts until it is longer than thought good
+    busy: Bools  # … and whether there are any by the last report
+    peace_s: Floats  # … and what it is worth that somebody else computes it, however short it is
+    disturbance: float
+    late: float
+    itl_s: float
+    budget: Floats  # … and the most tokens of one step
+    queued: Floats  # … and those that come before
+    own_token_s: Floats  # per decode worker: seconds per token computed there
+    joining_s: Floats  # per decode worker: what one more sequence costs the others
+    price_s: float  # what a token costs those who wait is counted by the same speed everywhere
+    way_s: float  # there and back, without the tokens
+    fetch_s: float  # per token fetched
+
+
+def look_prefill(
+    loads: LoadTable, pool: PrefillPool, times: TransferTimes, settings: SchedulerSettings, now_s: float
+) -> PrefillSide | None:
+    """None: there is no choice, every prompt is computed where it is answered."""
+    if settings.prefill == "never":
+        return None
+    by_handover: dict[str, list[int]] = {}
+    for load in loads:
+        if load.info.takes_handovers:
+            by_handover.setdefault(load.info.handover, []).append(load.column)
+    if not by_handover:
+        return None
+    groups = []
+    reachable = np.zeros(len(loads), dtype=np.bool_)
+    bare = np.zeros(len(loads), dtype=np.bool_)
+    for handover, columns in by_handover.items():
+        able = [one.column for one in pool if one.ready and one.info.handover == handover]
+        (reachable if able else bare)[columns] = True
+        if able:
+            groups.append(PrefillGroup(np.array(columns, dtype=np.intp), np.array(able, dtype=np.intp)))
+    if not groups and settings.prefill_unready == "local":
+        return None
+    token_s = np.array([1.0 / load.speed.prefill_tokens_per_s for load in loads])
+    running = np.array([load.running for load in loads], dtype=np.float64)
+    decoding_s = running * np.array([load.speed.per_decode_s for load in loads])
+    base_s = np.array([load.speed.base_s for load in loads])
+    waits = np.array([one.wait_s(now_s) for one in pool])
+    early = settings.binding == "early"
+    busy = np.array([load.report is not None and load.report.running > 0 for load in loads], dtype=np.bool_)
+    return PrefillSide(
+        names=[one.info.worker for one in pool],
+        wait_s=waits,
+        token_s=np.array([1.0 / one.speed.prefill_tokens_per_s for one in pool]),
+        step_s=np.array([one.speed.base_s for one in pool]),
+        room=np.ones(len(pool), dtype=np.bool_) if early else waits < settings.prefill_lookahead_s,
+        groups=groups,
+        reachable=reachable,
+        bare=bare,
+        takes=np.array([load.takes_one_more(settings.spare_slots, settings.lookahead_s) or early for load in loads]),
+        slot_wait_s=np.array([load.slot_wait_s() for load in loads]),
+        beside=running + 1.0,  # somebody may come meanwhile
+        busy=busy,
+        peace_s=np.where(busy, settings.prefill_patience_s, 0.0),
+        disturbance=settings.prefill_disturbance,
+        late=settings.prefill_late,
+        itl_s=settings.prefill_itl_s,
+        free_s=np.maximum(settings.prefill_itl_s * MARGIN - base_s - decoding_s, 0.0),
+        budget=np.array([load.info.step_tokens or STEP_TOKENS for load in loads], dtype=np.float64),
+        queued=np.array([load.queued_tokens for load in loads], dtype=np.float64),
+        own_token_s=token_s,
+        joining_s=settings.disturbance * decoding_s * ANSWER_TOKENS,
+        price_s=float(token_s.mean()),
+        way_s=settings.prefill_dispatch_s + times.fixed_s,
+        fetch_s=times.per_token_s,
+    )
+
+
+def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(None)) -> Floats:
+    """What computing so many tokens (per candidate and worker) costs those decoded beside it."""
+    budget, token_s = side.budget[columns], side.own_token_s[columns]
+    together = tokens + side.queued[columns]
+    over_s = np.minimum(together, budget) * token_s - side.free_s[columns]
+    late_s = np.where(over_s > 0, np.maximum(together / budget, 1.0) * (side.itl_s + over_s), 0.0)
+    cost: Floats = side.peace_s[columns] + side.beside[columns] * (side.disturbance * tokens * token_s + side.late * late_s)
+    return cost
+
+
+def disturbs(tokens: Floats, side: PrefillSide) -> Bools:
+    """Where computing so many tokens makes those who decode wait longer than is thought good."""
+    longest_s = np.minimum(tokens + side.queued, side.budget) * side.own_token_s
+    found: Bools = side.busy & (longest_s > side.free_s)
+    return found
+
+
+@dataclass(slots=True)
+class Computing:
+    """Per candidate: its prompt computed by the best of a group of prefill workers. Seconds, without the way there and back."""
+
+    cost: Floats  # by whoever is best
+    here: Floats  # by whoever has room and is best; infinite if nobody has
+    service_s: Floats  # of that one, or else of the best
+    wait_s: Floats
+    tokens: Floats
+    who: Ints  # its column if it is to be named, -1 = any
+
+
+def computing(tokens: Floats, side: PrefillSide, group: PrefillGroup, congestion: float) -> Computing:
+    """`tokens`: per candidate and worker of the group, what it would have to compute."""
+    columns = group.prefill
+    wait, room = side.wait_s[columns], side.room[columns]
+    service = tokens * side.token_s[columns] + side.step_s[columns]
+    alike = wait <= wait.min() + ALIKE_S
+    any_tokens, any_service = tokens[:, alike].mean(axis=1), service[:, alike].mean(axis=1)
+    price = congestion * side.price_s
+    any_cost = wait.min() + any_service + _times(price, any_tokens)
+    any_here = any_cost if room.any() else np.full(len(tokens), np.inf)
+    who = np.full(len(tokens), -1, dtype=np.intp)
+    waits = np.full(len(tokens), wait.min())
+    if len(columns) == 1:
+        return Computing(any_cost, any_here, any_service, waits, any_tokens, who)
+    named = wait + service + _times(price, tokens)
+    named_here = np.where(room, named, np.inf)
+    cost = np.minimum(any_cost, named.min(axis=1) + NAME_GAIN_S)
+    # Where nobody has room the best of all is described, for nothing is decided by it.
+    pick = (named_here if room.any() else named).argmin(axis=1)
+    every = np.arange(len(tokens))
+    best = (named_here if room.any() else named)[every, pick] + NAME_GAIN_S
+    better = best < (any_here if room.any() else any_cost)
+    return Computing(
+        cost=cost,
+        here=np.minimum(any_here, named_here.min(axis=1) + NAME_GAIN_S),
+        service_s=np.where(better, service[every, pick], any_service),
+        wait_s=np.where(better, wait[pick], waits),
+        tokens=np.where(better, tokens[every, pick], any_tokens),
+        who=np.where(better, columns[pick], who),
+    )
+
+
+def _times(price: float, tokens: Floats) -> Floats:
+    """Tokens are infinite where a worker can not compute a prompt, and nothing times infinity is no number."""
+    return price * tokens if price else np.zeros(tokens.shape)
+
+
+def ahead_s(work_s: Floats, workers: int) -> Floats:
+    """Per candidate: how long the shorter ones among them keep so many prefill workers busy."""
+    order = work_s.argsort(kind="stable")
+    before = np.zeros(len(work_s))
+    before[order[1:]] = work_s[order].cumsum()[:-1]
+    return before / workers
+
+
+def remote_decision(reason: str, *, worker: str, wait_s: float, settings: SchedulerSettings) -> PrefillDecision:
+    """`wait_s`: predicted, until a prefill worker takes it."""
+    patience_s = min(max(LEAST_WAIT_S, settings.prefill_dispatch_s + wait_s * PATIENCE), settings.prefill_wait_s)
+    return PrefillDecision(remote=True, worker=worker, reason=reason, wait_s=round(patience_s, 3))
+
+
+def local_decision(reason: str) -> PrefillDecision:
+    """The worker that answers computes the prompt."""
+    return PrefillDecision(remote=False, reason=reason)

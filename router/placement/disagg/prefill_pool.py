@@ -1,0 +1,173 @@
+"""The prefill workers of a pool as one router knows them: who they are, and when each will be through with what it has.
+
+Jobs for any of them wait in one queue and are pulled by whoever has room, so a job is counted at the worker that will be free
+first.  When that will be (`free_s`) is a prediction: it moves on with every job placed, by whatever router, falls back when a
+prompt turns out to be done earlier, and is set right by the workers' load reports.  It passes by itself: a job of which nothing
+is ever heard holds nobody up for longer than its own work takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.broker.messages import LoadReport
+from headrace.router.placement.calibration import SpeedEstimate
+from headrace.router.placement.types import WorkerInfo
+from headrace.router.placement.worker_columns import WorkerColumns
+
+IN_TRANSIT_S = 0.25  # a job placed longer ago than this has reached its prefill worker, if that had nothing else to do
+ANY = "*"  # in a job event: whoever pulls it
+
+
+@dataclass(slots=True)
+class PrefillLoad:
+    """One prefill worker. Times are seconds of the scheduler's clock."""
+
+    info: WorkerInfo
+    column: int
+    speed: SpeedEstimate
+    free_s: float = 0.0  # when it will be through with all it has, predicted
+    jobs: dict[str, PrefillEntry] = field(default_factory=dict)  # counted here, in the order of placement
+
+    @property
+    def ready(self) -> bool:
+        return not self.info.draining
+
+    def service_s(self, tokens: float) -> float:
+        """To compute that many tokens, steps included."""
+        steps = 1.0 if not self.info.step_tokens else max(1.0, tokens / self.info.step_tokens)
+        return tokens / self.speed.prefill_tokens_per_s + steps * self.speed.base_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Until it could begin with one more."""
+        return max(0.0, self.free_s - now_s)
+
+    def shift(self, by_s: float, after_s: float) -> None:
+        """It will be through so much later (or earlier) than thought; so will be its jobs that end after that time."""
+        self.free_s += by_s
+        for job in self.jobs.values():
+            if job.done_s > after_s:
+                job.done_s += by_s
+
+
+@dataclass(slots=True)
+class PrefillEntry:
+    """A prompt that is computed, or going to be."""
+
+    worker: str  # where it is counted
+    decode: str
+    tokens: float
+    blocks: int  # KV blocks it will need on the decode worker, which does not count them yet
+    named: bool
+    placed_s: float
+    service_s: float
+    done_s: float  # predicted
+
+
+class PrefillPool(WorkerColumns[PrefillLoad]):
+    """Prefill workers have columns of their own. `grace_s`: how much later than predicted a job may be reported before it is
+    forgotten."""
+
+    def __init__(self, grace_s: float) -> None:
+        super().__init__(PrefillLoad)
+        self._grace_s = grace_s
+        self.jobs: dict[str, PrefillEntry] = {}
+        self._awaited: dict[str, int] = {}  # KV blocks by decode worker
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def remove(self, worker: str, now_s: float) -> PrefillLoad | None:
+        """Its jobs go to others, or their decode workers compute them: they are counted at whoever is there."""
+        load = self._take_out(worker)
+        if load is None:
+            return None
+        for job_id, job in list(load.jobs.items()):
+            self.close(job_id, now_s)
+            if job.done_s > now_s:
+                self.place(
+                    job_id,
+                    decode=job.decode,
+                    handover=load.info.handover,
+                    tokens=job.tokens,
+                    blocks=job.blocks,
+                    now_s=now_s,
+                )
+        return load
+
+    def heard(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
+        """A load report of one of them."""
+        load = self._by_name[report.worker]
+        load.speed = speed
+        wait_s = load.wait_s(now_s)
+        if report.running or report.waiting or report.queued_prefill_tokens:
+            least_s = report.queued_prefill_tokens / speed.prefill_tokens_per_s
+            if least_s > wait_s:
+                load.free_s = max(load.free_s, now_s)
+                load.shift(least_s - wait_s, now_s)
+            return
+        # It has nothing to do, so of what is counted here only what was placed just now can still be on its way.
+        coming_s = sum(job.service_s for job in load.jobs.values() if job.placed_s > now_s - IN_TRANSIT_S)
+        if coming_s < wait_s:
+            load.shift(coming_s - wait_s, now_s)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def place(
+        self, job_id: str, *, decode: str, handover: str, tokens: float, blocks: int, now_s: float, worker: str = ""
+    ) -> None:
+        """`tokens`: those that a prefill worker has to compute. `worker`: the one named for it, empty = any."""
+        self.close(job_id, now_s)
+        load = self._by_name.get(worker) if worker else None
+        if load is None:
+            able = [one for one in self.ordered if one.info.handover == handover]
+            load = min(able, key=lambda one: (not one.ready, one.wait_s(now_s)), default=None)
+        service_s = 0.0
+        done_s = now_s
+        if load is not None:
+            service_s = load.service_s(tokens)
+            load.free_s = done_s = max(load.free_s, now_s) + service_s
+        job = PrefillEntry(
+            load.info.worker if load is not None else "", decode, tokens, blocks, bool(worker), now_s, service_s, done_s
+        )
+        self.jobs[job_id] = job
+        if load is not None:
+            load.jobs[job_id] = job
+        self._awaited[decode] = self._awaited.get(decode, 0) + blocks
+
+    def close(self, job_id: str, now_s: float) -> PrefillEntry | None:
+        """Its prompt is there, or nobody wants it any more. Fine when unknown."""
+        job = self.jobs.pop(job_id, None)
+        if job is None:
+            return None
+        left = self._awaited.get(job.decode, 0) - job.blocks
+        if left > 0:
+            self._awaited[job.decode] = left
+        else:
+            self._awaited.pop(job.decode, None)
+        load = self._by_name.get(job.worker)
+        if load is not None:
+            load.jobs.pop(job_id, None)
+            early_s = min(job.done_s - now_s, job.service_s)
+            if early_s > 0:
+                load.shift(-early_s, job.done_s)
+        return job
+
+    def expire(self, now_s: float) -> None:
+        """Forget jobs that should have been reported long ago."""
+        late = [i for i, job in self.jobs.items() if now_s > job.done_s + self._grace_s + job.service_s]
+        for job_id in late:
+            self.close(job_id, now_s)
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def awaited_blocks(self, decode: str) -> int:
+        """KV blocks that this decode worker will need for prompts computed elsewhere now."""
+        return self._awaited.get(decode, 0)
+
+    def queued_tokens(self, now_s: float) -> float:
+        """Tokens of jobs that are placed and, as far as can be known, not computed yet."""
+        queued = 0.0
+        for job in self.jobs.values():
+            if job.done_s > now_s and job.service_s > 0:
+                queued += job.tokens * min(1.0, (job.done_s - now_s) / job.service_s)
+        return queued

@@ -1,0 +1,324 @@
+"""Whose turn it is: the order of the scheduling window between classes, tenants and requests.
+
+*Classes.* Lower rank first. A request that has waited for its class's ageing time also gets in through a second door: the
+requests that have aged, whatever their class, have `aged_share` of the tokens placed while they wait, and cannot be denied
+that by any flood of a better class; nor can they take more from it. So every request's wait is bounded by its ageing time plus
+what aged before it over that share of the pool's speed. A class that is `always_first` (moved work) goes before both.
+
+*Tenants.* Virtual token counters, see `accounts`, over all classes: a tenant's share comes before its class, so that a flood in
+a better class takes nothing from others. All tenants within `slack_tokens` of the smallest counter are eligible at once, which
+leaves the scheduler a choice of pairings (request × cached prefix) and bounds what one may get ahead of another; classes are
+in order among those.
+
+*Requests of a tenant.* `priority`, then arrival; one whose deadline is less than `tight_s` after its arrival counts as having
+arrived when its deadline would not have been tight. So it overtakes only what came in the `tight_s` before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from math import inf, isfinite
+
+from headrace.router.placement.backlog import Backlog
+from headrace.router.placement.expiry_heap import ExpiryHeap
+from headrace.router.placement.fairness.queues import Lane, QueueEntry
+from headrace.router.placement.fairness.settings import FairnessSettings
+from headrace.router.placement.fairness.virtual_tokens import Tenant, VirtualTokenCounters
+from headrace.router.placement.types import Waiting
+
+UNKNOWN_CLASSES = 64  # names of classes that nobody configured are counted up to this many
+_NOBODY: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ClassGroup:
+    """Requests among which the choice is free. `over_share`: their tenants have had more than others that wait; they are for
+    room that none of those can use, not for room that one of those does not want yet."""
+
+    requests: Sequence[Waiting]
+    over_share: bool = False
+
+
+class FairQueue:
+    """The waiting requests in fair order. Times are seconds of the caller's one clock; tokens are uncached prompt tokens.
+
+    A request is added, then either removed (cancelled, shed, expired: costs its tenant nothing) or placed (charged); what was
+    charged is corrected as more becomes known, and settled when the request ends.
+    """
+
+    def __init__(self, settings: FairnessSettings) -> None:
+        self._settings = settings
+        self._classes = {one.name: one for one in settings.classes}
+        self._last_class = max(settings.classes, key=lambda one: one.rank)
+        ranks = sorted({one.rank for one in settings.classes})
+        self._lanes = {rank: Lane() for rank in ranks}
+        first = {one.rank for one in settings.classes if one.always_first}
+        self._first_lanes = [self._lanes[rank] for rank in ranks if rank in first]
+        self._other_lanes = [self._lanes[rank] for rank in ranks if rank not in first]
+        self._aged = Lane()
+        self._balance = 0.0  # what the aged have had beyond their share, as a negative number; they save nothing up
+        self._door: frozenset[str] = _NOBODY  # offered as aged, the last time
+        self._entries: dict[str, QueueEntry] = {}
+        self._active: Counter[str] = Counter()  # requests in a lane, by tenant
+        self._ageing: ExpiryHeap[QueueEntry] = ExpiryHeap()
+        self._deadlines: ExpiryHeap[QueueEntry] = ExpiryHeap()
+        self._number = 0
+        self._groups: list[ClassGroup] | None = None
+        self._groups_limit = 0
+        self.backlog = Backlog()
+        self.unknown_classes: Counter[str] = Counter()
+        self.accounts = VirtualTokenCounters(
+            weights=settings.weights,
+            default_weight=settings.default_weight,
+            slack=settings.slack_tokens,
+            default_output_tokens=settings.default_output_tokens,
+            output_smoothing=settings.output_smoothing,
+            idle=settings.idle_tenants,
+            open_charges=settings.open_charges,
+        )
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._entries
+
+    def get(self, request_id: str) -> Waiting | None:
+        entry = self._entries.get(request_id)
+        return entry.request if entry else None
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """In the order they were added."""
+        return (entry.request for entry in self._entries.values())
+
+    # -- what waits --------------------------------------------------------------------------------------------------
+
+    def add(self, request: Waiting, *, tokens: float | None = None) -> None:
+        """`tokens`: uncached ones, by default all. A request of the same id is replaced."""
+        self.remove(request.id)
+        fair_class = self._classes.get(request.request_class)
+        if fair_class is None:
+            if request.request_class in self.unknown_classes or len(self.unknown_classes) < UNKNOWN_CLASSES:
+                self.unknown_classes[request.request_class] += 1
+            fair_class = self._last_class
+        arrived_s = request.arrived_s if isfinite(request.arrived_s) else 0.0
+        tight_s = self._settings.tight_s
+        # A deadline that is not a number sorts as none; one long past gains no more than tight_s.
+        deadline_s = request.deadline_s if request.deadline_s == request.deadline_s else inf
+        key_s = max(min(arrived_s, deadline_s - tight_s), arrived_s - tight_s)
+        self._number += 1
+        entry = QueueEntry(
+            request,
+            self.accounts.tenant(request.tenant),
+            class_name=fair_class.name,
+            rank=fair_class.rank,
+            tokens=request.tokens if tokens is None else tokens,
+            number=self._number,
+        )
+        entry.row = (request.priority, key_s, self._number, entry)
+        entry.due_s = arrived_s + fair_class.ageing_s
+        self._entries[request.id] = entry
+        self.backlog.add(fair_class.name, request.tenant, requests=1, tokens=entry.tokens)
+        self._ageing.add(entry.due_s, entry)
+        self._deadlines.add(deadline_s, entry)
+        self._enter(entry)
+
+    def remove(self, request_id: str) -> Waiting | None:
+        """It waits no more and costs nothing. Fine when unknown."""
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return None
+        if not entry.held:
+            self._leave(entry)
+        entry.waiting = False
+        self._ageing.removed()
+        self._deadlines.removed()
+        self.backlog.add(entry.class_name, entry.request.tenant, requests=-1, tokens=-entry.tokens)
+        return entry.request
+
+    def update(self, request_id: str, tokens: float) -> None:
+        """More or less of its prompt is cached by now. Fine when unknown."""
+        entry = self._entries.get(request_id)
+        if entry is not None and tokens != entry.tokens:
+            self.backlog.add(entry.class_name, entry.request.tenant, tokens=tokens - entry.tokens)
+            entry.tokens = tokens
+
+    def hold(self, request_id: str) -> None:
+        """Do not offer it until `release` (it waits for one particular worker, say). It stays counted and its deadline watched,
+        but its tenant is idle if it has nothing else. Fine when unknown or held."""
+        entry = self._entries.get(request_id)
+        if entry is not None and not entry.held:
+            self._leave(entry)
+            entry.held = True
+
+    def release(self, request_id: str) -> None:
+        """Offer it again, in its old place. Fine when unknown or not held."""
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.held:
+            entry.held = False
+            self._enter(entry)
+
+    def expired(self, now_s: float) -> list[Waiting]:
+        """Take out those whose deadline has passed, soonest first. They cost their tenants nothing."""
+        late = [entry.request for entry in self._deadlines.take(now_s)]
+        for request in late:
+            self.remove(request.id)
+        return late
+
+    def next_deadline_s(self) -> float:
+        """inf = none."""
+        return self._deadlines.next_s()
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Waiting requests by (class, tenant)."""
+        return self.backlog.counts()
+
+    def _enter(self, entry: QueueEntry) -> None:
+        tenant = entry.tenant = self.accounts.tenant(entry.request.tenant)  # an idle one may have been forgotten meanwhile
+        if not self._active[tenant.name]:
+            self.accounts.activate(tenant)
+        self._active[tenant.name] += 1
+        self._lanes[entry.rank].add(tenant, entry.row)
+        if entry.aged_row is not None:
+            self._aged.add(tenant, entry.aged_row)
+        self._groups = None
+
+    def _leave(self, entry: QueueEntry) -> None:
+        tenant = entry.tenant
+        self._lanes[entry.rank].remove(tenant, entry.row)
+        if entry.aged_row is not None:
+            self._aged.remove(tenant, entry.aged_row)
+        self._active[tenant.name] -= 1
+        if not self._active[tenant.name]:
+            del self._active[tenant.name]
+            self.accounts.deactivate(tenant)
+        self._groups = None
+
+    # -- whose turn it is --------------------------------------------------------------------------------------------
+
+    def heads(self, limit: int, now_s: float) -> Sequence[Waiting]:
+        """The `groups` in one row."""
+        return [request for group in self.groups(limit, now_s) for request in group.requests]
+
+    def groups(self, limit: int, now_s: float) -> Sequence[ClassGroup]:
+        """The candidates, at most `limit` in all. Within a group choose freely; from a later group only when nothing of the
+        earlier ones can be placed now. Costs O(limit), nothing when nothing has changed. Not to be kept over a change."""
+        if self._ageing.next_s() <= now_s:
+            self._age(now_s)
+        if self._groups is None or self._groups_limit != limit:
+            self._groups, self._groups_limit = self._make_groups(limit), limit
+        return self._groups
+
+    def _make_groups(self, limit: int) -> list[ClassGroup]:
+        most = self.accounts.floor + self._settings.slack_tokens
+        groups: list[ClassGroup] = []
+        self._door = _NOBODY
+        left = limit
+        for lane in self._first_lanes:
+            left -= self._add(groups, lane, [*chain.from_iterable(lane.split(most, left))], left)
+        if self._aged.order and self._balance >= 0.0 and left > 0:
+            # Only the longest waiting one of each tenant, so that none is passed over again and again.
+            eligible, _ = self._aged.split(most, left)
+            group = [self._aged.queues[tenant.name][0][3].request for tenant in eligible]
+            if group:
+                self._door = frozenset(request.id for request in group)
+                groups.append(ClassGroup(group))
+                left -= len(group)
+        splits = [lane.split(most, max(left, 0) + len(self._door)) for lane in self._other_lanes]
+        for over_share in (False, True):
+            for lane, split in zip(self._other_lanes, splits, strict=True):
+                left -= self._add(groups, lane, split[over_share], left, over_share=over_share)
+        return groups
+
+    def _add(self, groups: list[ClassGroup], lane: Lane, tenants: list[Tenant], limit: int, *, over_share: bool = False) -> int:
+        if limit <= 0 or not tenants:
+            return 0
+        offered = self._door
+        entries = (entry.request for entry in lane.interleaved(tenants) if entry.request.id not in offered)
+        group = list(islice(entries, limit))
+        if group:
+            groups.append(ClassGroup(group, over_share=over_share))
+        return len(group)
+
+    def _age(self, now_s: float) -> None:
+        for entry in self._ageing.take(now_s):
+            entry.aged_row = (entry.due_s, 0.0, entry.number, entry)
+            if not entry.held:
+                self._aged.add(entry.tenant, entry.aged_row)
+        self._groups = None
+
+    def ahead_at_most(self, request_class: str) -> float:
+        """Tokens that could be placed before a request of this class that came now: an upper bound of `ahead`, O(classes)."""
+        rank = self._classes.get(request_class, self._last_class).rank
+        better = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank <= rank)
+        return better + self._aged_part(better, rank)
+
+    def ahead(self, request: Waiting) -> float:
+        """Tokens that would be placed before this request if it came now and nothing came after it: better classes, and of its
+        own class what every tenant gets until its own turn comes, by counters and weights. O(tenants waiting in the class)."""
+        rank = self._classes.get(request.request_class, self._last_class).rank
+        better = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank < rank)
+        accounts = self.accounts
+        sums: dict[str, float] = {}
+        for one in self._settings.classes:
+            if one.rank == rank:
+                for tenant, amount in self.backlog.tenants(one.name).items():
+                    sums[tenant] = sums.get(tenant, 0.0) + amount.tokens
+        own = sums.pop(request.tenant, 0.0)
+        start = max(accounts.counter(request.tenant), accounts.floor)
+        turn = start + self._settings.slack_tokens + own / accounts.weight(request.tenant)
+        others = sum(
+            min(tokens, max(turn - accounts.counter(tenant), 0.0) * accounts.weight(tenant)) for tenant, tokens in sums.items()
+        )
+        before = better + own + others
+        return before + self._aged_part(before, rank)
+
+    def _aged_part(self, before: float, rank: int) -> float:
+        if not self._aged.order:
+            return 0.0
+        worse = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank > rank)
+        share = self._settings.aged_share
+        return min(worse, before * share / (1.0 - share))
+
+    # -- what it costs -----------------------------------------------------------------------------------------------
+
+    def place(self, request_id: str, *, uncached: float) -> Waiting:
+        """It goes to a worker now: take it out and charge its tenant `uncached` and the predicted output. Raises KeyError for
+        one that does not wait."""
+        entry = self._entries[request_id]
+        aged = request_id in self._door
+        self.remove(request_id)
+        self._groups = None
+        request, tenant = entry.request, self.accounts.tenant(entry.request.tenant)
+        most = float(request.max_tokens * max(request.choices, 1)) if request.max_tokens > 0 else inf
+        tokens = self.accounts.place(request_id, tenant, entry.class_name, uncached=uncached, most_output=most)
+        if not self._classes[entry.class_name].always_first:
+            share = self._settings.aged_share
+            self._balance = self._balance - (1.0 - share) * tokens if aged else min(self._balance + share * tokens, 0.0)
+        return request
+
+    def unplace(self, request: Waiting, *, tokens: float | None = None) -> None:
+        """The placement did not happen: take the charge back, and it waits again in its old place."""
+        self.settle(request.id, uncached=0.0, output=0.0, complete=False)
+        self.add(request, tokens=tokens)
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """What this queue did not place (another router did). Negative takes back."""
+        self.accounts.charge(self.accounts.tenant(tenant), tokens)
+        self._groups = None
+
+    def correct(self, request_id: str, *, uncached: float | None = None, output: float | None = None) -> bool:
+        """Measured instead of predicted. Returns whether a charge of this request is known here."""
+        self._groups = None
+        return self.accounts.correct(request_id, uncached=uncached, output=output)
+
+    def settle(
+        self, request_id: str, *, uncached: float | None = None, output: float | None = None, complete: bool = True
+    ) -> bool:
+        """A placed request has ended, with this many output tokens (None = as predicted). An answer that was cut short is not
+        `complete` and says nothing about how long answers are. Returns whether a charge of this request was known here."""
+        self._groups = None
+        return self.accounts.settle(request_id, uncached=uncached, output=output, complete=complete)

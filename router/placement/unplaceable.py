@@ -1,0 +1,49 @@
+"""Waiting requests that no worker may take: refused, with the reason, when none has come for them in time."""
+
+from __future__ import annotations
+
+from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.types import Shed, Waiting
+
+
+class Unplaceable:
+    """Those of a window. `patience_s`: how long they wait for a worker that may take them."""
+
+    def __init__(self, window: CostMatrix, *, patience_s: float) -> None:
+        self._window = window
+        self._patience_s = patience_s
+        self._ids: dict[str, None] = {}
+
+    def look(self, row: CostRow) -> None:
+        """A request has come into the window."""
+        if row.nobody_since_s is not None:
+            self._ids[row.request.id] = None
+
+    def look_again(self) -> None:
+        """The workers have changed."""
+        self._ids.clear()
+        for row in self._window.rows.values():
+            self.look(row)
+
+    def forget(self, request_id: str) -> None:
+        """Fine when it is none of these."""
+        self._ids.pop(request_id, None)
+
+    def overdue(self, now_s: float) -> list[Shed]:
+        """Those that have waited for too long."""
+        found = []
+        for request_id in list(self._ids):
+            row = self._window.rows.get(request_id)
+            if row is None or row.nobody_since_s is None:
+                self._ids.pop(request_id)
+            elif now_s - row.nobody_since_s > self._patience_s:
+                found.append(_shed(row.request, now_s - row.nobody_since_s))
+        return found
+
+
+def _shed(request: Waiting, waited_s: float) -> Shed:
+    wants = [f"worker {request.worker!r}"] if request.worker else []
+    wants += [f"label {label!r}" for label in sorted(request.require)]
+    wants += [f"adapter {request.adapter!r}"] if request.adapter else []
+    message = f"no live worker may take it since {waited_s:.1f} s: it wants {', '.join(wants) or 'one that does not drain'}"
+    return Shed(request=request, code="no_eligible_worker", message=message, retry_after_s=5.0)

@@ -1,0 +1,68 @@
+"""All workers at one moment, as a decision sees them: plain lists, and the same as arrays once somebody asks for those.
+
+Weighing a few requests is quicker without arrays, weighing many is quicker with them (`few.py`, `ways.py`); both must see the
+same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from headrace.router.placement.cost_matrix import Bools, Floats
+from headrace.router.placement.disagg.prefill_costs import PrefillSide
+
+
+@dataclass(kw_only=True)
+class WorkerView:
+    """A value per column. `all_…` are the lists, the arrays have the same names without it."""
+
+    all_wait_s: list[float]  # until it could begin with one more prompt
+    all_pending: list[float]  # prompt tokens before that
+    all_token_s: list[float]  # seconds per uncached token, with the decodes of the steps it fills
+    all_step_s: list[float]  # what a step costs beside its prefill
+    all_room: list[bool]
+    all_blocks_free: list[float]
+    all_running: list[int]
+    all_unevenness: list[float]
+    all_disturbed: list[float]  # what the running requests lose, in parts of the service
+    prefill: PrefillSide | None = None  # None: every prompt is computed where it is answered
+
+    @cached_property
+    def wait_s(self) -> Floats:
+        return np.array(self.all_wait_s)
+
+    @cached_property
+    def pending(self) -> Floats:
+        return np.array(self.all_pending)
+
+    @cached_property
+    def token_s(self) -> Floats:
+        return np.array(self.all_token_s)
+
+    @cached_property
+    def step_s(self) -> Floats:
+        return np.array(self.all_step_s)
+
+    @cached_property
+    def room(self) -> Bools:
+        return np.array(self.all_room, dtype=np.bool_)
+
+    @cached_property
+    def blocks_free(self) -> Floats:
+        return np.array(self.all_blocks_free)
+
+    @cached_property
+    def unevenness(self) -> Floats:
+        return np.array(self.all_unevenness)
+
+    @cached_property
+    def disturbed(self) -> Floats:
+        return np.array(self.all_disturbed)
+
+    def close(self, column: int) -> None:
+        """This one gets nothing now."""
+        self.all_room[column] = False
+        self.__dict__.pop("room", None)

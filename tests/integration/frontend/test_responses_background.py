@@ -1,0 +1,115 @@
+"""The `openai` client and responses in the background: two frontends, and one that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.subjects import Subjects
+from tests.support.serving import serving, sim
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MODEL = "acme/slow"
+STEP_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def names() -> Subjects:
+    return Subjects(f"oaib{os.getpid()}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def clients(nats_server: EmbeddedServer, names: Subjects) -> AsyncIterator[tuple[AsyncOpenAI, AsyncOpenAI]]:
+    """Of two frontends that share nothing but the server."""
+    model = sim(MODEL, args={"timing_overrides": {"decode_base_s": STEP_S}})
+    async with (
+        serving(nats_server, names, model) as one,
+        serving(nats_server, names) as two,
+        AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none", max_retries=0) as first,
+        AsyncOpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0) as second,
+    ):
+        async with asyncio.timeout(20):
+            while MODEL not in [model.id for model in (await second.models.list()).data]:
+                await asyncio.sleep(STEP_S)
+        yield first, second
+
+
+async def begin(client: AsyncOpenAI, tokens: int, **options: Any) -> Any:
+    given = {"model": MODEL, "input": "Hello?", "temperature": 0, "max_output_tokens": tokens, "background": True, **options}
+    return await client.responses.create(**given)
+
+
+async def until(client: AsyncOpenAI, name: str, *statuses: str) -> Any:
+    async with asyncio.timeout(20):
+        while (answer := await client.responses.retrieve(name)).status not in statuses:
+            await asyncio.sleep(STEP_S)
+    return answer
+
+
+@pytest.mark.slow
+async def test_a_response_is_made_while_nobody_waits_and_read_anywhere(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
+    first, second = clients
+    made = await begin(first, 60)  # more than a second, so that it is seen under way
+    assert (made.status, made.background, made.output) == ("queued", True, [])
+    assert (await until(second, made.id, "in_progress")).output == []
+    whole = await begin(first, 60, background=False)
+    for client in clients:
+        answer = await until(client, made.id, "incomplete")
+        assert (answer.output_text, answer.usage.output_tokens) == (whole.output_text, 60)
+    following = await begin(second, 5, previous_response_id=made.id)
+    assert (await until(first, following.id, "incomplete")).previous_response_id == made.id
+
+
+@pytest.mark.slow
+async def test_its_events_are_read_again_from_where_a_client_was(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
+    first = clients[0]
+    stream = await begin(first, 30, stream=True)
+    seen: list[Any] = []
+    async for event in stream:
+        seen.append(event)
+        if len(seen) == 8:
+            break
+    await stream.close()  # the connection is gone, the response is not
+    name, at = seen[0].response.id, seen[-1].sequence_number
+    rest = [event async for event in await first.responses.retrieve(name, stream=True, starting_after=at)]
+    every = [*seen, *rest]
+    assert [event.sequence_number for event in every] == list(range(len(every)))
+    assert [event.type for event in every[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    last = every[-1]
+    assert last.type == "response.incomplete"
+    said = "".join(event.delta for event in every if event.type == "response.output_text.delta")
+    assert said == last.response.output_text
+    for client in clients:  # from the store
+        again = [event async for event in await client.responses.retrieve(name, stream=True)]
+        assert [event.model_dump() for event in again] == [event.model_dump() for event in every]
+
+
+@pytest.mark.slow
+async def test_it_is_cancelled_through_any_frontend(clients: tuple[AsyncOpenAI, AsyncOpenAI]) -> None:
+    first, second = clients
+    for client in clients:
+        made = await begin(first, 2000)
+        await until(first, made.id, "in_progress")
+        cancelled = await client.responses.cancel(made.id)
+        assert (cancelled.id, cancelled.status) == (made.id, "cancelled")
+        assert (await second.responses.retrieve(made.id)).status == "cancelled"
+
+
+@pytest.mark.slow
+async def test_one_whose_frontend_goes_away_ends_as_failed(
+    nats_server: EmbeddedServer, names: Subjects, clients: tuple[AsyncOpenAI, AsyncOpenAI]
+) -> None:
+    async with serving(nats_server, names) as third, AsyncOpenAI(base_url=f"{third.url}/v1", api_key="none") as client:
+        made = await begin(client, 2000)
+        await until(clients[0], made.id, "in_progress")
+    answer = await until(clients[0], made.id, "failed")
+    assert answer.error is not None
+    assert answer.error.code == "server_error"

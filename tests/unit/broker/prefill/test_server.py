@@ -1,0 +1,101 @@
+"""A prefill worker that has said "held" keeps the blocks for a while, though the lease of whom it said it to is gone.
+
+A decode worker that was cut off has lost its lease, may be back all the same, and fetches what it was promised: were the blocks
+given to somebody else meanwhile, it would read the wrong ones without an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from headrace.broker.membership.members import Members
+from headrace.broker.messages.prefill import PrefillDone, PrefillJob
+from headrace.broker.prefill import server
+from headrace.broker.prefill.server import HeldPrefill, PrefillServer
+from headrace.broker.settings import Timing
+from headrace.jetstream.errors import NoResponder
+from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.ports import Delivery, Messaging
+from headrace.jetstream.subjects import Subjects
+
+JOB = PrefillJob(job="j", id="r", attempt=1, decode="d-1", deadline=60.0, created=0.0, tokens=1, uncached=1)
+DONE = PrefillDone(job="j", worker="p-1", params={"engine": "p-1"})
+
+
+class Nobody:
+    """A world in which the decode worker's lease is gone and nobody answers; also the engine and the stored message."""
+
+    lease_s = 100.0
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+        self.acked = 0
+
+    def pull(self, *_others: Any, **_named: Any) -> Nobody:
+        return self
+
+    credit = 0
+
+    def add_credit(self, n: int) -> None: ...
+
+    async def ensure_consumer(self, spec: Any) -> None: ...
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        raise NoResponder(subject)
+
+    async def worker_gone(self, pool: str, worker: str) -> bool:
+        return True
+
+    def stop(self, job: str) -> None:
+        self.stopped.append(job)
+
+    def ack(self) -> None:
+        self.acked += 1
+
+
+def prefill(world: Nobody) -> tuple[PrefillServer, HeldPrefill]:
+    one = PrefillServer(
+        cast("Messaging", world),
+        Subjects("hr"),
+        cast("Members", world),
+        cast("LeaseKeeper", world),
+        cast("server.PrefillExecutor", world),
+        pool="p",
+        worker="p-1",
+        timing=Timing(retry_s=0.01),
+        budget_tokens=100,
+        may_take=lambda: True,
+        wall=lambda: 0.0,
+    )
+    held = one._held["j"] = HeldPrefill(JOB, cast("Delivery", world), state="running")
+    one.finished(DONE)
+    return one, held
+
+
+@pytest.mark.parametrize("promised", [False, True])
+async def test_the_blocks_of_the_dead_are_let_go_of_but_not_what_was_promised_just_now(*, promised: bool) -> None:
+    world = Nobody()
+    one, held = prefill(world)
+    held.state = "held"
+    if promised:
+        assert one.check("j").state == "held"
+    one._drop_all_of("d-1")
+    assert world.stopped == ([] if promised else ["j"])
+
+
+async def test_an_answer_that_reaches_nobody_outlives_their_lease_as_long_as_was_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "PROMISED_S", 0.1)
+    world = Nobody()
+    one, held = prefill(world)
+    one.check("j")
+    telling = asyncio.create_task(one._ask(held, DONE))
+    await asyncio.sleep(0.05)
+    assert (world.stopped, held.state) == ([], "telling")
+    async with asyncio.timeout(5):
+        assert await telling is False
+    assert (world.stopped, held.state, len(one)) == (["j"], "gone", 0)

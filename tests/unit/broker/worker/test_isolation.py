@@ -1,0 +1,114 @@
+"""Whom a job in its last life waits for, and when they are asked to go on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.broker.codec import encode
+from headrace.broker.messages import HistoryEntry, LoadReport
+from headrace.broker.protocol.runs import Run, RunState, RunTable
+from headrace.broker.worker.isolation import REASON, IsolationMover, co_runners
+from headrace.jetstream.errors import JetStreamError, NotConnected
+from headrace.jetstream.ports import Message
+from headrace.jetstream.subjects import Subjects
+from tests.unit.broker.protocol.test_runs import make
+
+TWO_CRASHES = [HistoryEntry(1, "w8"), HistoryEntry(2, "w9")]
+
+
+def table(*states: RunState, alone: RunState = RunState.WAITING) -> RunTable:
+    """Runs in these states, and one in its last life."""
+    runs = RunTable()
+    for seq, state in enumerate(states):
+        run = make(seq, request_id=f"q{seq}")
+        run.begin([], [])
+        run.state = state
+        runs.add(run)
+    last = make(99, request_id="last", attempt=3, history=TWO_CRASHES)
+    last.begin([], [])
+    last.state = alone
+    runs.add(last)
+    return runs
+
+
+def test_it_waits_for_what_has_started() -> None:
+    runs = table(RunState.RUNNING, RunState.CLAIMING, RunState.WAITING, RunState.MOVING, RunState.ENDED)
+    assert [run.id for run in co_runners(runs)] == ["q0", "q1"]
+
+
+@pytest.mark.parametrize("alone", [RunState.CLAIMING, RunState.RUNNING])
+def test_one_in_its_last_life_that_runs_may_end_and_nobody_is_moved_for_it(alone: RunState) -> None:
+    runs = table(RunState.RUNNING, alone=alone)
+    waiting = make(98, request_id="another", attempt=3, history=TWO_CRASHES)
+    runs.add(waiting)
+    assert co_runners(runs) == []
+
+
+def test_where_nobody_is_in_a_last_life_nobody_is_in_the_way() -> None:
+    runs = RunTable()
+    runs.add(make())
+    assert co_runners(runs) == []
+
+
+class Reports:
+    """A connection over which others report, or which is gone."""
+
+    def __init__(self, *reports: bytes, error: JetStreamError | None = None) -> None:
+        self._reports = reports
+        self._error = error
+        self.left = 0
+
+    async def subscribe(self, subject: str, on_message: Callable[[Message], None]) -> Reports:
+        if self._error is not None:
+            raise self._error
+        for data in self._reports:
+            on_message(Message(subject, data))
+        return self
+
+    async def unsubscribe(self) -> None:
+        self.left += 1
+
+
+def report(worker: str, slots: int, running: int) -> bytes:
+    return encode(LoadReport(worker=worker, epoch=1, n=1, at=0.0, slots=slots, running=running, waiting=0))
+
+
+async def cleared(reports: Reports, *, serving: tuple[str, ...] = ("w1", "w2")) -> list[str]:
+    moved = []
+
+    async def move(run: Run, reason: str) -> None:
+        assert reason == REASON
+        moved.append(run.id)
+
+    options: dict[str, Any] = {"pool": "p", "worker": "w1", "patience_s": 0.0, "movable": lambda run: True, "move": move}
+    runs = table(RunState.RUNNING, RunState.RUNNING)
+    clearing = IsolationMover(reports, Subjects(), runs, serving=lambda: serving, **options)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as tasks:
+        clearing.look(tasks)
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("reports", "moved"),
+    [
+        ((report("w2", 8, 6),), ["q0", "q1"]),
+        ((report("w2", 8, 7),), []),
+        ((report("w1", 8, 0),), []),  # its own room is no room
+        ((report("w3", 8, 0),), []),  # it takes no requests
+        ((report("w2", 0, 0),), []),  # one in its last life is there
+        ((b"\xc1", report("w2", 8, 0)), ["q0", "q1"]),  # a report that nobody can read
+        ((), []),
+    ],
+)
+async def test_they_go_where_the_reports_of_others_show_room_for_all(reports: tuple[bytes, ...], moved: list[str]) -> None:
+    heard = Reports(*reports)
+    assert await cleared(heard) == moved
+    assert heard.left == 1, "it does not listen any more"
+
+
+async def test_without_the_broker_they_stay() -> None:
+    assert await cleared(Reports(error=NotConnected("gone"))) == []

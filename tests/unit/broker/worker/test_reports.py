@@ -1,0 +1,102 @@
+"""Load reports are prompt after a change, never in a rush, and regular without one; events say what they should."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from headrace.broker.codec import decode
+from headrace.broker.messages import JobEvents, LoadReport
+from headrace.broker.worker.reports import EventSender, LoadReporter
+from headrace.jetstream.subjects import Subjects
+from tests.simulation.network import CALM
+from tests.simulation.world import Machine, World
+
+
+class FakeMessaging:
+    def __init__(self) -> None:
+        self.sent: list[tuple[float, str, bytes]] = []
+
+    def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
+        self.sent.append((asyncio.get_running_loop().time(), subject, data))
+
+    @property
+    def times(self) -> list[float]:
+        return [round(at, 4) for at, _, _ in self.sent]
+
+
+LOADS = "hr.load.p.w"
+
+
+@contextlib.asynccontextmanager
+async def reporting(**options: float) -> AsyncIterator[tuple[LoadReporter, FakeMessaging]]:
+    messaging = FakeMessaging()
+
+    def make(n: int) -> LoadReport:
+        return LoadReport(worker="w", epoch=1, n=n, at=0.0, slots=1, running=0, waiting=0)
+
+    reporter = LoadReporter(messaging, Subjects(), pool="p", worker="w", make=make, **options)  # type: ignore[arg-type]
+    task = asyncio.create_task(reporter.run())
+    await asyncio.sleep(0)
+    try:
+        yield reporter, messaging
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    async def process(_machine: Machine) -> None:
+        await main()
+
+    with World(1, CALM) as world:
+        world.process("P", process)
+        world.run(100.0)
+
+
+def test_a_change_is_reported_at_once_but_reports_keep_their_distance():
+    async def main() -> None:
+        async with reporting(period_s=0.2, gap_s=0.005) as (reporter, messaging):
+            start = messaging.times[0]
+            await asyncio.sleep(0.05)
+            reporter.changed()
+            await asyncio.sleep(0)
+            for _ in range(12):
+                await asyncio.sleep(0.001)
+                reporter.changed()
+            await asyncio.sleep(0.1)
+            assert [round(at - start, 4) for at in messaging.times] == [0.0, 0.05, 0.055, 0.06, 0.065]
+
+    in_virtual_time(main)
+
+
+def test_without_a_change_a_report_comes_every_period():
+    async def main() -> None:
+        async with reporting(period_s=0.2, gap_s=0.005) as (_, messaging):
+            await asyncio.sleep(0.85)
+            start = messaging.times[0]
+            assert [round(at - start, 4) for at in messaging.times] == [0.0, 0.2, 0.4, 0.6, 0.8]
+            assert [decode(LoadReport, data).n for _, _, data in messaging.sent] == [1, 2, 3, 4, 5]
+            assert {subject for _, subject, _ in messaging.sent} == {LOADS}
+
+    in_virtual_time(main)
+
+
+def test_events_of_five_milliseconds_go_out_together():
+    async def main() -> None:
+        messaging = FakeMessaging()
+        sender = EventSender(messaging, Subjects(), pool="p", worker="w")  # type: ignore[arg-type]
+        sender.add("prefilled", "a", 1, 40, uncached=8)
+        await asyncio.sleep(0.004)
+        sender.add("settled", "b", 2, 30)
+        await asyncio.sleep(0.004)
+        ((_, subject, data),) = messaging.sent
+        assert subject == "hr.ev.p"
+        events = decode(JobEvents, data).events
+        assert [(e.kind, e.id, e.attempt, e.worker, e.tokens, e.uncached) for e in events] == [
+            ("prefilled", "a", 1, "w", 40, 8),
+            ("settled", "b", 2, "w", 30, 0),
+        ]
+
+    in_virtual_time(main)

@@ -1,0 +1,63 @@
+"""`DELETE /v1/requests/{id}`."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.broker.errors import BrokerUnavailable, JobWithdrawn
+from tests.support.frontend_fakes import Call, FakeIngress, chat, frontend, post
+
+JOB = "6b019ddcb1f5bba9deb83f0b88"
+
+
+async def delete(ingress: FakeIngress, name: str, **headers: str) -> Call:
+    call = Call(frontend(ingress).app, f"/v1/requests/{name}", method="DELETE", headers=headers)
+    return await call.run()
+
+
+@pytest.mark.parametrize("name", [JOB, f"chatcmpl-{JOB}", f"resp_{JOB}"])
+async def test_a_request_is_cancelled_by_its_id_or_that_of_its_answer(name: str) -> None:
+    ingress = FakeIngress()
+    ingress.open_names = {(JOB, "_")}
+    call = await delete(ingress, name)
+    assert (call.status, call.json()) == (200, {"id": name, "object": "request.cancelled", "cancelled": True})
+
+
+async def test_only_its_own_tenant_cancels_a_request() -> None:
+    ingress = FakeIngress()
+    ingress.open_names = {(JOB, "acme")}
+    assert (await delete(ingress, JOB)).status == 404
+    assert (await delete(ingress, JOB, **{"x-headrace-tenant": "acme"})).status == 200
+
+
+async def test_a_request_that_is_not_running_is_a_404() -> None:
+    ingress = FakeIngress()
+    call = await delete(ingress, "nothing")
+    assert (call.status, call.error["code"]) == (404, "request_not_found")
+    assert ingress.asked_to_cancel == [("nothing", "_")]
+    assert (await delete(ingress, "x" * 1000)).status == 404
+    assert len(ingress.asked_to_cancel) == 1
+
+
+async def test_when_not_every_frontend_can_be_asked_the_answer_is_not_no() -> None:
+    class Unsure(FakeIngress):
+        async def cancel(self, name: str, tenant: str, *, timeout_s: float) -> bool:
+            raise BrokerUnavailable("not every frontend could be asked")
+
+    call = await delete(Unsure(), JOB)
+    assert (call.status, call.error["code"]) == (503, "broker_unavailable")
+
+
+async def test_the_client_of_a_cancelled_request_is_told_so_and_not_to_try_again() -> None:
+    def script(job):  # type: ignore[no-untyped-def]
+        return [JobWithdrawn("the request was cancelled by a call")]
+
+    call = await post(frontend(FakeIngress(script)).app, chat())
+    assert (call.status, call.error["code"]) == (499, "request_cancelled")
+
+
+async def test_a_request_is_known_by_what_its_client_calls_it() -> None:
+    ingress = FakeIngress()
+    await post(frontend(ingress).app, chat(), headers={"x-request-id": "mine"})
+    await post(frontend(ingress).app, chat())
+    assert [job.name for job in ingress.jobs] == ["mine", ""]

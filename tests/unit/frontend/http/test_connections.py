@@ -1,0 +1,158 @@
+"""Parts of a stream that are written past the layers of the server: the same bytes, and only where that is allowed."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from headrace.frontend.http.connections import Connection, Connections
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.settings import FrontendSettings
+
+
+class Cycle:
+    """An answer on its way, as uvicorn keeps it."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.chunked_encoding: bool | None = True
+        self.response_started = self.response_complete = self.disconnected = False
+        self.keep_alive = self.waiting_for_100_continue = True
+        self.default_headers = [(b"date", b"now"), (b"server", b"uvicorn")]
+        self.__dict__.update(changes)
+
+
+class Flow:
+    def __init__(self) -> None:
+        self.write_paused = False
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+def connection(**changes: Any) -> Connection:
+    made = Connection.__new__(Connection)
+    made.cycle, made.flow, made.transport = Cycle(**changes), Flow(), Transport()  # type: ignore[assignment]
+    made.pipeline = deque()
+    made.board = Connections(FrontendSettings(), Metrics())
+    return made
+
+
+def written(of: Connection) -> list[bytes]:
+    return of.transport.written  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_part_is_one_chunk_of_http() -> None:
+    wire = connection()
+    assert wire.push(b"data: x" * 4)
+    assert written(wire) == [b"1c\r\n" + b"data: x" * 4 + b"\r\n"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "chunked_encoding": None
+        },  # nothing was sent of this answer yet: another request waits behind the one that is answered
+        {"chunked_encoding": False},
+        {"response_complete": True},
+        {"disconnected": True},
+    ],
+)
+def test_nothing_is_written_where_it_is_not_allowed(changes: dict[str, Any]) -> None:
+    wire = connection(**changes)
+    assert not wire.push(b"x")
+    assert written(wire) == []
+
+
+def test_nothing_is_written_to_a_client_that_takes_nothing() -> None:
+    wire = connection()
+    wire.flow.write_paused = True
+    assert not wire.push(b"x")
+    assert written(wire) == []
+
+
+def test_an_empty_part_does_not_end_the_answer() -> None:
+    wire = connection()
+    assert not wire.push(b"")
+    assert written(wire) == []
+
+
+def test_head_and_first_part_leave_in_one_write() -> None:
+    wire = connection(chunked_encoding=None)
+    assert wire.begin(b"a: b\r\n", b"data: x")
+    head = b"HTTP/1.1 200 OK\r\ndate: now\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\na: b\r\n\r\n"
+    assert written(wire) == [head + b"7\r\ndata: x\r\n"]
+    cycle: Any = wire.cycle
+    assert (cycle.response_started, cycle.chunked_encoding, cycle.waiting_for_100_continue) == (True, True, False)
+    assert wire.push(b"y")
+
+
+def test_a_new_date_makes_a_new_head() -> None:
+    wire = connection(chunked_encoding=None)
+    wire.begin(b"", b"x")
+    later = connection(chunked_encoding=None, default_headers=[(b"date", b"later")])
+    later.board = wire.board
+    later.begin(b"", b"x")
+    assert b"date: now" in written(wire)[0]
+    assert b"date: later" in written(later)[0]
+
+
+@pytest.mark.parametrize("changes", [{"response_started": True}, {"disconnected": True}, {"keep_alive": False}])
+def test_no_head_is_written_where_it_is_not_allowed(changes: dict[str, Any]) -> None:
+    wire = connection(**changes)
+    assert not wire.begin(b"", b"x")
+    assert written(wire) == []
+
+
+def test_no_head_is_written_into_another_answer_or_to_a_client_that_takes_nothing() -> None:
+    behind, full = connection(), connection()
+    behind.pipeline.append((behind.cycle, None))  # type: ignore[arg-type]
+    full.flow.write_paused = True
+    for wire in (behind, full):
+        assert not wire.begin(b"", b"x")
+        assert written(wire) == []
+
+
+class Pushed:
+    """A connection that takes what the test wants."""
+
+    full = lost = False
+    whole = True
+    watcher: Any = None
+
+    def __init__(self, *, takes: bool) -> None:
+        self.takes = takes
+        self.pushed: list[bytes] = []
+
+    def push(self, data: bytes) -> bool:
+        self.pushed.append(data)
+        return self.takes
+
+    def cut(self, last_words: bytes) -> None:
+        raise AssertionError("nobody asked for that")
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_what_the_connection_does_not_take_goes_the_usual_way_and_so_does_the_end(*, takes: bool) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append((message["body"], message["more_body"]))
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is to be read")
+
+    wire = Pushed(takes=takes)
+    exchange = HttpExchange({"headers": [], "headrace.connection": wire}, receive, send)
+    await exchange.send_events(b"one")
+    await exchange.send_events(b"two", more=False)
+    assert wire.pushed == [b"one"]
+    assert sent == ([] if takes else [(b"one", True)]) + [(b"two", False)]

@@ -1,0 +1,258 @@
+"""Fetching: every limit, against a server that does not keep to anything."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace.frontend.media.addresses import Forbidden
+from headrace.frontend.media.client import FetchFailed, TooLarge
+from headrace.frontend.media.fetch import Fetcher, FetchLimits, Resolve
+from tests.support.media_server import PNG, Play, answer, names, web_server
+
+
+async def no_names(host: str, port: int) -> Sequence[str]:
+    raise AssertionError(f"{host} was looked up")
+
+
+def fetcher(resolve: Resolve = no_names, *, at_once: int = 4, **limits: Any) -> Fetcher:
+    wishes: dict[str, Any] = {"max_bytes": 1000, "timeout_s": 5.0, "private": True, **limits}
+    return Fetcher(FetchLimits(**wishes), resolve, at_once=at_once)
+
+
+async def fetch(play: Play | bytes, path: str = "/a.png", **limits: Any) -> bytes:
+    async with web_server(play) as web:
+        return await fetcher(**limits).fetch(web.url + path, lambda start: None)
+
+
+async def test_a_body_is_fetched_under_the_name_that_was_asked_for() -> None:
+    async with web_server(answer()) as web:
+        fetching = fetcher(names({"pictures.example": ["127.0.0.1"]}))
+        assert await fetching.fetch(f"http://pictures.example:{web.port}/a.png?b=1", lambda start: None) == PNG
+        assert web.heads[0].startswith("GET /a.png?b=1 HTTP/1.1\r\n")
+        assert f"Host: pictures.example:{web.port}\r\n" in web.heads[0]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % len(PNG) + PNG + b"\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + PNG,
+        b"HTTP/1.0 200 OK\r\n\r\n" + PNG,
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(),
+    ],
+    ids=["chunked", "until the end", "1.0", "early hints"],
+)
+async def test_all_framings_are_understood(raw: bytes) -> None:
+    assert await fetch(raw) == PNG
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (answer(b"x" * 2000), "2000 bytes; at most 1000"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2000, "more than the 1000 bytes"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000, "more than the 1000 bytes"),
+    ],
+)
+async def test_a_body_over_the_limit_is_refused(raw: bytes, why: str) -> None:
+    with pytest.raises(TooLarge, match=why):
+        await fetch(raw)
+
+
+async def test_a_body_without_end_is_read_no_further_than_the_limit() -> None:
+    sent = 0
+
+    async def flood(path: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65536)
+            sent += 65536
+            await writer.drain()
+
+    with pytest.raises(TooLarge):
+        await fetch(flood, max_bytes=1 << 20)
+    assert sent < 64 << 20
+
+
+async def test_a_packed_body_is_refused_and_never_unpacked() -> None:
+    bomb = gzip.compress(b"\0" * (8 << 20))
+    with pytest.raises(FetchFailed, match="content-encoding 'gzip'"):
+        await fetch(answer(bomb, "Content-Encoding: gzip"), max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "before its answer was complete"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "before its answer was complete"),
+        (b"HTTP/1.1 200", "before its answer was complete"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "not HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "not HTTP|status 101|before"),
+        (answer(status="404 Not Found"), "answers with status 404"),
+        (answer(status="206 Partial Content"), "answers with status 206"),
+        (answer(status="302 Found"), "redirects to nowhere"),
+        (b"HTTP/1.1 200 OK\r\n" + b"".join(b"a%d: b\r\n" % i for i in range(300)) + b"\r\n", "too many headers"),
+        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 40_000 + b"\r\n\r\n", "too many headers"),
+    ],
+)
+async def test_answers_of_no_use_are_errors_that_say_why(raw: bytes, why: str) -> None:
+    with pytest.raises(FetchFailed, match=why):
+        await fetch(raw)
+
+
+async def test_headers_without_end_are_given_up() -> None:
+    async def flood(path: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\na: ")
+        while True:
+            writer.write(b"b" * 16384)
+            await writer.drain()
+
+    with pytest.raises(FetchFailed, match="headers do not end"):
+        await fetch(flood)
+
+
+async def test_a_slow_server_is_given_up_after_the_time_limit() -> None:
+    async def drip(path: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(TimeoutError):
+        await fetch(drip, timeout_s=0.2)
+
+
+async def test_a_slow_name_server_is_given_up_after_the_time_limit() -> None:
+    async def forever(host: str, port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(TimeoutError):
+        await fetcher(forever, timeout_s=0.05).fetch("http://slow.example/", lambda start: None)
+
+
+async def test_a_host_without_address_is_an_error() -> None:
+    with pytest.raises(FetchFailed, match=r"gone\.example cannot be resolved"):
+        await fetcher(names({})).fetch("http://gone.example/", lambda start: None)
+
+
+async def test_no_more_than_the_limit_are_fetched_at_once() -> None:
+    free = asyncio.Event()
+
+    async def wait(path: str, writer: asyncio.StreamWriter) -> None:
+        await free.wait()
+        writer.write(answer())
+
+    async with web_server(wait) as web:
+        fetching = fetcher(at_once=2)
+        tasks = [asyncio.create_task(fetching.fetch(web.url, lambda start: None)) for _ in range(6)]
+        while web.open < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        free.set()
+        assert await asyncio.gather(*tasks) == [PNG] * 6
+        assert web.most_open == 2
+
+
+async def test_another_address_of_the_host_is_tried_when_one_is_dead() -> None:
+    async with web_server(answer()) as web:
+        fetching = fetcher(names({"two.example": ["127.0.0.2", "127.0.0.1"]}))
+        assert await fetching.fetch(f"http://two.example:{web.port}/", lambda start: None) == PNG
+
+
+async def test_the_first_bytes_can_end_the_fetching() -> None:
+    def refuse(start: bytes) -> None:
+        raise FetchFailed(f"starts with {start[:3]!r}")
+
+    async def endless(path: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n<html>" + b"x" * 100)
+        await asyncio.sleep(10)
+
+    began = time.monotonic()
+    with pytest.raises(FetchFailed, match="starts with b'<ht'"):
+        async with web_server(endless) as web:
+            await fetcher().fetch(web.url, refuse)
+    assert time.monotonic() - began < 5  # not at the time limit
+
+
+# -- private addresses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"])
+async def test_private_addresses_are_not_asked(host: str) -> None:
+    with pytest.raises(Forbidden, match="not a public address"):
+        await fetcher(private=False).fetch(f"http://{host}/", lambda start: None)
+
+
+@pytest.mark.parametrize(
+    "addresses", [["127.0.0.1"], ["93.184.215.14", "10.0.0.1"], ["2606:4700::1", "::ffff:169.254.169.254"]]
+)
+async def test_a_name_with_any_private_address_is_not_asked(addresses: list[str]) -> None:
+    with pytest.raises(Forbidden, match=r"^sly\.example is not at a public address$"):
+        await fetcher(names({"sly.example": addresses}), private=False).fetch("http://sly.example/", lambda start: None)
+
+
+class Lenient(Fetcher):
+    """Takes the address of the test's own server for a public one, and no other."""
+
+    async def _addresses(self, target: Any) -> Sequence[str]:
+        return ["127.0.0.1"] if target.host == "public.example" else await super()._addresses(target)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://127.0.0.1/",
+        "http://169.254.169.254/latest/meta-data/",
+        "//0x7f.1/",
+        "http://inner.example/",
+        "file:///etc/passwd",
+    ],
+)
+async def test_a_redirect_to_a_private_address_is_not_followed(location: str) -> None:
+    limits = FetchLimits(max_bytes=1000, timeout_s=5.0)
+    resolve = names({"inner.example": ["10.0.0.8"]})
+    async with web_server(answer(b"", f"Location: {location}", status="302 Found")) as web:
+        with pytest.raises(Forbidden):
+            await Lenient(limits, resolve, at_once=1).fetch(f"http://public.example:{web.port}/", lambda start: None)
+        assert len(web.heads) == 1
+
+
+async def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_asked() -> None:
+    asked: list[str] = []
+
+    async def changing(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["93.184.215.14"] if len(asked) == 1 else ["127.0.0.1"]
+
+    async with web_server(answer()) as web:
+        with pytest.raises((FetchFailed, TimeoutError)):  # nobody is there, or it cannot be reached from here
+            await fetcher(changing, private=False, timeout_s=0.3).fetch(f"http://twice.example:{web.port}/", lambda start: None)
+        assert asked == ["twice.example"]
+        assert not web.heads
+
+
+async def test_redirects_are_followed_so_many_times() -> None:
+    async def move(path: str, writer: asyncio.StreamWriter) -> None:
+        left = int(path[1:])
+        writer.write(answer() if not left else answer(b"moved", f"Location: /{left - 1}", status="307 Temporary Redirect"))
+
+    assert await fetch(move, "/3", redirects=3) == PNG
+    with pytest.raises(FetchFailed, match="more than 3 redirects"):
+        await fetch(move, "/4", redirects=3)
+
+
+async def test_a_redirect_out_of_the_allowed_domains_is_not_followed() -> None:
+    raw = answer(b"", "Location: http://elsewhere.example/", status="301 Moved")
+    async with web_server(raw) as web:
+        fetching = fetcher(names({"ours.example": ["127.0.0.1"]}), domains=("ours.example",))
+        with pytest.raises(Forbidden, match="elsewhere"):
+            await fetching.fetch(f"http://ours.example:{web.port}/", lambda start: None)

@@ -1,0 +1,232 @@
+"""From messages, text and ids to prompts: off the event loop when they are long, and as long as they may be."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from headrace.broker.codec import unpack_u32
+from headrace.broker.models.cards import ModelCard
+from headrace.frontend.errors import BadRequest, ContextTooLong
+from headrace.frontend.http.body_decoding import decode_request, kinds_of
+from headrace.frontend.http.json_limits import INLINE_BYTES
+from headrace.frontend.metrics import Metrics
+from headrace.frontend.prompts.model_cache import ModelCache
+from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
+from headrace.frontend.prompts.templates import ChatTemplate
+from headrace.frontend.settings import FrontendSettings
+from tests.support.frontend_fakes import MODEL, TOKENIZER, FakeIngress, FakeModels, chat, frontend, post
+from tests.support.tokenizers import make
+
+CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4, vocab_size=257)
+
+
+def fit(**changes: Any) -> LengthLimit:
+    return LengthLimit(**{"context_length": 1_000_000, "wanted": 1, "truncate": None, "param": "prompt", **changes})
+
+
+@pytest.fixture
+def encoder() -> PromptEncoder:
+    return PromptEncoder(TOKENIZER, CARD, executor=ThreadPoolExecutor(1, thread_name_prefix="pool"), inline_bytes=100)
+
+
+def threads_of(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that call this method, from now on."""
+    seen: list[str] = []
+    method = getattr(owner, name)
+
+    def watched(*given: Any, **options: Any) -> Any:
+        seen.append(threading.current_thread().name)
+        return method(*given, **options)
+
+    monkeypatch.setattr(owner, name, watched)
+    return seen
+
+
+async def test_long_prompts_are_worked_on_in_threads(encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = threads_of(PromptEncoder, "_prompt", monkeypatch)
+    for size in (100, 101):
+        prompt = await encoder.encode("a" * size, add_special_tokens=False, fit=fit())
+        assert prompt.tokens == size
+        assert (await encoder.take_ids(unpack_u32(prompt.packed), fit=fit())) == prompt
+        assert await encoder.text_of(prompt) == "a" * size
+    here = threading.current_thread().name
+    assert seen == [here, here, "pool_0", "pool_0"]
+
+
+async def test_many_short_prompts_let_others_have_their_turn(encoder: PromptEncoder) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        counting = tasks.create_task(count())
+        for _ in range(20):
+            await encoder.encode("a" * 50, add_special_tokens=False, fit=fit())
+        counting.cancel()
+    assert turns >= 5
+
+
+async def test_long_conversations_are_rendered_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = threads_of(ChatTemplate, "render", monkeypatch)
+    shelf = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=100), Metrics())
+    model = await shelf.get(MODEL)
+    short, long = ({"role": "user", "content": "a" * size} for size in (20, 100))
+    assert await model.render([short]) == "<user>" + "a" * 20 + "</s><assistant>"
+    assert await model.render([long], add_generation_prompt=False) == "<user>" + "a" * 100 + "</s>"
+    await model.render([short], tools=[{"function": {"name": "f", "parameters": {"enum": ["b"] * 20}}}])
+    await model.render([short] * 20)
+    here = threading.current_thread().name
+    assert [name == here for name in seen] == [True, False, False, False]
+    shelf.close()
+
+
+async def test_a_refusal_from_a_thread_is_a_bad_request() -> None:
+    models = FakeModels()
+    models.served[MODEL].files = {"tokenizer.json": TOKENIZER, "chat_template.jinja": b"{{ raise_exception('no') }}"}
+    shelf = ModelCache(models, FrontendSettings(inline_prompt_bytes=1))
+    with pytest.raises(BadRequest, match="refused the messages: no"):
+        await (await shelf.get(MODEL)).render([{"role": "user", "content": "aaaa"}])
+    shelf.close()
+
+
+async def test_the_next_turn_is_counted_as_reused() -> None:
+    metrics = Metrics()
+    shelf = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8), metrics)
+    encoder = (await shelf.get(MODEL)).encoder
+    for text in ("</s>abcdefgh</s>x", "</s>abcdefgh</s>x</s>y"):
+        await encoder.encode(text, add_special_tokens=False, fit=fit())
+    told = metrics.render().decode()
+    assert 'headrace_frontend_prefix_tokens_total{kind="reused"} 11.0' in told
+    assert 'headrace_frontend_prefix_prompts_total{result="hit"} 1.0' in told
+    assert "headrace_frontend_prefix_bytes 0.0" not in told
+    shelf.close()
+
+
+async def test_the_memory_can_be_turned_off() -> None:
+    metrics = Metrics()
+    shelf = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8, prompt_cache_bytes=0), metrics)
+    encoder = (await shelf.get(MODEL)).encoder
+    prompt = await encoder.encode("</s>abcdefgh</s>x", add_special_tokens=False, fit=fit())
+    assert prompt.tokens == 11
+    assert 'kind="encoded"} 0.0' in metrics.render().decode()
+    shelf.close()
+
+
+def test_words_the_configuration_calls_special_are_found_whole() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        plain, special = (
+            PromptEncoder(make("byte BPE"), CARD, executor=pool, inline_bytes=8, special_tokens=names)
+            for names in ((), ("hell", "unheard of", "<s>"))
+        )
+        ids = [unpack_u32(e.encode_now("xhellox", add_special_tokens=False, fit=fit()).packed) for e in (plain, special)]
+    hell = Tokenizer.from_str(make("byte BPE").decode()).token_to_id("hell")
+    assert hell not in ids[0]
+    assert ids[1].count(hell) == 1
+
+
+@pytest.mark.parametrize(
+    ("truncate", "wanted", "kept"), [(None, 1, "abcdef"), (3, 1, "def"), (9, 1, "abcdef"), (-1, 4, "ef"), (-1, None, "bcdef")]
+)
+def test_a_prompt_keeps_its_last_tokens(encoder: PromptEncoder, truncate: int | None, wanted: int | None, kept: str) -> None:
+    small = fit(context_length=6 if truncate == -1 else 100, wanted=wanted, truncate=truncate)
+    if truncate == 9:
+        small = fit(truncate=9)
+    prompt = encoder.encode_now("abcdef", add_special_tokens=False, fit=small)
+    assert encoder.decode(unpack_u32(prompt.packed)) == kept
+
+
+def test_nothing_left_of_a_prompt_is_an_empty_prompt(encoder: PromptEncoder) -> None:
+    with pytest.raises(BadRequest, match="empty"):
+        encoder.encode_now("abc", add_special_tokens=False, fit=fit(truncate=0))
+    with pytest.raises(ContextTooLong) as caught:
+        encoder.encode_now("abc", add_special_tokens=False, fit=fit(context_length=10, truncate=11))
+    assert caught.value.param == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"max_tokens": 500}, "room"),
+        ({"max_completion_tokens": 500}, "room"),
+        ({"max_tokens": 3}, 3),
+        ({}, "room"),
+    ],
+)
+async def test_more_than_the_context_leaves_room_for_is_cut_to_that(limits: dict[str, int], told: int | str) -> None:
+    """As vLLM's server does it."""
+    ingress = FakeIngress()
+    messages = [{"role": "user", "content": "x" * 100}]
+    call = await post(frontend(ingress).app, {"model": MODEL, "messages": messages, **limits})
+    assert call.status == 200
+    job = ingress.jobs[0]
+    room = job.card.context_length - job.prompt_tokens
+    assert 3 < room < 500
+    assert (job.max_tokens, job.generation.sampling.max_tokens) == ((room, room) if told == "room" else (told, told))
+
+
+async def test_more_than_the_whole_context_is_refused() -> None:
+    ingress = FakeIngress()
+    call = await post(frontend(ingress).app, chat(max_tokens=5000))
+    assert (call.status, call.error["code"]) == (400, "context_length_exceeded")
+    assert not ingress.jobs
+
+
+class SlowToDecode:
+    """Stands for a decoder; remembers who called it."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def decode(self, body: bytes) -> int:
+        self.threads.append(threading.current_thread().name)
+        return len(body)
+
+
+async def test_long_bodies_are_decoded_in_one_thread() -> None:
+    decoder: Any = SlowToDecode()
+    short, long = b"x" * 1000, b"x" * (INLINE_BYTES + 1)
+    assert await asyncio.gather(*(decode_request(decoder, body) for body in (short, long, long))) == [
+        1000,
+        *[INLINE_BYTES + 1] * 2,
+    ]
+    assert decoder.threads == [threading.current_thread().name, *["decode_0"] * 2]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize("count", [3, 5000])
+async def test_long_conversations_are_translated_in_threads(monkeypatch: pytest.MonkeyPatch, path: str, count: int) -> None:
+    module = "tokens.api" if path == "/tokenize" else "openai.chat"
+    seen = threads_of(importlib.import_module(f"headrace.frontend.{module}"), "plain_messages", monkeypatch)
+    messages = [{"role": "user", "content": "What is the weather like?"}] * count
+    body = {"model": MODEL, "max_tokens": 4, "messages": messages}
+    if path == "/v1/responses":
+        body = {"model": MODEL, "input": messages}
+    await post(frontend(FakeIngress()).app, body, path=path)
+    assert len(seen) == 1
+    assert (seen[0] == threading.current_thread().name) == (count == 3)
+
+
+async def test_kinds_in_a_long_list_are_found_with_pauses() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert await kinds_of([1] * 200_000 + ["a"]) == {int, str}
+    counting.cancel()
+    assert turns > 2

@@ -1,0 +1,103 @@
+"""The command line: what it accepts, what it says, and that it is instant."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from headrace.cli import build_parser, main
+from headrace.config.catalogue import SETTINGS, settings_of
+from headrace.config.flags import read_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    for setting in SETTINGS:
+        monkeypatch.delenv(setting.env, raising=False)
+    monkeypatch.delenv("HEADRACE_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_flags_become_settings() -> None:
+    line = (
+        "worker --engine sim --model M --served-name N --name ID --role aggregated --slots 4 --engine-arg a=1 --engine-arg b=x"
+    )
+    settings = read_settings(build_parser().parse_args(line.split()), "worker")
+    assert settings["worker.engine"] == "sim"
+    assert settings["worker.engine_args"] == {"a": 1, "b": "x"}
+    assert (settings["worker.model"], settings["worker.served_name"], settings["worker.name"]) == ("M", "N", "ID")
+    assert settings["worker.slots"] == 4
+
+
+def test_a_flag_before_a_nested_command_counts() -> None:
+    parsed = build_parser().parse_args(["worker", "--nats", "nats://a:1", "drain", "w-1"])
+    assert parsed.worker == "w-1"
+    assert read_settings(parsed, "control")["nats.url"] == ("nats://a:1",)
+
+
+def test_a_wrong_setting_ends_with_78_and_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", "--engine", "vlm"]) == 78
+    assert capsys.readouterr().err == (
+        "headrace worker: worker.engine = 'vlm' (--engine): expected one of vllm, sim; did you mean vllm?\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["up", "frontend", "worker", "router"])
+def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for setting in settings_of(command):  # type: ignore[arg-type]
+        if setting.flag:
+            assert setting.flag in said
+            assert setting.env in said
+    assert "example" in said
+    assert "exit codes" in said
+
+
+def test_flags_of_one_command_do_not_clash() -> None:
+    for command in ("up", "frontend", "worker", "router", "streams", "control", "model"):
+        flags = [setting.flag for setting in settings_of(command) if setting.flag]  # type: ignore[arg-type]
+        assert len(flags) == len(set(flags)), command
+
+
+def test_secrets_have_no_flag() -> None:
+    assert not [setting.key for setting in SETTINGS if setting.secret and setting.flag]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = ("asyncio", "structlog", "nats", "msgspec", "uvicorn", "starlette", "tomllib", "torch", "vllm", "tokenizers")
+    script = (
+        "import sys\nfrom headrace.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_no_command_shows_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "headrace up" in capsys.readouterr().err
+
+
+def test_config_is_toml_that_gives_the_same_settings_again(capsys: pytest.CaptureFixture[str], tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "headrace.toml").write_text('[worker]\nengine = "sim"\nengine_args = {a = 1}\n[frontend]\nport = 9001\n')
+    assert main(["config", "up"]) == 0
+    shown = capsys.readouterr().out
+    assert "port = 9001  # headrace.toml" in shown
+    (tmp_path / "again.toml").write_text(shown)
+    assert main(["config", "up", "--config", "again.toml", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["frontend.port"] == {"value": 9001, "source": "again.toml"}
+    assert values["worker.engine_args"]["value"] == {"a": 1}
+
+
+def test_config_masks_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_NATS_PASSWORD", "hunter2")
+    main(["config"])
+    main(["config", "--json"])
+    assert "hunter2" not in capsys.readouterr().out

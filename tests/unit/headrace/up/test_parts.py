@@ -1,0 +1,163 @@
+"""The small pieces of `headrace up`: terminal, run file, port choice, ready text, finding a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.messages import WorkerMember
+from headrace.commands.control import find_worker
+from headrace.errors import AlreadyRunning, CommandError, SettingsError
+from headrace.signals import stop_signals
+from headrace.up.frontend_probe import base_url, choose_port, get, kinds_of, served_models
+from headrace.up.ready_text import ready_text
+from headrace.up.runfile import RunFile
+from headrace.up.terminal import Terminal
+
+
+class _Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_of_parts_get_a_prefix() -> None:
+    out = io.StringIO()
+    terminal = Terminal(out, json_lines=False, colour=False)
+    terminal.part_line("worker-1", "hello")
+    assert out.getvalue() == "worker-1 │ hello\n"
+
+
+def test_json_lines_pass_and_other_output_is_wrapped() -> None:
+    out = io.StringIO()
+    terminal = Terminal(out, json_lines=True, colour=False)
+    terminal.part_line("worker-1", '{"event": "x"}')
+    terminal.part_line("worker-1", "Segmentation fault")
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert first == {"event": "x"}
+    assert (second["component"], second["line"]) == ("worker-1", "Segmentation fault")
+
+
+def test_a_log_line_never_lands_inside_the_status_line() -> None:
+    out = _Tty()
+    terminal = Terminal(out, json_lines=False, colour=False)
+    terminal.status("loading, 3 s")
+    terminal.write("log line\n")
+    terminal.status("")
+    terminal.write("last\n")
+    clear = "\r\x1b[2K"
+    assert out.getvalue() == f"{clear}loading, 3 s{clear}log line\nloading, 3 s{clear}last\n"
+
+
+def test_no_status_line_without_a_terminal() -> None:
+    out = io.StringIO()
+    Terminal(out, json_lines=False, colour=False).status("loading")
+    assert out.getvalue() == ""
+
+
+def test_the_run_file_keeps_a_second_up_out_and_is_removed_at_the_end(tmp_path: Path) -> None:
+    with RunFile(tmp_path) as first:
+        first.write({"pid": 4711})
+        with pytest.raises(AlreadyRunning, match="pid 4711"), RunFile(tmp_path):
+            pass
+        assert json.loads(first.path.read_text())["pid"] == 4711
+    assert not (tmp_path / "run" / "up.json").exists()
+    with RunFile(tmp_path):
+        pass
+
+
+def test_a_taken_port_is_a_settings_error_and_zero_is_a_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"127\.0\.0\.1:{port}.*frontend\.port"):
+            choose_port("127.0.0.1", port)
+    assert choose_port("127.0.0.1", port) == port
+    assert choose_port("127.0.0.1", 0) in range(20_000, 32_768)  # no connection is given one of these
+
+
+def test_a_host_that_cannot_be_found_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = []
+
+    def getaddrinfo(host: str, port: int, **options: object) -> list[object]:
+        looked_up.append((host, port))
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(SettingsError, match=r"nowhere\.invalid:0.*Name or service not known"):
+        choose_port("nowhere.invalid", 0)
+    assert looked_up == [("nowhere.invalid", 0)]
+
+
+def test_the_address_shown_is_one_that_a_client_can_use() -> None:
+    assert base_url("0.0.0.0", 8000) == "http://127.0.0.1:8000"
+    assert base_url("::", 8000) == "http://[::1]:8000"
+    assert base_url("10.0.0.7", 80) == "http://10.0.0.7:80"
+
+
+async def test_nobody_listening_is_status_zero_and_no_models() -> None:
+    port = choose_port("127.0.0.1", 0)
+    assert await get("127.0.0.1", port, "/ready") == (0, b"")
+    assert await served_models("127.0.0.1", port) == []
+    assert await kinds_of("127.0.0.1", port, "sim") == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "route"),
+    [
+        ([], "chat/completions"),
+        (["chat", "completion"], "chat/completions"),
+        (["embedding"], "embeddings"),
+        (["embedding", "score"], "embeddings"),
+        (["score", "classify"], "rerank"),
+        (["classify"], "classify"),
+    ],
+)
+def test_the_ready_text_can_be_pasted_and_asks_for_what_the_model_does(kinds: list[str], route: str) -> None:
+    text = ready_text("http://127.0.0.1:8000", "sim", after_s=1.23, kinds=kinds)
+    body = text.split("-d '")[1].split("'\n")[0]
+    assert json.loads(body)["model"] == "sim"
+    assert f"curl http://127.0.0.1:8000/v1/{route} " in text
+    if "in Python" not in text:
+        return
+    assert text.count("http://127.0.0.1:8000/v1") == 3
+    python = text.split("or in Python:\n")[1].split("Ctrl-C")[0]
+    compile("\n".join(line[2:] for line in python.splitlines()), "snippet", "exec")
+
+
+async def test_the_first_signal_asks_and_later_ones_insist() -> None:
+    heard: list[str] = []
+    with stop_signals(lambda: heard.append("ask"), lambda: heard.append("insist")):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)
+    assert heard == ["ask", "insist", "insist"]
+
+
+async def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    heard: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda: heard.append("ask"), lambda: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == []
+
+
+def test_a_worker_is_found_by_id_or_by_name() -> None:
+    live = [WorkerMember(worker=worker, pool="p", model="m") for worker in ("a-1f", "a-2f", "b-3f")]
+    assert find_worker("b", live).worker == "b-3f"
+    assert find_worker("a-1f", live).worker == "a-1f"
+    with pytest.raises(CommandError, match="a-1f, a-2f"):
+        find_worker("a", live)
+    with pytest.raises(CommandError, match="no live worker 'c'; live: a-1f, a-2f, b-3f"):
+        find_worker("c", live)

@@ -1,0 +1,58 @@
+"""`headrace up` says of each worker that ended badly that it is gone, and of nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.settings import load
+from headrace.up.parts import Part
+from headrace.up.restart_policy import RestartState
+from headrace.up.supervisor import Supervisor
+from headrace.up.terminal import Terminal
+
+
+def part(role: str) -> Part:
+    return Part("one", (), dict(os.environ), RestartState(essential=False), role=role)
+
+
+@pytest.mark.parametrize(
+    ("role", "script", "announced"),
+    [("aggregated", "exit 9", 1), ("aggregated", "exit 0", 0), ("", "exit 9", 0), ("prefill", "kill -9 $$", 1)],
+)
+async def test_only_a_worker_that_ended_badly_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, script: str, announced: int
+) -> None:
+    heard: list[int] = []
+
+    async def announce(options: Any, names: Any, *, pid: int, started: float) -> bool:
+        heard.append(pid)
+        return True
+
+    monkeypatch.setattr("headrace.up.lease_revocation.announce_death", announce)
+    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", script])
+    settings = load("up", flags={"data_dir": str(tmp_path)})
+    supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
+    async with asyncio.TaskGroup() as group:
+        supervisor._group = group
+        await supervisor._run_once(part(role))
+    assert len(heard) == announced
+
+
+async def test_one_that_was_to_stop_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "headrace.up.lease_revocation.announce_death", lambda *_args, **_more: pytest.fail("it was told to stop")
+    )
+    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", "exit 9"])
+    settings = load("up", flags={"data_dir": str(tmp_path)})
+    supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
+    stopping = part("aggregated")
+    stopping.stop_asked.set()
+    async with asyncio.TaskGroup() as group:
+        supervisor._group = group
+        await supervisor._run_once(stopping)

@@ -1,0 +1,85 @@
+"""Task scopes: tasks run while the scope is open, and nothing is lost in silence before and after."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.jetstream.tasks import TaskScope
+
+
+async def test_leaving_a_scope_waits_for_its_tasks() -> None:
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        await asyncio.sleep(0)
+        done.append(number)
+
+    scope = TaskScope()
+    async with scope:
+        assert scope.is_open
+        scope.spawn(work(1))
+        scope.spawn(work(2))
+    assert sorted(done) == [1, 2]
+    assert not scope.is_open
+
+
+async def test_a_task_that_runs_while_the_scope_is_left_may_spawn_another() -> None:
+    done: list[str] = []
+    scope = TaskScope()
+
+    async def second() -> None:
+        done.append("second")
+
+    async def first() -> None:
+        await asyncio.sleep(0)
+        scope.spawn(second())
+
+    async with scope:
+        scope.spawn(first())
+    assert done == ["second"]
+
+
+async def test_spawning_outside_of_a_scope_is_an_error_and_leaves_no_coroutine_behind() -> None:
+    scope = TaskScope()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not open"):
+            scope.spawn(asyncio.sleep(0))
+        async with scope:
+            pass
+
+
+async def test_the_error_of_one_task_cancels_the_others_and_leaves_with_the_scope() -> None:
+    cancelled = asyncio.Event()
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    scope = TaskScope()
+
+    async def run() -> None:
+        async with scope:
+            scope.spawn(wait())
+            scope.spawn(fail())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run()
+    assert [str(error) for error in caught.value.exceptions] == ["broken"]
+    assert cancelled.is_set()
+    assert not scope.is_open
+
+
+async def test_a_scope_is_entered_once_at_a_time() -> None:
+    scope = TaskScope()
+    async with scope:
+        again = scope.__aenter__()
+        with pytest.raises(RuntimeError, match="open already"):
+            await again

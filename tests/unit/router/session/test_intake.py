@@ -1,0 +1,87 @@
+"""What a router does with each message that the server delivers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.broker.codec import decode, encode, job_headers
+from headrace.broker.dead_letters import MOST_BYTES
+from headrace.broker.messages import Envelope, Unreadable
+from headrace.broker.protocol.runs import Tombstones
+from headrace.jetstream.subjects import Subjects
+from headrace.router.session.intake import Intake
+from headrace.router.session.window import RequestWindow
+from headrace.router.settings import SessionOptions
+from tests.unit.router.session.test_window import FakeDelivery
+
+
+class Scheduler:
+    """Takes everything, and says what it was asked to forget."""
+
+    def __init__(self) -> None:
+        self.offered: list[str] = []
+        self.cancelled: list[str] = []
+
+    def offer(self, waiting: Any, now_s: float) -> None:
+        self.offered.append(waiting.id)
+
+    def cancel(self, ids: list[str]) -> None:
+        self.cancelled += ids
+
+
+def request(request_id: str, seq: int) -> FakeDelivery:
+    body = encode(Envelope(id=request_id, pool="p", model="m", judge="j", deadline=2e9, created=1.0, tokens=7, payload=b"x"))
+    return FakeDelivery(seq, body, headers=job_headers(1, []))
+
+
+class Sent:
+    """A connection that keeps what it was told to send."""
+
+    def __init__(self) -> None:
+        self.letters: list[tuple[str, bytes]] = []
+
+    def send(self, subject: str, data: bytes) -> None:
+        self.letters.append((subject, data))
+
+
+def intake_of(window: RequestWindow, scheduler: Scheduler, sent: Sent | None = None) -> Intake:
+    return Intake(
+        sent or Sent(),  # type: ignore[arg-type]
+        Subjects(),
+        window,
+        scheduler,  # type: ignore[arg-type]
+        Tombstones(keep_s=60.0),
+        pool="p",
+        options=SessionOptions(),
+        may_take=lambda: True,
+        on_offered=lambda: None,
+        refuse=lambda held, fault: None,
+        wall=lambda: 1234.5,
+    )
+
+
+async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_made_again_is_taken() -> None:
+    window, scheduler = RequestWindow("p", ack_wait_s=3.0), Scheduler()
+    intake = intake_of(window, scheduler)
+    old, new, again = request("old", 7), request("new", 7), request("new", 7)
+    for delivery in (old, new, again):
+        intake._on_delivery(delivery, "std")
+    assert [held.id for held in window] == ["new"]
+    assert (scheduler.offered, scheduler.cancelled) == (["old", "new"], ["old"])
+    assert old.said == new.said == []  # an ack of the old one would be one of the new one
+
+
+async def test_a_request_that_cannot_be_read_becomes_a_dead_letter_and_does_not_come_again() -> None:
+    window, scheduler, sent = RequestWindow("p", ack_wait_s=3.0), Scheduler(), Sent()
+    intake = intake_of(window, scheduler, sent)
+    garbage = FakeDelivery(8, b"\xc1" * 100_000, subject="hr.req.p.std.t")
+    intake._on_delivery(garbage, "std")
+    [(subject, data)] = sent.letters
+    letter = decode(Unreadable, data)
+    assert (subject, letter.subject, letter.at) == ("hr.dlq.p", "hr.req.p.std.t", 1234.5)
+    assert letter.why
+    assert letter.data == b"\xc1" * MOST_BYTES, "its beginning is kept"
+    assert garbage.said == ["ack"]
+    assert scheduler.offered == []
+    intake._on_delivery(request("right", 9), "std")
+    assert scheduler.offered == ["right"]

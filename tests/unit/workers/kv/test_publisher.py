@@ -1,0 +1,252 @@
+"""Messages reach the stream once each and in order, whatever the connection does; failures show."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import structlog
+from prometheus_client import REGISTRY
+
+from headrace.broker.settings import Timing
+from headrace.jetstream.errors import DiskFull, JetStreamError, PayloadTooLarge, PublishUnknown
+from headrace.jetstream.ports import PubAck
+from headrace.jetstream.subjects import Subjects
+from headrace.workers.kv import publisher as subject
+from headrace.workers.kv.publisher import KvPublisher
+from headrace.workers.kv.translator import Change
+from tests.support.kv_reader import KvReader
+
+
+class FakeStream:
+    """Keeps what is published; a repeat within its memory of ids is a duplicate."""
+
+    def __init__(self) -> None:
+        self.max_payload = 1 << 20
+        self.errors: list[JetStreamError] = []  # raised one after the other
+        self.stored_all_the_same = False  # what fails is stored nevertheless
+        self.forgets_ids = False
+        self.open = asyncio.Event()
+        self.open.set()
+        self.tries: list[str] = []
+        self.ids: set[str] = set()
+        self.messages: list[bytes] = []
+
+    async def publish(self, to: str, data: bytes, *, msg_id: str, timeout_s: float) -> PubAck:
+        assert to == "hr.kv.p.w"
+        self.tries.append(msg_id)
+        await self.open.wait()
+        error = self.errors.pop(0) if self.errors else None
+        if error is None or self.stored_all_the_same:
+            if msg_id not in self.ids or self.forgets_ids:
+                self.messages.append(data)
+            self.ids.add(msg_id)
+        if error is not None:
+            raise error
+        return PubAck("KV", len(self.messages))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.stream = FakeStream()
+        self.blocks: dict[str, set[int]] = {"device": set()}
+        self.held = True
+        self.publisher = KvPublisher(
+            self.stream,  # type: ignore[arg-type]
+            Subjects(),
+            pool="p",
+            worker="w",
+            epoch=5,
+            inventory=lambda: self.blocks,  # type: ignore[arg-type,return-value]
+            timing=Timing(retry_s=0.001),
+        )
+
+    def store(self, *values: int) -> None:
+        self.blocks["device"] |= set(values)
+        self.publisher.step(Change(stored={"device": list(values)}))
+
+    def remove(self, *values: int) -> None:
+        self.blocks["device"] -= set(values)
+        self.publisher.step(Change(removed={"device": list(values)}))
+
+    @property
+    def reader(self) -> KvReader:
+        reader = KvReader()
+        for message in self.stream.messages:
+            reader.take(message)
+        return reader
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def until_known(self) -> None:
+        await self.until(
+            lambda: self.stream.messages and self.reader.blocks and self.reader.of("device") == self.blocks["device"]
+        )
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[Bench]:
+    bench = Bench()
+    task = asyncio.create_task(bench.publisher.run(lambda: bench.held))
+    try:
+        yield bench
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+
+def sample(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_nothing_is_said_before_the_cache_is_known():
+    async with running() as bench:
+        await asyncio.sleep(0.02)
+        assert not bench.stream.tries
+        assert bench.publisher.state == "starting"
+        bench.publisher.step(Change())
+        await bench.until(lambda: bench.stream.messages)
+        assert bench.reader.next == 1
+        assert bench.publisher.state == "ok"
+
+
+async def test_the_first_message_has_what_was_cached_before():
+    async with running() as bench:
+        bench.store(1, 2)
+        await bench.until_known()
+        assert (bench.reader.next, bench.reader.steps) == (1, 1)
+
+
+async def test_steps_are_merged_while_a_message_is_on_its_way():
+    async with running() as bench:
+        bench.store(0)
+        await bench.until_known()
+        bench.stream.open.clear()
+        bench.store(1)
+        await bench.until(lambda: len(bench.stream.tries) == 2)
+        for value in range(2, 50):
+            bench.store(value)
+            bench.remove(value)
+        bench.store(50)
+        bench.stream.open.set()
+        await bench.until_known()
+        assert bench.reader.steps == 3
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_an_unknown_outcome_is_tried_again_under_the_same_id(stored, forgets):
+    async with running() as bench:
+        bench.stream.stored_all_the_same, bench.stream.forgets_ids = stored, forgets
+        bench.stream.errors = [PublishUnknown(), PublishUnknown()]
+        bench.store(1)
+        await bench.until_known()
+        bench.store(2)
+        await bench.until_known()
+        assert bench.stream.tries == ["w.5.0", "w.5.0", "w.5.0", "w.5.1"]
+        assert bench.reader.gaps == 0
+        assert bench.reader.repeats == (2 if stored and forgets else 0)
+
+
+async def test_a_failure_shows_in_the_state_the_metrics_and_the_log():
+    before = sample("headrace_worker_kv_publish_failures_total", error="DiskFull")
+    with structlog.testing.capture_logs() as logs:
+        async with running() as bench:
+            bench.stream.errors = [DiskFull("the disk is full")] * 50
+            bench.store(1)
+            await bench.until(lambda: bench.publisher.state == "failing: the disk is full")
+            assert sample("headrace_worker_kv_ok") == 0
+            await bench.until_known()
+            assert bench.publisher.state == "ok"
+            assert sample("headrace_worker_kv_ok") == 1
+    assert sample("headrace_worker_kv_publish_failures_total", error="DiskFull") == before + 50
+    assert [line["event"] for line in logs] == ["kv.publish_failed", "kv.publish_recovered"]  # once, not fifty times
+
+
+async def test_what_can_never_be_stored_leaves_a_gap_and_a_reset():
+    async with running() as bench:
+        bench.store(0)
+        await bench.until_known()
+        bench.stream.errors = [PayloadTooLarge("too large")]
+        bench.store(1)
+        await bench.until_known()
+        assert (bench.reader.gaps, bench.reader.resets) == (1, 1)
+        bench.store(2)
+        await bench.until_known()
+        assert bench.reader.gaps == 1
+
+
+async def test_without_the_lease_nothing_is_said_and_after_a_lapse_everything():
+    async with running() as bench:
+        bench.store(0)
+        await bench.until_known()
+        bench.held = False
+        bench.publisher.lease_lapsed()
+        bench.store(1)
+        await asyncio.sleep(0.02)
+        assert len(bench.stream.tries) == 1
+        assert bench.publisher.state == "no lease"
+        bench.held = True
+        bench.publisher.lease_gained()
+        await bench.until_known()
+        assert (bench.reader.resets, bench.reader.gaps) == (1, 0)
+
+
+async def test_a_lapse_in_the_middle_of_a_publish_keeps_its_number():
+    async with running() as bench:
+        bench.store(0)
+        await bench.until_known()
+        bench.stream.open.clear()
+        bench.store(1)
+        await bench.until(lambda: len(bench.stream.tries) == 2)
+        bench.stream.errors = [PublishUnknown()]
+        bench.held = False
+        bench.publisher.lease_lapsed()
+        bench.stream.open.set()
+        await asyncio.sleep(0.02)
+        assert len(bench.stream.messages) == 1
+        bench.held = True
+        bench.publisher.lease_gained()
+        await bench.until_known()
+        await bench.until(lambda: bench.reader.resets)
+        assert bench.reader.gaps == 0
+
+
+async def test_those_who_ask_within_a_second_share_a_dump(monkeypatch):
+    monkeypatch.setattr(subject, "DUMP_EVERY_S", 0.2)
+    async with running() as bench:
+        bench.store(1)
+        await bench.until_known()
+        assert bench.publisher.ask_dump() == ""
+        await bench.until(lambda: bench.reader.resets == 1)
+        for _ in range(20):
+            bench.publisher.ask_dump()
+            bench.store(len(bench.blocks["device"]) + 1)
+            await asyncio.sleep(0.001)
+        assert bench.reader.resets == 1
+        await bench.until(lambda: bench.reader.resets == 2)
+        await bench.until_known()
+        await asyncio.sleep(0.25)
+        assert bench.reader.resets == 2
+
+
+async def test_no_step_comes_between_the_parts_of_a_dump():
+    async with running() as bench:
+        bench.stream.max_payload = 1024 + 512 + 8 * 10
+        bench.store(*range(95))
+        await bench.until_known()
+        bench.stream.open.clear()
+        bench.publisher.ask_dump()
+        await bench.until(lambda: len(bench.stream.tries) == 11)
+        bench.store(200)
+        bench.remove(1)
+        bench.stream.open.set()
+        await bench.until_known()
+        assert bench.reader.resets == 1
+        assert bench.reader.next == 10 + 10 + 1

@@ -1,0 +1,51 @@
+"""What a job's payload asks of the engine: seeds of its choices, and prompts given as embeddings."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from headrace.broker.codec import pack_u32
+from headrace.broker.messages import Generation, Sampling
+from headrace.workers.engine import Output
+from headrace.workers.errors import UnsupportedByEngine
+from tests.support.runtime_bench import running
+from tests.unit.workers.test_prompt_embeds import file, pickled
+
+EMBEDS = file(pickled((3, 2), (2, 1)), struct.pack("<6f", *range(6)))
+
+
+@pytest.mark.parametrize(("seed", "seeds"), [(7, [7, 8, 9]), (None, [None] * 3), (-1, [None] * 3)])
+async def test_choices_have_the_seeds_that_vllm_gives_them(seed, seeds):
+    async with running() as bench:
+        await bench.start(Generation(token_ids=pack_u32([5]), sampling=Sampling(max_tokens=3, seed=seed)), choices=3)
+        assert [sequence.sampling.seed for sequence in bench.engine.taken] == seeds
+
+
+async def test_embeddings_stand_for_as_many_tokens_as_they_have_rows():
+    async with running() as bench:
+        generation = Generation(token_ids=b"", sampling=Sampling(max_tokens=3), prompt_embeds=EMBEDS)
+        await bench.start(generation, emitted=[[11]])
+        (sequence,) = bench.engine.taken
+        assert (sequence.token_ids, sequence.prompt_tokens, sequence.sampling.max_tokens) == ([0, 0, 0, 11], 3, 2)
+        assert sequence.prompt_embeds is not None
+        assert (sequence.prompt_embeds.dtype, sequence.prompt_embeds.shape) == ("float32", (3, 2))
+        bench.step(Output(sequence.id, [4, 5], finish="length"))
+        assert bench.session.fins[0].prompt_tokens == 3
+
+
+async def test_embeddings_that_cannot_be_read_or_are_too_many_are_refused_by_name():
+    async with running() as bench:
+        await bench.start(Generation(token_ids=b"", prompt_embeds=b"nonsense"))
+        await bench.start(Generation(token_ids=b"", prompt_embeds=file(pickled((100, 1), (1, 1)), b"0" * 400)))
+        assert [fault.param for fault in bench.session.failed] == ["prompt_embeds", "prompt"]
+        assert bench.engine.taken == []
+
+
+async def test_an_engine_that_takes_no_embeddings_is_named_with_the_parameter():
+    async with running() as bench:
+        bench.engine.refuse = UnsupportedByEngine("not here", param="prompt_embeds")  # type: ignore[assignment]
+        await bench.start(Generation(token_ids=b"", prompt_embeds=EMBEDS))
+        (fault,) = bench.session.failed
+        assert (fault.code, fault.param) == ("invalid_request", "prompt_embeds")

@@ -1,0 +1,489 @@
+"""Structured output of the simulator: what it says is what was asked for, and the same whenever it is asked."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import Sequence
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.sim.answers.answers import answer_to
+from headrace.workers.sim.answers.guided.draws import Draws
+from headrace.workers.sim.answers.guided.texts import guided_text
+from headrace.workers.sim.answers.tokens import bundled_vocabulary
+from headrace.workers.sim.offline import replay
+from headrace.workers.sim.settings import SimSettings
+from headrace.workers.text.pipeline import TextPipeline
+
+WORDS = ["cat", "dog", "the", "understanding", "of"]
+KEYS = [str(n).encode() for n in range(30)]
+
+
+def text(guided: dict[str, Any], key: bytes = b"k") -> str:
+    return guided_text(guided, Draws(key, WORDS))
+
+
+def valid(schema: Any, key: bytes) -> Any:
+    value = json.loads(text({"json": schema}, key))
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(value)
+    return value
+
+
+# -- schemas, put together at random so that there is always something that satisfies them ---------------------
+
+
+def bounded(low: str, high: str, most: int) -> st.SearchStrategy[dict[str, int]]:
+    pairs = st.tuples(st.integers(0, most), st.integers(0, most)).map(sorted)
+    both = pairs.map(lambda pair: {low: pair[0], high: pair[1]})
+    return st.one_of(st.just({}), both, both.map(lambda b: {low: b[low]}), both.map(lambda b: {high: b[high]}))
+
+
+def merged(*parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.tuples(*parts).map(lambda all_: {name: value for part in all_ for name, value in part.items()})
+
+
+numbers = st.one_of(st.integers(-(10**12), 10**12), st.floats(-1e6, 1e6).map(lambda x: round(x, 3)))
+ranges = st.tuples(numbers, st.integers(3, 10**6)).map(lambda pair: {"minimum": pair[0], "exclusiveMaximum": pair[0] + pair[1]})
+ends = st.one_of(st.just({}), ranges, numbers.map(lambda x: {"exclusiveMinimum": x}), numbers.map(lambda x: {"maximum": x}))
+steps = st.one_of(st.just({}), st.sampled_from([1, 2, 3, 0.5, 0.1, 0.25]).map(lambda x: {"multipleOf": x}))
+scalars = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=5), st.just(1.5))
+values = st.recursive(
+    scalars, lambda v: st.one_of(st.lists(v, max_size=2), st.dictionaries(st.text(max_size=3), v, max_size=2))
+)
+names = st.sampled_from(["a", "b", "name", "größe", "with space", '"quoted"'])
+
+leaves = st.one_of(
+    st.just({}),
+    st.just(True),
+    merged(st.just({"type": "string"}), bounded("minLength", "maxLength", 40)),
+    st.sampled_from(["date", "date-time", "email", "uuid", "ipv4", "uri", "unheard-of"]).map(
+        lambda name: {"type": "string", "format": name}
+    ),
+    st.sampled_from([r"^[a-z]{2,4}-\d+$", r"x|yy", r"^(?:ab?)+c*$"]).map(lambda p: {"type": "string", "pattern": p}),
+    merged(st.sampled_from([{"type": "integer"}, {"type": "number"}]), ends, steps),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}]),
+    st.lists(values, min_size=1, max_size=4).map(lambda v: {"enum": v}),
+    values.map(lambda v: {"const": v}),
+)
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    arrays = merged(st.just({"type": "array"}), bounded("minItems", "maxItems", 4), inner.map(lambda s: {"items": s}))
+    tuples = st.lists(inner, min_size=1, max_size=3).map(lambda s: {"type": "array", "prefixItems": s, "items": False})
+    objects = st.dictionaries(names, inner, max_size=4).flatmap(
+        lambda properties: st.fixed_dictionaries(
+            {
+                "type": st.just("object"),
+                "properties": st.just(properties),
+                "required": st.lists(names, unique=True, max_size=3),
+            },
+            optional={"title": st.text(max_size=3)},
+        )
+    )
+    closed = st.dictionaries(names, inner, min_size=1, max_size=4).map(
+        lambda properties: {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties)[:2],
+            "additionalProperties": False,
+        }
+    )
+    maps = inner.map(lambda s: {"type": "object", "additionalProperties": s, "minProperties": 2, "maxProperties": 3})
+    either = st.lists(inner, min_size=1, max_size=3).map(lambda s: {"anyOf": s})
+    return st.one_of(arrays, tuples, objects, closed, maps, either)
+
+
+schemas = st.recursive(leaves, containers, max_leaves=8)
+
+
+@settings(max_examples=300)
+@given(schemas, st.binary(max_size=4))
+def test_values_satisfy_their_schema(schema, key):
+    valid(schema, key)
+
+
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "left": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["name", "left", "children"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+TOOLS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "anyOf": [
+            {
+                "properties": {"name": {"type": "string", "enum": [name]}, "parameters": parameters},
+                "required": ["name", "parameters"],
+            }
+            for name, parameters in {
+                "weather": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+                "stop": {"type": "object", "properties": {}},
+            }.items()
+        ],
+    },
+}
+HARDER = {
+    "tree": TREE,
+    "tools": TOOLS,
+    "list of itself": {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "maxItems": 2}, {"type": "integer"}]},
+    "all of": {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]},
+            {"properties": {"a": {"maximum": 4}, "b": {"type": "boolean"}}, "required": ["b"]},
+        ]
+    },
+    "one of, overlapping": {"type": "integer", "minimum": 0, "maximum": 20, "oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
+    "not": {"type": "integer", "minimum": 0, "maximum": 3, "not": {"enum": [0, 1, 2]}},
+    "enum beside other words": {"enum": ["a", "bb", 3, None], "type": "string", "minLength": 2},
+    "unique": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 4}, "uniqueItems": True, "minItems": 4},
+    "unique beside equal numbers": {"type": "array", "items": {"enum": [1, 1.0, True]}, "uniqueItems": True, "minItems": 2},
+    "exact pattern length": {"type": "string", "pattern": "^[a-z0-9_]+$", "minLength": 23, "maxLength": 23},
+    "two patterns": {"allOf": [{"type": "string", "pattern": "^[ab]{4}$"}, {"pattern": "a"}]},
+    "names by pattern": {"type": "object", "patternProperties": {"^x-\\d$": {"type": "null"}}, "additionalProperties": False},
+    "names by schema": {
+        "type": "object",
+        "propertyNames": {"enum": ["red", "green", "blue"]},
+        "additionalProperties": {"type": "integer"},
+        "minProperties": 2,
+    },
+    "a property that must match a pattern too": {
+        "type": "object",
+        "properties": {"x-1": {"minimum": 5}},
+        "patternProperties": {"^x": {"type": "integer", "maximum": 6}},
+        "required": ["x-1"],
+    },
+    "narrow range": {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.2},
+    "one number": {"type": "number", "minimum": 0.3, "maximum": 0.3},
+    "tenths": {"type": "number", "multipleOf": 0.1, "minimum": 0.2, "maximum": 7},
+    "large": {"type": "integer", "minimum": 2**70, "multipleOf": 7},
+    "escaped reference": {"$defs": {"a/b~c d": {"const": 1}}, "$ref": "#/$defs/a~1b~0c%20d"},
+    "no type named": {"minimum": 4, "maximum": 5},
+    "three must be there": {
+        "type": "object",
+        "properties": {name: {"type": "null"} for name in "abcd"},
+        "minProperties": 3,
+        "maxProperties": 3,
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", HARDER)
+def test_values_satisfy_harder_schemas(name):
+    for key in KEYS:
+        valid(HARDER[name], key)
+
+
+def test_a_keyword_decides_the_type_where_none_is_named():
+    assert all(isinstance(valid(HARDER["no type named"], key), (int, float)) for key in KEYS)
+
+
+def test_alternatives_and_optional_properties_all_come_at_some_time():
+    kinds = {type(valid({"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array"}]}, key)) for key in KEYS}
+    assert kinds == {str, int, list}
+    optional = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
+    assert {tuple(valid(optional, key)) for key in KEYS} == {("a", "b"), ("a",), ("b",), ()}
+    assert {json.loads(text({"json": TOOLS}, key))[0]["name"] for key in KEYS} == {"weather", "stop"}
+
+
+def test_properties_come_in_the_order_of_the_schema():
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in "zyxabc"}, "required": list("abcxyz")}
+    assert list(valid(schema, b"1")) == list("zyxabc")
+
+
+def test_a_schema_may_come_as_json_text():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert text({"json": json.dumps(schema)}) == text({"json": schema})
+
+
+def test_strings_have_what_readers_of_json_must_get_right():
+    said = "".join(text({"json": {"type": "array", "items": {"type": "string"}, "minItems": 40}}, key) for key in KEYS)
+    assert all(hard in said for hard in ('\\"', "\\\\", "\\n", "é", "🙂"))
+
+
+REFUSED = {
+    "contains": ({"type": "array", "contains": {}}, r"\$\.contains: .*'contains'"),
+    "deep inside": ({"properties": {"a": {"items": {"if": {}}}}}, r"\$\.properties\.a\.items\.if"),
+    "draft 4": ({"exclusiveMinimum": True}, "exclusiveMinimum=True must be a number"),
+    "a list of item schemas": ({"items": [{}]}, r"\$\.items must be a schema"),
+    "type": ({"type": "text"}, "type='text' must be of string, "),
+    "count": ({"minLength": -1}, "minLength=-1"),
+    "step": ({"multipleOf": 0}, "multipleOf=0 must be a number above 0"),
+    "infinite": ({"minimum": float("inf")}, "minimum=inf"),
+    "reference away": ({"$ref": "https://example.org/x"}, "points outside"),
+    "reference to nothing": ({"$ref": "#/$defs/x"}, "points at nothing"),
+    "reference to no schema": ({"$defs": {}, "title": "x", "$ref": "#/title"}, "is not a schema"),
+    "only itself": ({"$ref": "#"}, "no value"),
+    "endless": ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no value of at most"),
+    "false": (False, "no value"),
+    "contradiction": ({"type": "integer", "minimum": 3, "maximum": 2}, "no number lies within"),
+    "two types": ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "no value"),
+    "no such item": ({"type": "array", "minItems": 2, "prefixItems": [{}], "items": False}, "no value"),
+    "too few": ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "no more different"),
+    "not anything": ({"type": "integer", "not": {}}, "nothing fits"),
+    "bad pattern": ({"type": "string", "pattern": "("}, "pattern"),
+    "too many": ({"type": "array", "minItems": 10**6}, "more than 5000 values"),
+    "a crowd": ({"allOf": [{"anyOf": [{"const": n} for n in range(30)]}] * 2}, "combinations"),
+    "not json": ("{", "not JSON"),
+    "not a schema": (["a"], "must be a schema"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_schemas_that_it_cannot_follow_are_refused_by_name(case):
+    schema, message = REFUSED[case]
+    with pytest.raises(RequestInvalid, match=message) as caught:
+        text({"json": schema})
+    assert caught.value.param == "json"
+
+
+def test_a_schema_of_many_levels_is_refused_and_not_a_crash():
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    with pytest.raises(RequestInvalid, match="nested too deeply"):
+        text({"json": deep})
+    while deep:  # or the destructor recurses
+        deep = deep.pop("items")
+
+
+# -- the other kinds -------------------------------------------------------------------------------------------
+
+PATTERNS = [
+    r"yes|no",
+    r"\d{3}-\d{4}",
+    r"^[A-Z][a-z]{2,8}( [A-Z]\w*)?$",
+    r"(?P<quote>['\"]).*(?P=quote)",
+    r"[^a-z\s]{5}",
+    r"(?i)[^a-y]+",
+    r"\W\D\S.",
+    r"(a|bc){2,}?x*",
+    r"(https?)://[a-z]+\.(com|org)(/\w+)*",
+    r"[\u4e00-\u9fff]{2}é",
+    r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?",
+    r"(^a|b)c$",
+    r"\{\"a\": \d\}",
+    "",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_texts_match_their_pattern(pattern):
+    for key in KEYS:
+        assert re.fullmatch(pattern, text({"regex": pattern}, key))
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.binary(max_size=3))
+def test_a_pattern_with_open_repetitions_reaches_any_length(one, other, key):
+    least, most = sorted((one, other))
+    valid({"type": "string", "pattern": "^[a-z]+[0-9]*$" if most else "^[0-9]*$", "minLength": least, "maxLength": most}, key)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(?=a)a", "assert"),
+        ("(?<!a)b", "assert_not"),
+        (r"\bword\b", "at_boundary"),
+        ("(?>a)", "atomic_group"),
+        ("a++b", "possessive_repeat"),
+        (r"\p{L}", "bad escape"),
+        ("(", "missing"),
+        ("a{100000}", "the most are"),
+        ("(?:){60000}" * 2 + "(?:(?:){60000}){60000}", "repeats something"),
+        ("a^b", "no string"),
+        ("a$b", "no string"),
+        (7, "must be a text"),
+    ],
+)
+def test_patterns_beyond_it_are_refused_by_name(pattern, message):
+    with pytest.raises(RequestInvalid, match=message) as caught:
+        text({"regex": pattern})
+    assert caught.value.param == "regex"
+
+
+def test_a_choice_is_one_of_those_given_and_each_comes_at_some_time():
+    assert {text({"choice": ["a", "bc", "d"]}, key) for key in KEYS} == {"a", "bc", "d"}
+    for wrong in ([], "ab", [1], {"a": 1}):
+        with pytest.raises(RequestInvalid, match="list of texts"):
+            text({"choice": wrong})
+
+
+def test_a_json_object_is_one_and_not_empty():
+    for key in KEYS:
+        value = json.loads(text({"json_object": True}, key))
+        assert isinstance(value, dict)
+        assert value
+
+
+def test_options_that_hold_anyway_are_fine_and_others_are_not():
+    assert re.fullmatch(r'\{"a": \[1, 2\]\}', text({"json": {"const": {"a": [1, 2]}}, "disable_any_whitespace": True}))
+    assert text({"choice": ["a"], "whitespace_pattern": None, "disable_additional_properties": False}) == "a"
+    with pytest.raises(UnsupportedByEngine, match="whitespace_pattern"):
+        text({"json": {}, "whitespace_pattern": " "})
+
+
+def test_other_kinds_or_several_or_none_are_refused():
+    with pytest.raises(
+        UnsupportedByEngine, match="'grammar'; it has json, json_object, choice, regex, structural_tag"
+    ) as caught:
+        text({"grammar": "root ::= x"})
+    assert caught.value.param == "grammar"
+    for guided in ({"choice": ["a"], "regex": "a"}, {"choice": None}):
+        with pytest.raises(RequestInvalid, match="of one kind"):
+            text(guided)
+
+
+CALL = {
+    "type": "tag",
+    "begin": '<tool_call>\n{"name": "f", "arguments": ',
+    "content": {
+        "type": "json_schema",
+        "json_schema": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    },
+    "end": ["}\n</tool_call>"],
+}
+A = {"type": "const_string", "value": "A"}
+ONE_CALL = r'<tool_call>\n\{"name": "f", "arguments": \{"x": -?\d+\}\}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"type": "tags_with_separator", "tags": [CALL], "separator": ";", "at_least_one": True}, rf"{ONE_CALL}(;{ONE_CALL})*"),
+        ({"type": "tags_with_separator", "tags": [CALL], "separator": "", "stop_after_first": True}, rf"({ONE_CALL})?"),
+        ({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [CALL]}, rf"([^<]*({ONE_CALL})?)*"),
+        (
+            {
+                "type": "triggered_tags",
+                "triggers": ["<tool_call>"],
+                "tags": [CALL],
+                "at_least_one": True,
+                "stop_after_first": True,
+            },
+            ONE_CALL,
+        ),
+        (
+            {
+                "type": "sequence",
+                "elements": [
+                    {"type": "const_string", "value": "A"},
+                    {"type": "regex", "pattern": "[0-9]"},
+                    {"type": "any_text"},
+                ],
+            },
+            r"A[0-9](?s:.*)",
+        ),
+        ({"type": "or", "elements": [{"type": "const_string", "value": "A"}, {"type": "const_string", "value": "B"}]}, "A|B"),
+        ({"type": "optional", "content": A}, "A?"),
+        ({"type": "plus", "content": A}, "A+"),
+        ({"type": "star", "content": A}, "A*"),
+        ({"type": "repeat", "min": 2, "max": 3, "content": A}, "AA|AAA"),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_structural_tags_are_followed(form, pattern):
+    given = {"type": "structural_tag", "format": form}
+    for key in KEYS:
+        assert re.fullmatch(pattern, text({"structural_tag": json.dumps(given)}, key))
+    assert text({"structural_tag": given}) == text({"structural_tag": json.dumps(given)})
+
+
+def test_the_older_notation_of_structural_tags_is_read_too():
+    given = {"structures": [{"begin": "<f>", "schema": {"const": 1}, "end": "</f>"}], "triggers": ["<f"]}
+    said = {text({"structural_tag": given}, key) for key in KEYS}
+    assert any("<f>1</f>" in one for one in said)
+    assert all(re.fullmatch(r"([^<]|<f>1</f>)*", one) for one in said)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"type": "grammar", "grammar": ""}, "does not know the format 'grammar'"),
+        ({"type": "json_schema", "style": "qwen_xml", "json_schema": {}}, "style 'qwen_xml'"),
+        ({"type": "tag", "begin": "a", "content": {"type": "any_text"}}, "needs the field 'end'"),
+        (
+            {"type": "tag", "begin": {"type": "token", "token": 1}, "content": {"type": "any_text"}, "end": ""},
+            "not with tokens",
+        ),
+        ({"type": "or", "elements": []}, "elements is empty"),
+        ({"type": "repeat", "min": 900, "max": 900, "content": {"type": "any_text"}}, "the most are"),
+        ({"type": "regex", "pattern": 1}, "wrong type"),
+        (None, "needs the field 'type'"),
+    ],
+)
+def test_structural_tags_beyond_it_are_refused_by_name(form, message):
+    with pytest.raises(RequestInvalid, match=message) as caught:
+        text({"structural_tag": {"type": "structural_tag", "format": form}})
+    assert caught.value.param == "structural_tag"
+
+
+# -- as an engine says it --------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "number"}}}}
+
+
+def run(prompt: list[int], *, emitted: list[int] | None = None, **sampling: Any) -> tuple[list[int], str | None]:
+    sequence = Sequence(
+        id="a",
+        token_ids=prompt + (emitted or []),
+        prompt_tokens=len(prompt),
+        sampling=Sampling(**{"max_tokens": 2000, **sampling}),
+        guided={"json": {**SCHEMA, "required": ["a", "b"]}},
+    )
+    line = replay([(0.0, sequence)], SimSettings()).timelines[0]
+    assert line.error is None
+    return line.ids, line.finish
+
+
+def test_an_answer_is_its_json_and_then_the_end_whatever_else_is_asked():
+    for options in ({}, {"ignore_eos": True}, {"min_tokens": 1999}, {"temperature": 0.0}):
+        ids, finish = run([1, 2, 3], **options)
+        assert (ids[-1], finish) == (2, "stop")
+        pipeline = TextPipeline(bundled_vocabulary().table, prompt_ids=[1, 2, 3])
+        Draft202012Validator(SCHEMA).validate(json.loads("".join(map(pipeline.push, ids[:-1])) + pipeline.finish()))
+
+
+def test_prompt_and_seed_change_it_and_a_resume_does_not():
+    whole, _ = run([1, 2, 3])
+    for cut in range(len(whole)):
+        assert run([1, 2, 3], emitted=whole[:cut]) == (whole[cut:], "stop")
+    assert len({tuple(run([1, 2, 3], seed=seed)[0]) for seed in range(5)}) == 5
+    assert run([1, 2, 3], temperature=0.0, seed=1) == run([1, 2, 3], temperature=0.0, seed=2)
+    assert run([1, 2, 4])[0] != whole
+    assert run([1, 2, 3], max_tokens=3) == (whole[:3], "length")
+
+
+def test_an_engine_that_finds_wrong_blocks_does_not_fall_over_a_request_it_cannot_satisfy_now(monkeypatch):
+    def unlucky(guided: object, draws: object) -> str:
+        raise RequestInvalid("json: no luck", param="json")
+
+    sequence = Sequence(
+        id="a", token_ids=[1], prompt_tokens=1, sampling=Sampling(max_tokens=5), guided={"json": {"type": "integer"}}
+    )
+    monkeypatch.setattr("headrace.workers.sim.answers.answers.guided_text", unlucky)
+    with pytest.raises(RequestInvalid):
+        answer_to(sequence, bundled_vocabulary())
+    tainted = answer_to(sequence, bundled_vocabulary(), taint=7)
+    tainted.grow()
+    assert tainted.ids

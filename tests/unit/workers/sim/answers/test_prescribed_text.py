@@ -1,0 +1,179 @@
+"""Answers that a request prescribes word by word (`sim_answer`)."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import EngineConfig, Sequence
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.sim.answers.answers import answer_to
+from headrace.workers.sim.answers.prescribed_text import Speller
+from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, expected_ids
+from headrace.workers.sim.engine import SimEngine
+from headrace.workers.sim.offline import replay
+from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.settings import SimSettings
+from headrace.workers.text.pipeline import TextPipeline
+from tests.support.sim_world import NO_FAULTS
+
+EOS = 2
+PROMPT = [7, 8, 9]
+
+
+MISSING = frozenset(range(256)) - {piece[0] for piece in bundled_vocabulary().table.pieces if len(piece) == 1}
+
+
+def spellable(text: str) -> bool:
+    """SmolLM2 has no tokens for some control characters, and for bytes that no text has."""
+    return MISSING.isdisjoint(text.encode())
+
+
+def asked(answer: object, *, emitted: list[int] | None = None, **sampling) -> Sequence:
+    return Sequence(
+        id="a",
+        token_ids=PROMPT + (emitted or []),
+        prompt_tokens=len(PROMPT),
+        sampling=Sampling(**{"max_tokens": 20_000, **sampling}),
+        extra={"sim_answer": answer},
+    )
+
+
+def said(sequence: Sequence, vocabulary: Vocabulary | None = None) -> tuple[list[int], str | None]:
+    settings = SimSettings(blocks=4096)
+    line = replay([(0.0, sequence)], settings, vocabulary=vocabulary).timelines[0]
+    assert line.error is None
+    return line.ids, line.finish
+
+
+def text_of(ids: list[int]) -> str:
+    pipeline = TextPipeline(bundled_vocabulary().table, prompt_ids=PROMPT)
+    return "".join(map(pipeline.push, ids)) + pipeline.finish()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(spellable))
+def test_the_text_comes_out_as_it_went_in_and_then_the_answer_ends(text):
+    ids, finish = said(asked(text))
+    assert (ids[-1], finish) == (EOS, "stop")
+    assert b"".join(bundled_vocabulary().table.token_bytes(token) for token in ids[:-1]) == text.encode()
+    assert text_of(ids[:-1]) == text
+
+
+def test_the_longest_token_is_taken():
+    table = bundled_vocabulary().table
+    pieces = [table.token_bytes(token) for token in said(asked("understanding the weather"))[0][:-1]]
+    assert pieces == [b"understanding", b" the", b" weather"]
+
+
+def test_tokens_are_the_same_whatever_was_emitted_before():
+    whole, _ = said(asked('{"a": "日本 🙂"} <think>\n'))
+    for cut in range(len(whole)):
+        assert said(asked('{"a": "日本 🙂"} <think>\n', emitted=whole[:cut])) == (whole[cut:], "stop")
+
+
+def test_max_tokens_cuts_it():
+    ids, finish = said(asked("one two three", max_tokens=2))
+    assert (text_of(ids), finish) == ("one two", "length")
+
+
+def test_it_goes_on_with_words_where_it_may_not_end():
+    script = said(asked("one two three"))[0][:-1]
+    longer, finish = said(asked("one two three", min_tokens=10))
+    assert (len(longer), longer[:3], longer[-1], finish) == (11, script, EOS, "stop")
+    endless, finish = said(asked("one two three", ignore_eos=True, max_tokens=50))
+    assert (len(endless), endless[:3], finish) == (50, script, "length")
+    assert EOS not in endless
+    assert endless[:10] == longer[:10]
+
+
+def test_an_end_token_in_the_text_ends_it():
+    ids, finish = said(asked("one<|im_end|>two"))
+    assert (text_of(ids[:-1]), ids[-1], finish) == ("one", EOS, "stop")
+
+
+def test_an_empty_text_ends_at_once():
+    assert said(asked("")) == ([EOS], "stop")
+
+
+def tokenizer_with(folder, *added: AddedToken, eos: str = "</s>") -> Vocabulary:
+    tokens = ["Ġcat", "Ġdog", "Ġdogs", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(list(added))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    return Vocabulary.load(folder)
+
+
+def test_added_tokens_are_found_by_their_text(tmp_path):
+    vocabulary = tokenizer_with(
+        tmp_path,
+        AddedToken("<think>"),
+        AddedToken("<thinking>"),
+        AddedToken("</s>", special=True),
+        AddedToken("<|tool|>", special=True),
+    )
+    spell = vocabulary.speller.spell
+    by_text = {vocabulary.table.token_bytes(token).decode(): token for token in range(vocabulary.size - 4, vocabulary.size)}
+    dogs = 2
+    assert spell("<thinking> dogs<think><|tool|>", param="x") == [
+        by_text["<thinking>"],
+        dogs,
+        by_text["<think>"],
+        by_text["<|tool|>"],
+    ]
+
+
+@pytest.mark.parametrize("wrong", [1, None, ["text"], {"text": "x"}])
+def test_anything_but_a_text_is_refused_by_name(wrong):
+    with pytest.raises(RequestInvalid, match="sim_answer must be a text") as caught:
+        answer_to(asked(wrong), bundled_vocabulary())
+    assert caught.value.param == "sim_answer"
+
+
+def test_a_text_that_cannot_be_spelled_is_refused_and_leaves_nothing_behind(tmp_path):
+    scheduler = Scheduler(SimSettings(), bundled_vocabulary())
+    with pytest.raises(RequestInvalid, match="lone surrogate"):
+        scheduler.submit(asked("a\ud800"), NO_FAULTS)
+    assert scheduler.ids == []
+    no_end = tokenizer_with(tmp_path, eos="[missing]")
+    with pytest.raises(RequestInvalid, match="names no end token"):
+        answer_to(asked("a"), no_end)
+    words = Tokenizer(models.WordPiece(vocab={"[UNK]": 0, "cat": 1, "##s": 2}, unk_token="[UNK]"))
+    words.decoder = decoders.WordPiece()
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedByEngine, match="sim_answer"):
+        answer_to(asked("cats", ignore_eos=True), Vocabulary.load(tmp_path))
+
+
+def test_a_sequence_that_prescribes_nothing_answers_as_ever():
+    plain = Sequence(id="p", token_ids=PROMPT, prompt_tokens=3, sampling=Sampling(max_tokens=30))
+    assert said(plain)[0] == expected_ids(PROMPT, 30)
+
+
+async def test_the_tables_for_spelling_are_made_beside_the_event_loop(monkeypatch):
+    threads = []
+    prepare = Speller.prepare
+
+    def watched(speller: Speller) -> None:
+        threads.append(threading.get_ident())
+        prepare(speller)
+
+    monkeypatch.setattr(Speller, "prepare", watched)
+    engine = SimEngine()
+    args = {"tokenizer_dir": str(BUNDLED_TOKENIZER)}  # read anew
+    await engine.start(EngineConfig(model="sim", served_name="sim", args=args), lambda outputs: None)
+    for name in ("a", "b"):
+        sequence = msgspec.structs.replace(asked("text"), id=name)
+        await engine.submit(sequence)
+    await engine.submit(Sequence(id="plain", token_ids=[1], prompt_tokens=1, sampling=Sampling(max_tokens=1)))
+    await engine.stop(1.0)
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()

@@ -1,0 +1,109 @@
+"""Meeting and dropping peers, with NIXL played by a list of calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.workers.sim.transfer.nixl.card import Card, pack, unpack
+from headrace.workers.sim.transfer.nixl.driver import Memory
+from headrace.workers.sim.transfer.nixl.errors import BadCard, DriverFailed, PeerGone, PeerUnknown
+from headrace.workers.sim.transfer.nixl.peers import Peers
+
+
+class FakeDriver:
+    """Knows a peer by its metadata, which is its name here."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.prepared: set[int] = set()
+        self.fails = ""
+        self.handles = 0
+
+    def add(self, metadata: bytes) -> str:
+        name = metadata.decode()
+        self.known.add(name)  # NIXL keeps half of what it fails to load
+        if self.fails == "add":
+            raise PeerGone("connection refused")
+        return name
+
+    def remove(self, peer: str) -> None:
+        if peer not in self.known:
+            raise DriverFailed("not found")
+        self.known.remove(peer)
+
+    def prepare(self, agent: str | None, memory: Memory, address: int, length: int, count: int, device: int = 0) -> int:
+        if self.fails == "prepare":
+            raise DriverFailed("not registered")
+        self.handles += 1
+        self.prepared.add(self.handles)
+        return self.handles
+
+    def unprepare(self, prepared: int) -> None:
+        self.prepared.remove(prepared)
+
+
+@pytest.fixture
+def driver() -> FakeDriver:
+    return FakeDriver()
+
+
+def card(name: str = "a", *, metadata: str = "", blocks: int = 4) -> Card:
+    return unpack(pack(agent=name, metadata=(metadata or name).encode(), address=64, blocks=blocks, block_bytes=16))
+
+
+def test_a_peer_is_prepared_once(driver: FakeDriver) -> None:
+    peers = Peers(driver)
+    peers.meet(card())
+    peers.meet(card())
+    assert "a" in peers
+    assert driver.handles == 1
+
+
+def test_another_card_of_the_same_agent_is_refused(driver: FakeDriver) -> None:
+    peers = Peers(driver)
+    peers.meet(card())
+    with pytest.raises(BadCard, match="another card"):
+        peers.meet(card(blocks=5))
+    assert peers["a"].card.blocks == 4
+
+
+@pytest.mark.parametrize("fails", ["add", "prepare"])
+def test_a_failed_meeting_leaves_nothing(driver: FakeDriver, fails: str) -> None:
+    peers, driver.fails = Peers(driver), fails
+    with pytest.raises(BadCard, match="a"):
+        peers.meet(card())
+    assert "a" not in peers
+    assert not driver.known
+    driver.fails = ""
+    peers.meet(card())
+    assert "a" in peers
+
+
+def test_metadata_of_someone_else_is_refused(driver: FakeDriver) -> None:
+    peers = Peers(driver)
+    with pytest.raises(BadCard, match="b"):
+        peers.meet(card("a", metadata="b"))
+    assert not driver.known
+
+
+def test_a_leaving_peer_is_unknown_and_dropped_when_collected(driver: FakeDriver) -> None:
+    peers = Peers(driver)
+    peers.meet(card())
+    peers.leave("a")
+    with pytest.raises(PeerUnknown):
+        peers["a"]
+    assert driver.known == {"a"}
+    peers.collect("a")
+    assert not driver.known
+    assert not driver.prepared
+
+
+def test_a_leaving_peer_that_is_met_again_stays(driver: FakeDriver) -> None:
+    peers = Peers(driver)
+    peers.meet(card())
+    peers.leave("a")
+    peers.meet(card())
+    peers.collect("a")
+    assert "a" in peers
+    assert driver.known == {"a"}
+    assert driver.handles == 1

@@ -1,0 +1,65 @@
+"""What a pool is told of the parsers of its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from headrace.broker.codec import encode
+from headrace.broker.models.cards import ModelCard
+from headrace.jetstream.subjects import Subjects
+from headrace.workers.engine import EngineInfo
+from headrace.workers.parsing.selection import Chosen
+from headrace.workers.registration import build_card, register_card
+from headrace.workers.settings import WorkerSettings
+
+INFO = EngineInfo(
+    engine="sim",
+    version="0",
+    tokenizer_dir="",
+    context_length=100,
+    block_size=32,
+    blocks=9,
+    slots=9,
+    vocab_size=9,
+    eos_token_ids=(2,),
+)
+
+
+class Shelf:
+    """A bucket with one card, and an object store that has every file."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
+
+    def bucket(self, name: str) -> Shelf:
+        return self
+
+    def objects(self, name: str) -> Shelf:
+        return self
+
+    async def get(self, key: str) -> Any:
+        return type("Entry", (), {"value": encode(self.card), "revision": 1})()
+
+    async def update(self, key: str, value: bytes, *, revision: int) -> None:
+        return None
+
+
+def card(parsers: Chosen) -> ModelCard:
+    return build_card(WorkerSettings(), "m", INFO, {}, parsers)
+
+
+async def test_a_worker_with_other_parsers_joins_and_says_so() -> None:
+    with structlog.testing.capture_logs() as logs:
+        in_force = await register_card(Shelf(card(Chosen("hermes"))), Subjects("x"), card(Chosen("mistral", "qwen3")), {})  # type: ignore[arg-type]
+    assert (in_force.tool_parser, in_force.reasoning_parser) == ("mistral", "qwen3")
+    assert [(log["event"], log["before"], log["now"]) for log in logs] == [
+        ("card.parsers_changed", ("hermes", None), ("mistral", "qwen3"))
+    ]
+
+
+async def test_a_worker_with_the_same_parsers_says_nothing() -> None:
+    with structlog.testing.capture_logs() as logs:
+        await register_card(Shelf(card(Chosen("hermes"))), Subjects("x"), card(Chosen("hermes")), {})  # type: ignore[arg-type]
+    assert logs == []

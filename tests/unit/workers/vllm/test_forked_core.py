@@ -1,0 +1,98 @@
+"""What a core forked from its worker keeps of it, and when it is forked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.workers.vllm.forked_core import METHOD, forked_core, may_fork
+
+# A process with what a worker has. Whoever it forks tells what it finds.
+WORKER = """
+import json, os, select, signal, socket, sys
+from headrace.workers.vllm.forked_core import forked_core
+
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+polling = select.epoll()
+ours, theirs = socket.socketpair()
+ours.setblocking(False)
+signal.set_wakeup_fd(ours.fileno())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: None)
+kept = {"server": server, "client": client, "polling": polling, "local": theirs}
+
+def fork():
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        found = {name: os.readlink(f"/proc/self/fd/{one.fileno()}").partition(":")[0] for name, one in kept.items()}
+        handled = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        usual = handled == [signal.default_int_handler, signal.SIG_DFL]
+        os.write(writing, json.dumps({**found, "signals": signal.set_wakeup_fd(-1), "usual": usual}).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as told:
+        found = json.load(told)
+    os.wait()
+    return found
+
+environ = {}
+with forked_core(environ):
+    core = fork()
+print(json.dumps({"core": core, "other": fork(), "here": signal.set_wakeup_fd(-1) == ours.fileno()}))
+"""
+
+
+def config(executor: str | None = "uni", media: object = None, cores: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(distributed_executor_backend=executor, data_parallel_size=cores),
+        model_config=SimpleNamespace(multimodal_config=media),
+    )
+
+
+def test_a_forked_core_has_nothing_that_the_kernel_shares_with_the_worker() -> None:
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    null = os.devnull
+    assert told["core"] == {
+        "server": null,
+        "client": null,
+        "polling": null,
+        "local": "socket",
+        "signals": -1,
+        "usual": True,
+    }
+    assert told["other"].pop("signals") >= 0
+    assert told["other"] == {"server": "socket", "client": "socket", "polling": "anon_inode", "local": "socket", "usual": False}
+    assert told["here"], "the worker itself goes on as before"
+
+
+def test_vllm_forks_only_while_it_is_told_to() -> None:
+    environ = {METHOD: "spawn"}
+    with forked_core(environ):
+        assert environ[METHOD] == "fork"
+    assert environ[METHOD] == "spawn"
+
+
+@pytest.mark.parametrize(
+    ("made", "cpu", "chosen", "may"),
+    [
+        (config(), True, None, True),
+        (config(), True, "fork", True),
+        (config(), True, "spawn", False),  # the operator's word
+        (config(), False, None, False),  # what CUDA has begun does not survive a fork
+        (config("mp"), True, None, False),  # it would fork others in its turn, with its threads running
+        (config(None), True, None, False),
+        (config(cores=2), True, None, False),
+        (config(media=SimpleNamespace(mm_tensor_ipc="direct")), True, None, True),
+        (config(media=SimpleNamespace(mm_tensor_ipc="torch_shm")), True, None, False),
+    ],
+)
+def test_a_core_is_forked_where_that_is_safe(made: SimpleNamespace, cpu: bool, chosen: str | None, may: bool) -> None:
+    assert may_fork(made, cpu=cpu, chosen=chosen) is (may and sys.platform == "linux")

@@ -1,0 +1,246 @@
+"""A deployment of the simulator whose every process can be hurt: started part by part, and kept running.
+
+Unlike `headrace up` it brings everything back at once, also what left on purpose, and there may be several frontends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TextIO
+
+from headrace.errors import StartFailed
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.errors import JetStreamError
+from headrace.tools.chaos.api_questions import PARSER_FLAGS
+from headrace.tools.chaos.client import Address
+from headrace.tools.chaos.proxy import NetworkProxy
+from headrace.up.frontend_probe import choose_port, get
+from headrace.up.process import Child, headrace_command, kill_group
+
+HOST = "127.0.0.1"
+MODEL = "sim"
+_RESTART_AFTER_S = 0.5
+_STOP_GRACE_S = 10.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many of each, and how the simulator behaves."""
+
+    mode: str = "aggregated"
+    workers: int = 3  # that answer requests
+    prefill_workers: int = 2  # only with the mode disagg
+    routers: int = 2
+    frontends: int = 2
+    drain_grace_s: float = 3.0  # shorter than the longest answers, so that some are handed over …
+    frontend_grace_s: float = 3.0  # … or cut
+    engine_arguments: Sequence[str] = ('timing_overrides={"decode_base_s": 0.02, "prefill_tokens_per_s": 20000}',)
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One part. `kind`: worker, prefill, router or frontend. `started`: Unix time of its last start."""
+
+    name: str
+    kind: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: TextIO
+    port: int = 0  # of a frontend
+    child: Child | None = None
+    started: float = 0.0
+    frozen: bool = False
+    leaving: bool = False
+    link: NetworkProxy | None = None  # between it and the NATS server
+    cut: bool = False  # or slow
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid if self.child else 0
+
+    @property
+    def can_be_hurt(self) -> bool:
+        """It runs, and nothing else is being done to it."""
+        return self.child is not None and not (self.frozen or self.leaving or self.cut)
+
+
+class Deployment:
+    """`async with` runs it; it has ended, and nothing of it is left, after the block."""
+
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        """`folder`: for the server's data and everybody's log."""
+        self.folder = folder
+        self.shape = shape
+        self.server = EmbeddedServer(folder / "nats")
+        self.processes: list[Process] = []
+        self._keepers: asyncio.TaskGroup | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._links = AsyncExitStack()
+        self._ending = False
+
+    async def __aenter__(self) -> Self:
+        """Raises StartFailed."""
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        try:
+            await self.server.start_async()
+        except (JetStreamError, OSError) as error:
+            raise StartFailed(f"the NATS server does not start: {error}") from error
+        self._keepers = await asyncio.TaskGroup().__aenter__()
+        self.processes = self._plan()
+        for process in self.processes:
+            process.link = await self._links.enter_async_context(NetworkProxy(HOST, self.server.port))
+            process.env = {**process.env, "HEADRACE_NATS_URL": process.link.url}
+        self._tasks = [self._keepers.create_task(self._keep(process), name=process.name) for process in self.processes]
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        self._ending = True
+        for process in self.processes:
+            if process.frozen:
+                self.thaw(process)
+            self.mend(process)
+        stopping = [p.child.stop(grace_s=_STOP_GRACE_S) for p in self.processes if p.child is not None and p.kind != "frontend"]
+        await asyncio.gather(*stopping)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._keepers is not None:
+            await self._keepers.__aexit__(None, None, None)
+        await self._links.aclose()
+        for process in self.processes:
+            process.log.close()
+        self.server.resume()
+        await self.server.stop_async()
+
+    def of_kind(self, kind: str) -> list[Process]:
+        return [process for process in self.processes if process.kind == kind]
+
+    @property
+    def frontends(self) -> list[Address]:
+        return [Address(process.name, HOST, process.port) for process in self.of_kind("frontend")]
+
+    # -- hurting -----------------------------------------------------------------------------------------------------------
+    def kill(self, process: Process) -> None:
+        """SIGKILL to it and all it has started."""
+        if process.child is not None:
+            kill_group(process.pid)
+
+    def freeze(self, process: Process) -> None:
+        if process.child is not None:
+            process.frozen = True
+            kill_group(process.pid, signal.SIGSTOP)
+
+    def thaw(self, process: Process) -> None:
+        process.frozen = False
+        if process.child is not None:
+            kill_group(process.pid, signal.SIGCONT)
+
+    def cut(self, process: Process, *, late_s: float | None = None) -> None:
+        """Its link carries nothing, or, with `late_s`, everything that much later, until `mend`."""
+        if process.link is not None:
+            process.cut = True
+            if late_s is None:
+                process.link.cut()
+            else:
+                process.link.slow(late_s)
+
+    def mend(self, process: Process) -> None:
+        if process.link is not None:
+            process.link.mend()
+        process.cut = False
+
+    async def drain(self, process: Process, *, timeout_s: float) -> bool:
+        """SIGTERM, and wait for its end. False when it had to be killed."""
+        child = process.child
+        if child is None:
+            return True
+        process.leaving = True
+        os.kill(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        while process.child is child and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        process.leaving = False
+        if process.child is child:
+            child.kill()
+            return False
+        return True
+
+    async def frontends_ready(self) -> bool:
+        answers = [await get(HOST, process.port, "/ready") for process in self.of_kind("frontend")]
+        return all(status == 200 for status, _ in answers)
+
+    # -- running -----------------------------------------------------------------------------------------------------------
+    async def _keep(self, process: Process) -> None:
+        while not self._ending:
+            process.started = time.time()
+            child = await Child.start(
+                headrace_command(*process.argv), env=process.env, on_line=lambda line: _note(process, line)
+            )
+            process.child = child
+            try:
+                code = await child.wait()
+            except asyncio.CancelledError:
+                child.kill()
+                await child.wait()
+                raise
+            finally:
+                process.child = None
+                process.frozen = False
+            _note(process, json.dumps({"event": "part.ended", "exit_code": code}))
+            await asyncio.sleep(_RESTART_AFTER_S)
+
+    def _plan(self) -> list[Process]:
+        shape = self.shape
+        arguments = [word for argument in shape.engine_arguments for word in ("--engine-arg", argument)]
+        disagg = shape.mode == "disagg"
+        serving = "decode" if disagg else "aggregated"
+        planned = []
+
+        def worker(name: str, role: str) -> tuple[str, ...]:
+            return ("worker", "--engine", "sim", "--role", role, "--name", name, *PARSER_FLAGS, *arguments)
+
+        planned += [self._process(f"frontend-{n}", "frontend", ("frontend",)) for n in range(1, shape.frontends + 1)]
+        planned += [
+            self._process(f"{serving}-{n}", "worker", worker(f"{serving}-{n}", serving)) for n in range(1, shape.workers + 1)
+        ]
+        if disagg:
+            names = [f"prefill-{n}" for n in range(1, shape.prefill_workers + 1)]
+            planned += [self._process(name, "prefill", worker(name, "prefill")) for name in names]
+        names = [f"router-{n}" for n in range(1, shape.routers + 1)]
+        planned += [self._process(name, "router", ("router", "--name", name)) for name in names]
+        return planned
+
+    def _process(self, name: str, kind: str, argv: tuple[str, ...]) -> Process:
+        port = 0
+        if kind == "frontend":
+            port = choose_port(HOST, 0)
+            argv = (*argv, "--port", str(port))
+        log = (self.folder / "logs" / f"{name}.log").open("a", buffering=1, errors="replace")
+        return Process(name, kind, argv, self._environment(), log, port=port)
+
+    def _environment(self) -> dict[str, str]:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+        plain |= {
+            "HEADRACE_LOG_FORMAT": "json",
+            "HEADRACE_WORKER_DRAIN_GRACE_S": f"{self.shape.drain_grace_s:g}",
+            "HEADRACE_ROUTER_DRAIN_GRACE_S": f"{self.shape.drain_grace_s:g}",
+            "HEADRACE_FRONTEND_DRAIN_GRACE_S": f"{self.shape.frontend_grace_s:g}",
+            # A deployment that is there before its server has to wait for it.
+            "HEADRACE_FRONTEND_START_TIMEOUT_S": "60",
+        }
+        if self.shape.mode == "disagg":
+            plain |= {"HEADRACE_ROUTER_PREFILL": "always", "HEADRACE_WORKER_PREFILL": "always"}
+        return plain
+
+
+def _note(process: Process, line: str) -> None:
+    process.log.write(line + "\n")

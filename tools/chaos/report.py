@@ -1,0 +1,128 @@
+"""What a run under faults says at its end, for people and as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.commands.control_client import columns
+from headrace.tools.chaos.ledger import Ledger, Outcome, percentile
+from headrace.tools.chaos.quiescence import Residue
+
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The whole account. `dead_letters`: those in the stream at the end.
+
+    What the machine itself did, which bounds what the pauses can tell: `longest_stall_s` of the clients' own process,
+    `server_stall_s` of the NATS server storing a small message while nothing was done to it.
+    """
+
+    seed: int
+    mode: str
+    minutes: float
+    ledger: Ledger
+    residue: Residue
+    dead_letters: int
+    troubles: list[str]
+    longest_stall_s: float
+    server_stall_s: float = 0.0
+    epoch_s: float = 0.0  # Unix time of the ledger's zero
+
+    @property
+    def broken(self) -> list[str]:
+        """Every promise that was not kept, in words; empty when all is well."""
+        found = [
+            f"request {entry.number} ({entry.id or 'no id'}, {entry.frontend}) {entry.outcome.value}: {entry.detail}"
+            for entry in self.ledger.broken()
+        ]
+        found += [f"{count} {name} left at the end" for name, count in self.residue.counts.items() if count]
+        found += [f"{name} is the consumer of a worker that is gone" for name in self.residue.orphans]
+        poisoned = self.ledger.counts()[Outcome.POISONED]
+        if self.dead_letters > poisoned:
+            found.append(f"{self.dead_letters} dead letters, but {poisoned} clients were told of poison")
+        return found + self.troubles
+
+    def as_data(self) -> dict[str, Any]:
+        counts = self.ledger.counts()
+        lasted: dict[str, list[float]] = {}
+        for injury in self.ledger.injuries:
+            lasted.setdefault(injury.kind, []).append(injury.over_s - injury.at_s)
+        return {
+            "seed": self.seed,
+            "mode": self.mode,
+            "minutes": self.minutes,
+            "faults": dict(sorted(Counter(injury.kind for injury in self.ledger.injuries).items())),
+            "sent": len(self.ledger.entries),
+            "outcomes": {outcome.value: counts[outcome] for outcome in Outcome if outcome is not Outcome.OPEN},
+            "pauses": {
+                kind: {
+                    "fault_s": round(percentile(lasted[kind.removesuffix(" again")], 0.5), 3),
+                    "streams": len(pauses),
+                    "p50_s": round(percentile(pauses, 0.5), 3),
+                    "p99_s": round(percentile(pauses, 0.99), 3),
+                    "max_s": round(max(pauses), 3),
+                }
+                for kind, pauses in sorted(self.ledger.pauses().items())
+            },
+            "longest_pauses": self._longest_pauses(),
+            "longest_stall_s": round(self.longest_stall_s, 3),
+            "server_stall_s": round(self.server_stall_s, 3),
+            "residue": self.residue.counts,
+            "dead_letters": self.dead_letters,
+            "broken": self.broken,
+        }
+
+    def _longest_pauses(self) -> list[dict[str, Any]]:
+        """The longest of all, with what is needed to find them in the logs: whose they are and when (Unix time) they began."""
+        longest = sorted(self.ledger.each_pause(), key=lambda pause: -pause.length_s)[:_MOST_SHOWN]
+        return [
+            {
+                "pause_s": round(pause.length_s, 3),
+                "kind": pause.kind,
+                "victim": pause.victim,
+                "request": pause.request,
+                "at": round(pause.from_s + self.epoch_s, 3),
+                "fault_at": round(pause.fault_s + self.epoch_s, 3),
+            }
+            for pause in longest
+        ]
+
+
+def render(report: Report) -> str:
+    """For people."""
+    data = report.as_data()
+    counts = data["outcomes"]
+    rows = [["faults", ""]] + [[f"  {kind}", str(count)] for kind, count in data["faults"].items()]
+    rows += [["", ""], ["requests sent", str(data["sent"])]]
+    rows += [
+        [f"  {name}", str(counts[outcome.value])]
+        for outcome, name in (
+            (Outcome.ANSWERED, "answered once and right"),
+            (Outcome.CANCELLED, "cancelled by the client"),
+            (Outcome.REFUSED, "refused, to be tried again"),
+            (Outcome.UNREACHED, "frontend was down"),
+            (Outcome.CUT, "cut by their frontend's end"),
+            (Outcome.POISONED, "crashed three workers"),
+            (Outcome.FAILED, "failed"),
+            (Outcome.LOST, "lost"),
+            (Outcome.MISSING, "with missing tokens"),
+            (Outcome.DUPLICATED, "with duplicated tokens"),
+            (Outcome.WRONG, "wrong"),
+        )
+    ]
+    rows += [["", ""], ["left at the end", ""], *([f"  {name}", str(count)] for name, count in report.residue.counts.items())]
+    pauses = [["longest pause of a stream, s", "streams", "p50", "p99", "max", "mended after"]]
+    numbers = ("p50_s", "p99_s", "max_s", "fault_s")
+    pauses += [[f"  {kind}", str(p["streams"]), *(f"{p[n]:.2f}" for n in numbers)] for kind, p in data["pauses"].items()]
+    pauses.append(["  (the clients themselves)", "", "", "", f"{report.longest_stall_s:.2f}", ""])
+    pauses.append(["  (the NATS server, unhurt)", "", "", "", f"{report.server_stall_s:.2f}", ""])
+    head = f"chaos: seed {report.seed}, mode {report.mode}, {report.minutes:g} minutes\n\n"
+    text = head + columns(rows) + "\n" + columns(pauses)
+    if not (broken := report.broken):
+        return text + "\nevery promise was kept\n"
+    more = [f"  … and {len(broken) - _MOST_SHOWN} more"] if len(broken) > _MOST_SHOWN else []
+    return text + "\n".join(["", f"{len(broken)} promises broken:", *(f"  {b}" for b in broken[:_MOST_SHOWN]), *more]) + "\n"

@@ -1,0 +1,225 @@
+"""`headrace bench`: benchmarks that need neither a GPU nor a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.commands.groups import add_group
+from headrace.errors import EXIT_OK, CommandError
+from headrace.logs import configure
+from headrace.router.errors import RouterError
+from headrace.tools.replay_bench.classic import SWEEP, WIDE_SWEEP
+from headrace.tools.replay_bench.compare import Comparison
+from headrace.tools.replay_bench.engine import EngineModel
+from headrace.tools.replay_bench.generate import GENERATORS, generate
+from headrace.tools.replay_bench.measure import as_builtins
+from headrace.tools.replay_bench.policies import ALL, EARLY, Policy
+from headrace.tools.replay_bench.replay import KNEE_PRECISION, Pool
+from headrace.tools.replay_bench.report import Report, Scenario, facts
+from headrace.tools.replay_bench.tables import render
+from headrace.tools.replay_bench.trace import SAMPLE, Trace, assign, read_trace
+
+T = TypeVar("T")
+
+_EXAMPLES = """examples:
+  headrace bench replay                                     the shipped slice of a trace, all policies
+  headrace bench replay trace.jsonl --blocks 2000,4000 --rate 3,5
+  headrace bench replay trace.jsonl --sequential --routers 1,2,4
+  headrace bench replay trace.jsonl --find-knee --policy kv,classic,round-robin
+  headrace bench replay --generate conversations --requests 4000 --classes hi:0.2,std:0.8 --tenants 10 --rate 6
+
+Times are virtual: a replay takes seconds. The engines are modelled, the router is the real one. docs/performance.md says
+what is modelled and what the columns mean."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `bench` and its actions to the command line."""
+    about, description = "benchmarks without a GPU", "Benchmarks that need neither a GPU nor a NATS server."
+    _add_replay(add_group(subparsers, "bench", about=about, description=description))
+
+
+def _add_replay(actions: Any) -> None:
+    parser = actions.add_parser(
+        "replay",
+        help="replay a trace through the router over simulated workers, in virtual time",
+        description="Replay a Mooncake-format trace through the router over simulated workers, in virtual time.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run_replay, prog="headrace bench replay")
+    add = parser.add_argument
+    add(
+        "trace",
+        nargs="?",
+        type=Path,
+        help="JSON lines with timestamp, input_length, output_length, hash_ids (default: a slice)",
+    )
+    add("--generate", choices=tuple(GENERATORS), help="instead of a file, a trace made up with --seed")
+    add("--requests", type=_count, metavar="N", help="only the first N requests; with --generate how many (default: 4000)")
+    add("--workers", type=_count, default=8, metavar="N", help="default: 8")
+    add(
+        "--blocks",
+        type=_list(_count),
+        default=[2000],
+        metavar="N,…",
+        help="cache of one worker, in 512-token blocks (default: 2000)",
+    )
+    add("--routers", type=_list(_count), default=[1], metavar="N,…", help="routers that share the work (default: 1)")
+    add(
+        "--policy",
+        type=_list(str),
+        default=list(ALL),
+        metavar="NAME,…",
+        help=f"default: {','.join(ALL)}; NAME{EARLY} binds at once",
+    )
+    add("--rate", type=_list(_positive), default=[1.0], metavar="X,…", help="factors on the trace's own speed (default: 1)")
+    add("--sequential", action="store_true", help="one request after the other, without timing: hit rate and balance")
+    add("--find-knee", action="store_true", help="the highest rate with TTFT p90 ≤ 3 s of each policy, and all around it")
+    add("--precision", type=_positive, default=KNEE_PRECISION, metavar="X", help="of knees, relative (default: 0.01)")
+    add("--classes", type=_shares, default={}, metavar="NAME:SHARE,…", help="draw request classes")
+    add("--tenants", type=_count, default=0, metavar="N", help="draw tenants t0, t1, … of skewed load")
+    add("--skew", type=_positive, default=1.0, metavar="X", help="load of the n-th tenant goes as 1/n^X (default: 1)")
+    add(
+        "--tenant-weights",
+        type=_shares,
+        default={},
+        metavar="NAME:WEIGHT,…",
+        help="what a tenant is entitled to (default: 1 each)",
+    )
+    add("--deadline", type=_positive, default=float("inf"), metavar="SECONDS", help="of every request (default: none)")
+    add("--wide-sweep", action="store_true", help="try weights of `classic` beyond their documented range, too")
+    add(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the scheduler, as in fairness.slack_tokens=0",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="default: 0")
+    add("--json", action="store_true", help="as JSON")
+    add("--quiet", action="store_true", help="no lines about progress")
+
+
+def run_replay(parsed: argparse.Namespace) -> int:
+    """Raises CommandError for a trace or an option that cannot be used."""
+    configure(level="warning")
+    try:
+        report = _measure(parsed)
+    except RouterError as error:
+        raise CommandError(str(error)) from error
+    sys.stdout.write(json.dumps(as_builtins(report), indent=1) + "\n" if parsed.json else render(report))
+    return EXIT_OK
+
+
+def _measure(parsed: argparse.Namespace) -> Report:
+    trace = _trace(parsed)
+    policies = [_policy(name, parsed) for name in parsed.policy]
+    scenarios: list[Scenario] = []
+    for blocks in parsed.blocks:
+        for routers in parsed.routers:
+            comparison = Comparison(
+                pool=Pool(
+                    trace=trace,
+                    workers=parsed.workers,
+                    model=EngineModel(blocks=blocks),
+                    routers=routers,
+                    seed=parsed.seed,
+                    deadline_s=parsed.deadline,
+                ),
+                policies=policies,
+                sweep=WIDE_SWEEP if parsed.wide_sweep else SWEEP,
+                tenant_weights=parsed.tenant_weights,
+                precision=parsed.precision,
+                progress=_progress(parsed),
+            )
+            if parsed.sequential:
+                scenarios.append(comparison.sequential())
+            elif parsed.find_knee:
+                scenarios.append(comparison.knees())
+            else:
+                scenarios.append(comparison.in_time(parsed.rate))
+    return Report(trace=facts(trace), seed=parsed.seed, scenarios=scenarios)
+
+
+def _trace(parsed: argparse.Namespace) -> Trace:
+    if parsed.generate is not None:
+        if parsed.trace is not None:
+            raise CommandError(f"{parsed.trace}: a trace or --generate, not both")
+        trace = generate(parsed.generate, requests=parsed.requests or 4000, seed=parsed.seed)
+    else:
+        trace = read_trace(parsed.trace or SAMPLE, limit=parsed.requests)
+    if parsed.classes or parsed.tenants:
+        trace = assign(trace, classes=parsed.classes, tenants=parsed.tenants, skew=parsed.skew, seed=parsed.seed)
+    return trace
+
+
+def _policy(name: str, parsed: argparse.Namespace) -> Policy:
+    settings = dict(parsed.set)
+    if parsed.tenant_weights:
+        settings = {"fairness.weights": parsed.tenant_weights, **settings}
+    return Policy(name=name, settings=settings)
+
+
+def _progress(parsed: argparse.Namespace) -> Callable[[str], None]:
+    def show(text: str) -> None:
+        if not parsed.quiet:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    return show
+
+
+# -- values of options ---------------------------------------------------------------------------------------------------------
+
+
+def _list(item: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def parse(text: str) -> list[T]:
+        return [item(part.strip()) for part in text.split(",")]
+
+    return parse
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def _shares(text: str) -> dict[str, float]:
+    """`a:0.2,b:0.8`; without a share it is 1."""
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, colon, share = part.strip().partition(":")
+        if not name or name in shares:
+            raise argparse.ArgumentTypeError(f"{text!r}: a name is missing or there twice")
+        shares[name] = _positive(share) if colon else 1.0
+    return shares
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`name=value`, the value as JSON if it is that."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,89 @@
+"""The policies that are compared, each as the way to make a router that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from headrace.router.errors import SettingsInvalid
+from headrace.router.index.factory import create_index
+from headrace.router.index.types import CacheView
+from headrace.router.index.view import Caches
+from headrace.router.placement.scheduler import Scheduler
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.tools.replay_bench.classic import Classic, ClassicWeights
+from headrace.tools.replay_bench.ports import Router, Scheduling
+
+T = TypeVar("T")
+
+OURS = "kv"
+CLASSIC = "classic"
+OTHERS = ("least-loaded", "round-robin", "random", "power-of-two")
+ALL = (OURS, CLASSIC, *OTHERS)
+EARLY = "+early"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """`name` is one of ALL, perhaps with EARLY behind it: the scheduler's policy, but a request goes to its worker at once.
+
+    `weights` are those of `classic`, which is early by itself; `settings` are further ones of the scheduler, by dotted name.
+    `make_scheduler` and `make_view` put something else in the place of the real ones.
+    """
+
+    name: str
+    weights: ClassicWeights = field(default_factory=ClassicWeights)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    make_scheduler: Callable[[CacheView, str, int], Scheduling] | None = None
+    make_view: Callable[[], CacheView] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name.removesuffix(EARLY) not in ALL or self.name == CLASSIC + EARLY:
+            raise SettingsInvalid(f"policy {self.name!r}: there are {', '.join(ALL)}, those of the scheduler also with {EARLY}")
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.weights})" if self.name == CLASSIC else self.name
+
+    def router(self, name: str, seed: int) -> Router:
+        """A router with an empty view. Raises SettingsInvalid."""
+        view = Caches(create_index()) if self.make_view is None else self.make_view()
+        if self.name == CLASSIC:
+            scheduler: Scheduling = Classic(view, weights=self.weights, name=name, seed=seed)
+        elif self.make_scheduler is not None:
+            scheduler = self.make_scheduler(view, name, seed)
+        else:
+            scheduler = Scheduler(self.scheduler_settings(), view, name=name, seed=seed)
+        return Router(name=name, scheduler=scheduler, view=view)
+
+    def scheduler_settings(self) -> SchedulerSettings:
+        """Raises SettingsInvalid for a setting that does not exist or cannot be so."""
+        own = {"policy": self.name.removesuffix(EARLY)}
+        if self.name.endswith(EARLY):
+            own["binding"] = "early"
+        return changed(SchedulerSettings(), {**self.settings, **own})
+
+
+def changed(settings: T, values: Mapping[str, Any]) -> T:
+    """A settings record with other values; `a.b` is the field `b` of the record in the field `a`. Raises SettingsInvalid."""
+    known = {f.name for f in fields(settings)}  # type: ignore[arg-type]  # every caller has a dataclass
+    own: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        head, dot, rest = name.partition(".")
+        if head not in known:
+            raise SettingsInvalid(f"no setting {head!r} in {type(settings).__name__}; there are {', '.join(sorted(known))}")
+        if dot:
+            nested.setdefault(head, {})[rest] = value
+        else:
+            own[head] = value
+    for head, inner in nested.items():
+        record = own.get(head, getattr(settings, head))
+        if not is_dataclass(record):
+            raise SettingsInvalid(f"setting {head!r} of {type(settings).__name__} has no parts, so no {', '.join(inner)}")
+        own[head] = changed(record, inner)
+    try:
+        return replace(settings, **own)  # type: ignore[type-var]
+    except TypeError as error:
+        raise SettingsInvalid(f"{own!r} do not fit {type(settings).__name__}: {error}") from None

@@ -1,0 +1,167 @@
+"""Traces of requests in the format of the Mooncake release: one JSON object a line with `timestamp` (milliseconds from the
+start), `input_length`, `output_length` (tokens) and `hash_ids`, one for each 512-token block of the prompt, the last of them
+perhaps not full. Equal ids mean equal prompts up to the end of that block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.router.errors import TraceInvalid
+
+BLOCK_TOKENS = 512
+MOST_BLOCKS = 1 << 16  # of one prompt: 33 M tokens; more is a damaged file
+SAMPLE = Path(__file__).parent / "assets" / "mooncake" / "synthetic_tail.jsonl"
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """One request. `at_s` counts from the first request of the trace."""
+
+    at_s: float
+    tokens: int
+    output: int
+    chain: tuple[int, ...]
+    request_class: str = "std"
+    tenant: str = "_"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the order of their arrival."""
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+
+    @property
+    def duration_s(self) -> float:
+        return self.requests[-1].at_s - self.requests[0].at_s if self.requests else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Requests per second; of a trace without duration 1."""
+        return (len(self.requests) - 1) / self.duration_s if self.duration_s > 0 else 1.0
+
+    @property
+    def blocks(self) -> int:
+        return sum(len(r.chain) for r in self.requests)
+
+
+def read_trace(path: Path | str, *, limit: int | None = None) -> Trace:
+    """The whole file or its first `limit` requests. Raises TraceInvalid with file, line, field and value."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            return parse_trace(file, name=str(path), limit=limit)
+    except OSError as error:
+        raise TraceInvalid(f"{path}: {error.strerror or error}") from error
+
+
+def parse_trace(lines: Iterable[bytes], *, name: str, limit: int | None = None) -> Trace:
+    """The same from lines; blank ones are skipped. Raises TraceInvalid."""
+    decoder = msgspec.json.Decoder()
+    requests: list[TraceRequest] = []
+    for number, line in enumerate(lines, 1):
+        if limit is not None and len(requests) >= limit:
+            break
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            record = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TraceInvalid(f"{where}: no JSON object ({error}): {line[:60]!r}") from None
+        request = _request(record, where=where)
+        if requests and request.at_s < requests[-1].at_s:
+            raise TraceInvalid(f"{where}: timestamp {record['timestamp']!r} is before that of the request above it")
+        requests.append(request)
+    if not requests:
+        raise TraceInvalid(f"{name}: no requests in it")
+    start_s = requests[0].at_s
+    return Trace(name, tuple(replace(r, at_s=r.at_s - start_s) for r in requests) if start_s else tuple(requests))
+
+
+def chain_value(hash_id: int) -> int:
+    """A trace's block id as a chain value: spread over all 64 bits as real ones are, one to one (finaliser of SplitMix64)."""
+    x = (hash_id + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def accelerate(trace: Trace, factor: float) -> Trace:
+    """The same requests arriving `factor` times as fast. Raises TraceInvalid for a factor that is not above 0."""
+    if not 0 < factor < float("inf"):
+        raise TraceInvalid(f"rate factor {factor!r}: must be a number above 0")
+    return Trace(trace.name, tuple(replace(r, at_s=r.at_s / factor) for r in trace.requests))
+
+
+def assign(
+    trace: Trace,
+    *,
+    classes: Mapping[str, float] | None = None,
+    tenants: int = 0,
+    skew: float = 1.0,
+    seed: int = 0,
+) -> Trace:
+    """Give every request a class (drawn by the shares in `classes`) and a tenant.
+
+    Tenants are named t0, t1, …; t0 sends most: the load of the n-th goes as 1 / (n + 1) ** skew, 0 being even. Requests with
+    the same first two blocks are taken for one conversation and have the same tenant; the first block alone may be everybody's.
+    """
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    names = list(classes or {})
+    weights = list((classes or {}).values())
+    load = [1 / (n + 1) ** skew for n in range(tenants)]
+    of_conversation: dict[int, int] = {}
+    requests = []
+    for r in trace.requests:
+        changes: dict[str, Any] = {}
+        if names:
+            changes["request_class"] = rng.choices(names, weights)[0]
+        if tenants:
+            key = r.chain[min(1, len(r.chain) - 1)]
+            tenant = of_conversation.get(key)
+            if tenant is None:
+                tenant = of_conversation[key] = rng.choices(range(tenants), load)[0]
+            changes["tenant"] = f"t{tenant}"
+        requests.append(replace(r, **changes))
+    return Trace(trace.name, tuple(requests))
+
+
+def _request(record: object, *, where: str) -> TraceRequest:
+    if not isinstance(record, dict):
+        raise TraceInvalid(f"{where}: a {type(record).__name__} instead of an object: {str(record)[:60]}")
+    at_ms = record.get("timestamp")
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < float("inf"):
+        raise TraceInvalid(f"{where}: timestamp {at_ms!r} is no number of milliseconds from 0 on")
+    tokens = _count(record, "input_length", where=where)
+    output = _count(record, "output_length", where=where)
+    ids = record.get("hash_ids")
+    if not isinstance(ids, list) or not ids:
+        raise TraceInvalid(f"{where}: hash_ids {str(ids)[:60]} is no list with a block id")
+    expected = -(-tokens // BLOCK_TOKENS)
+    if len(ids) != expected:
+        raise TraceInvalid(
+            f"{where}: {len(ids)} hash_ids for input_length {tokens}, which is {expected} blocks of {BLOCK_TOKENS} tokens"
+        )
+    if len(ids) > MOST_BLOCKS:
+        raise TraceInvalid(f"{where}: {len(ids)} blocks; at most {MOST_BLOCKS} are taken")
+    for position, item in enumerate(ids):
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= _MASK:
+            raise TraceInvalid(f"{where}: hash_ids[{position}] is {item!r}, no block id from 0 to 2**64 - 1")
+    return TraceRequest(at_s=at_ms / 1000, tokens=tokens, output=output, chain=tuple(map(chain_value, ids)))
+
+
+def _count(record: Mapping[str, object], field: str, *, where: str) -> int:
+    value = record.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TraceInvalid(f"{where}: {field} {value!r} is no number of tokens from 1 on")
+    return value

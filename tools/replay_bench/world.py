@@ -1,0 +1,292 @@
+"""A pool in virtual time: routers, workers and the messages between them, moved by a heap of things to come.
+
+Routers are the real scheduler over the real cache view, or anything with the same methods. Every request goes to a router drawn
+at random, as pull consumers share a stream. Everything that is said takes time: a placement until the worker has it, job events
+and load reports until routers know them, and the cache changes of a step, which go as one batch after the step's end. No clock
+is read and nothing is random but for the seed, so a run can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.broker.messages import EventKind, JobEvent, LoadReport
+from headrace.router.errors import ReplayStalled
+from headrace.router.placement.types import Placement, Shed
+from headrace.tools.replay_bench.engine import Engine, EngineModel, Job
+from headrace.tools.replay_bench.messages import (
+    apply_changes,
+    job_event,
+    job_index,
+    load_report,
+    placed_event,
+    waiting_of,
+    worker_info,
+    worker_name,
+)
+from headrace.tools.replay_bench.ports import MakeRouter, Router
+from headrace.tools.replay_bench.trace import Trace
+
+STALL_S = 600.0  # nothing has moved for so long: nothing ever will
+WAKE_AGAIN_S = 0.001  # a scheduler that wants to be woken at once gets this much later
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """How long messages take, in seconds."""
+
+    place_s: float = 0.001  # placement → worker
+    event_s: float = 0.001  # job event or load report → router
+    kv_s: float = 0.002  # cache changes → router, after the end of their step
+    report_s: float = 0.02  # load reports of a worker are at least so far apart …
+    heartbeat_s: float = 0.2  # … and at most so far
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a request, beside its job."""
+
+    job: Job
+    router: int = -1
+    placed_s: float = -1.0
+    predicted_ttft_s: float = -1.0
+    predicted_uncached: int = -1
+    reason: str = ""
+    shed: str = ""  # the code, if it was
+
+
+@dataclass(slots=True)
+class _Clocked:
+    """A router in the world."""
+
+    router: Router
+    dirty: bool = False
+    wake_s: float = float("inf")
+    decisions: int = 0
+
+
+@dataclass(slots=True)
+class _Reporting:
+    """What a worker has told of its load."""
+
+    n: int = 0
+    last_s: float = float("-inf")
+    due: bool = False  # a report is on the way
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """One pool. `run` replays a trace once; a world is used once."""
+
+    trace: Trace
+    model: EngineModel
+    workers: int
+    make_router: MakeRouter
+    routers: int = 1
+    seed: int = 0
+    deadline_s: float = float("inf")  # for every request, from its arrival
+    delays: Delays = field(default_factory=Delays)
+
+    _heap: list[tuple[float, int, Callable[..., None], Any]] = field(default_factory=list, init=False)
+    _pushed: int = field(default=0, init=False)
+    _now_s: float = field(default=0.0, init=False)
+    _moved_s: float = field(default=0.0, init=False)
+    _open: int = field(default=0, init=False)
+    _engines: list[Engine] = field(default_factory=list, init=False)
+    _reporting: list[_Reporting] = field(default_factory=list, init=False)
+    _step_of: list[int] = field(default_factory=list, init=False)  # per worker: number of the end of step that counts
+    _clocked: list[_Clocked] = field(default_factory=list, init=False)
+    _outcomes: list[Outcome] = field(default_factory=list, init=False)
+    _names: list[str] = field(default_factory=list, init=False)
+    _worker_of: dict[str, int] = field(default_factory=dict, init=False)
+
+    def run(self) -> list[Outcome]:
+        """All requests, in the order of the trace. Raises ReplayStalled if the routers stop placing."""
+        self._begin()
+        heap = self._heap
+        while self._open:
+            self._now_s = now_s = heap[0][0]
+            if now_s - self._moved_s > STALL_S and self._stalled():
+                raise ReplayStalled(
+                    f"at {now_s:.1f} s of the replay {self._open} requests are open and nothing has moved for {STALL_S:g} s"
+                )
+            while heap and heap[0][0] <= now_s:
+                _, _, act, subject = heapq.heappop(heap)
+                act(subject)
+            for clocked in self._clocked:
+                if clocked.dirty:
+                    self._decide(clocked)
+        return self._outcomes
+
+    @property
+    def decisions(self) -> int:
+        """How often the routers were asked to decide."""
+        return sum(c.decisions for c in self._clocked)
+
+    def _stalled(self) -> bool:
+        return all(engine.idle for engine in self._engines) and any(c.router.scheduler.waiting for c in self._clocked)
+
+    # -- the beginning -------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        rng = random.Random(f"deal {self.seed}")  # noqa: S311 - reproducible, not secret
+        self._engines = [Engine(self.model, index=n) for n in range(self.workers)]
+        self._reporting = [_Reporting() for _ in self._engines]
+        self._step_of = [0] * self.workers
+        self._names = [worker_name(n) for n in range(self.workers)]
+        self._worker_of = {name: n for n, name in enumerate(self._names)}
+        self._clocked = [_Clocked(self.make_router(f"router-{n}", self.seed * 1000 + n)) for n in range(self.routers)]
+        for clocked in self._clocked:
+            clocked.router.scheduler.set_routers(c.router.name for c in self._clocked)
+            for name in self._names:
+                clocked.router.view.add_worker(name, capacity_blocks=self.model.blocks)
+                clocked.router.scheduler.put_worker(worker_info(name, self.model), 0.0)
+        self._open = len(self.trace.requests)
+        for index, request in enumerate(self.trace.requests):
+            outcome = Outcome(job=Job(index=index, request=request), router=rng.randrange(self.routers))
+            self._outcomes.append(outcome)
+            self._at(request.at_s, self._arrive, outcome)
+        for engine in self._engines:
+            self._at(0.0, self._report, engine)
+
+    def _at(self, at_s: float, act: Callable[..., None], subject: object) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (at_s, self._pushed, act, subject))
+
+    # -- requests and routers ------------------------------------------------------------------------------------------------
+
+    def _arrive(self, outcome: Outcome) -> None:
+        clocked = self._clocked[outcome.router]
+        clocked.dirty = True
+        shed = clocked.router.scheduler.offer(waiting_of(outcome.job, deadline_s=self.deadline_s), self._now_s)
+        if shed is not None:
+            self._shed(shed)
+        self._moved_s = self._now_s
+
+    def _decide(self, clocked: _Clocked) -> None:
+        clocked.dirty = False
+        scheduler, now_s = clocked.router.scheduler, self._now_s
+        if not scheduler.waiting:
+            return
+        clocked.decisions += 1
+        for decision in scheduler.decide(now_s):
+            if isinstance(decision, Shed):
+                self._shed(decision)
+            else:
+                self._place(decision, clocked.router.name)
+        if not scheduler.waiting:
+            return
+        wake_s = scheduler.next_wake_s(now_s)
+        if wake_s is None:
+            return
+        wake_s = max(wake_s, now_s + WAKE_AGAIN_S)
+        if wake_s < clocked.wake_s:
+            clocked.wake_s = wake_s
+            self._at(wake_s, self._wake, (clocked, wake_s))
+
+    def _wake(self, subject: tuple[_Clocked, float]) -> None:
+        clocked, wake_s = subject
+        if clocked.wake_s == wake_s:
+            clocked.wake_s = float("inf")
+            clocked.dirty = True
+
+    def _place(self, placement: Placement, by: str) -> None:
+        outcome = self._outcomes[job_index(placement.request)]
+        outcome.placed_s = self._moved_s = self._now_s
+        outcome.predicted_ttft_s = placement.predicted_ttft_s
+        outcome.predicted_uncached = placement.uncached
+        outcome.reason = placement.reason
+        self._at(self._now_s + self.delays.place_s, self._submit, (outcome.job, self._worker_of[placement.worker]))
+        if self.routers > 1:
+            self._at(self._now_s + self.delays.event_s, self._hear, placed_event(placement, by))
+
+    def _shed(self, shed: Shed) -> None:
+        self._outcomes[job_index(shed.request)].shed = shed.code
+        self._open -= 1
+        self._moved_s = self._now_s
+
+    # -- workers -------------------------------------------------------------------------------------------------------------
+
+    def _submit(self, subject: tuple[Job, int]) -> None:
+        job, worker = subject
+        engine = self._engines[worker]
+        ends_s = engine.step_ends_s
+        engine.submit(job, self._now_s)
+        self._say("started", job)
+        self._soon(engine)
+        if engine.step_ends_s != ends_s:
+            self._await_step(engine)
+
+    def _await_step(self, engine: Engine) -> None:
+        if engine.step_ends_s is not None:
+            self._step_of[engine.index] += 1
+            self._at(engine.step_ends_s, self._end_step, (engine, self._step_of[engine.index]))
+
+    def _end_step(self, subject: tuple[Engine, int]) -> None:
+        engine, number = subject
+        if number != self._step_of[engine.index]:
+            return  # an arrival has cut it short: that end came before
+        computed = engine.step_prefill_tokens
+        step = engine.end_step(self._now_s)
+        self._moved_s = self._now_s
+        for job in step.prefilled:
+            self._say("prefilled", job)
+        for job in step.settled:
+            self._say("settled", job)
+            self._open -= 1
+        if step.stored or step.removed:
+            self._at(self._now_s + self.delays.kv_s, self._apply, (engine.index, step.stored, step.removed))
+        if computed or step.settled:
+            self._soon(engine)
+        self._await_step(engine)
+
+    # -- what they tell ------------------------------------------------------------------------------------------------------
+
+    def _say(self, kind: EventKind, job: Job) -> None:
+        self._at(self._now_s + self.delays.event_s, self._hear, job_event(kind, job, self._names[job.worker]))
+
+    def _hear(self, event: JobEvent) -> None:
+        for clocked in self._clocked:
+            if event.by != clocked.router.name:
+                clocked.router.scheduler.on_event(event, self._now_s)
+                clocked.dirty = True
+
+    def _apply(self, subject: tuple[int, Sequence[int], Sequence[int]]) -> None:
+        worker, stored, removed = subject
+        for clocked in self._clocked:
+            apply_changes(clocked.router.view, self._names[worker], stored=stored, removed=removed, now_s=self._now_s)
+            clocked.dirty = True
+
+    def _soon(self, engine: Engine) -> None:
+        """The load has changed: report it, but not too often."""
+        reporting = self._reporting[engine.index]
+        if not reporting.due:
+            reporting.due = True
+            self._at(max(self._now_s, reporting.last_s + self.delays.report_s), self._report_change, engine)
+
+    def _report_change(self, engine: Engine) -> None:
+        self._reporting[engine.index].due = False
+        self._send_report(engine)
+
+    def _report(self, engine: Engine) -> None:
+        """The heartbeat."""
+        reporting = self._reporting[engine.index]
+        if self._now_s - reporting.last_s >= self.delays.heartbeat_s - 1e-9:
+            self._send_report(engine)
+        self._at(reporting.last_s + self.delays.heartbeat_s, self._report, engine)
+
+    def _send_report(self, engine: Engine) -> None:
+        reporting = self._reporting[engine.index]
+        reporting.n += 1
+        reporting.last_s = self._now_s
+        report = load_report(engine, self._names[engine.index], n=reporting.n, now_s=self._now_s)
+        self._at(self._now_s + self.delays.event_s, self._hear_report, report)
+
+    def _hear_report(self, report: LoadReport) -> None:
+        for clocked in self._clocked:
+            clocked.router.scheduler.on_report(report, self._now_s)
+            clocked.dirty = True

@@ -1,0 +1,160 @@
+"""Prompts that this worker computes for others: jobs of the prefill queue as sequences of the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace.broker.codec import decode, unpack_u32, unpack_u64
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Generation, JobFault
+from headrace.broker.messages.prefill import PrefillDone, PrefillJob
+from headrace.workers import metrics
+from headrace.workers.engine import DisaggStyle, Engine, EngineInfo, Fault, Handover, Output, Sequence
+from headrace.workers.kv.cached_prefix import cached_tokens
+
+OnOutput = Callable[[Output], None]
+
+
+class RawSequences(Protocol):
+    """Sequences that belong to no run of this worker. Everything reaches the engine in the order of the calls."""
+
+    def submit_raw(self, sequence: Sequence, on_output: OnOutput) -> None:
+        """All outputs go to `on_output`; one with a fault if the engine does not take it."""
+
+    def abort_raw(self, sequence_id: str) -> None:
+        """Also lets go of what it has on offer. Nothing more of it reaches `on_output`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    job: PrefillJob
+    tokens: int
+    began_s: float
+    cached: int = 0
+
+
+class PrefillSide:
+    """Implements `headrace.broker.prefill.server.PrefillExecutor`. `finished` must be set before the first job."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        raw: RawSequences,
+        *,
+        worker: str,
+        cache: Callable[[], Container[int]] | None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`cache()` has the chain values of what the engine has cached."""
+        self._engine = engine
+        self._info = info
+        self._raw = raw
+        self._worker = worker
+        self._cache = cache
+        self._wall = wall
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self.finished: Callable[[PrefillDone], None] = lambda done: None
+
+    @property
+    def lease_s(self) -> float:
+        return self._info.lease_s
+
+    @property
+    def address(self) -> str:
+        return self._info.address
+
+    def uncached(self, job: PrefillJob) -> int:
+        if self._cache is None or job.block_size != self._info.block_size or not job.hashes:
+            return job.tokens
+        try:
+            chain = unpack_u64(job.hashes)
+        except WireError:
+            return job.tokens
+        return job.tokens - cached_tokens(chain, job.tokens, block_size=job.block_size, cache=self._cache())
+
+    def start(self, job: PrefillJob, payload: bytes) -> None:
+        try:
+            sequence = self._sequence(job, payload)
+        except WireError as error:
+            self._end(job.job, JobFault("invalid_request", f"malformed payload: {error}"))
+            return
+        self._running[job.job] = _Running(job, len(sequence.token_ids), self._clock())
+        self._raw.submit_raw(sequence, self._on_output)
+
+    def stop(self, job: str) -> None:
+        self._running.pop(job, None)
+        self._raw.abort_raw(job)
+
+    def _sequence(self, job: PrefillJob, payload: bytes) -> Sequence:
+        """Raises WireError."""
+        generation = decode(Generation, payload)
+        tokens = unpack_u32(generation.token_ids) + unpack_u32(job.emitted)
+        # What chooses the token is the decode side's business: here only the prompt counts.
+        sampling = msgspec.structs.replace(generation.sampling, max_tokens=1, min_tokens=0, stop_token_ids=[], seed=None)
+        return Sequence(
+            id=job.job,
+            token_ids=tokens,
+            prompt_tokens=len(tokens),
+            sampling=sampling,
+            adapter=generation.adapter,
+            cache_salt=generation.cache_salt,
+            session_id=generation.session_id,
+            priority=job.priority,
+            media=generation.media,
+            handover=Handover(kind="prefill", room=job.room),
+            expected_cached=len(tokens) - self.uncached(job),
+            extra=generation.extra,
+        )
+
+    def _on_output(self, output: Output) -> None:
+        running = self._running.get(output.id)
+        if running is None:
+            return
+        if output.cached_tokens is not None:
+            running.cached = output.cached_tokens
+        if output.fault is not None:
+            self._end(output.id, _job_fault(output.fault))
+        elif output.finish == "abort":
+            self._end(output.id, JobFault("engine_error", "the engine aborted the prefill", retriable=True))
+        elif output.finish is not None:
+            needs_params = self._engine.capabilities.disagg is DisaggStyle.PARAMS
+            if needs_params and output.handover is None:
+                self._end(output.id, JobFault("engine_error", "the engine gave no hand-over parameters", retriable=True))
+            else:
+                self._end(output.id, None, output.handover)
+
+    def _end(self, job: str, fault: JobFault | None, params: Mapping[str, Any] | None = None) -> None:
+        running = self._running.pop(job, None)
+        if running is None:
+            self.finished(PrefillDone(job=job, worker=self._worker, fault=fault))
+            return
+        now = self._clock()
+        took_s = now - running.began_s
+        computed = max(0, running.tokens - running.cached)
+        if fault is None:
+            metrics.PREFILLED_TOKENS.labels("computed").inc(computed)
+            metrics.PREFILLED_TOKENS.labels("cached").inc(running.cached)
+        self.finished(
+            PrefillDone(
+                job=job,
+                worker=self._worker,
+                params=None if params is None else dict(params),
+                cached=running.cached,
+                computed=computed,
+                queued_s=max(0.0, self._wall() - took_s - running.job.created),
+                took_s=took_s,
+                fault=fault,
+            )
+        )
+
+
+def _job_fault(fault: Fault) -> JobFault:
+    return JobFault(fault.code, fault.message, retriable=fault.retriable)

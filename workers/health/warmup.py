@@ -1,0 +1,85 @@
+"""One short generation before a worker registers: the first real request must not pay for lazy initialisation."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import structlog
+
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import POOLING_KINDS, DisaggStyle, Engine, EngineInfo, Handover, Output, PoolItem, Role, Sequence
+from headrace.workers.errors import EngineStartFailed, WorkerError
+from headrace.workers.runtime.runtime import Runtime
+
+log = structlog.get_logger()
+
+WARMUP_TOKENS = 4
+POOLED_TOKENS = 64  # of the input of which an engine that makes vectors makes one
+PREFILL_TOKENS = 512  # of a prefill worker's warm-up prompt: it is there for long ones
+
+
+async def warm_up(engine: Engine, runtime: Runtime, info: EngineInfo, *, role: Role, timeout_s: float) -> None:
+    """Generate a few tokens and throw them away; in the role `prefill` also offer a prompt's blocks and take them back.
+
+    An engine that makes vectors makes one. Raises EngineStartFailed when the engine cannot.
+    """
+    if POOLING_KINDS & set(info.kinds):
+        await _pool(engine, info, timeout_s=timeout_s)
+        return
+    await _generate(engine, runtime, _sequence(info, "warm-up", 2 * info.block_size), timeout_s=timeout_s)
+    if role is Role.PREFILL and engine.capabilities.disagg is DisaggStyle.PARAMS:
+        offered = msgspec.structs.replace(_sequence(info, "warm-up-prefill", PREFILL_TOKENS), handover=Handover(kind="prefill"))
+        await _generate(engine, runtime, offered, timeout_s=timeout_s)
+        await engine.release(offered.id, None)
+    log.info("engine.warm", tokens=WARMUP_TOKENS, role=role.value)
+
+
+async def _pool(engine: Engine, info: EngineInfo, *, timeout_s: float) -> None:
+    length = max(1, min(POOLED_TOKENS, info.context_length))
+    item = PoolItem(
+        id="warm-up",
+        task="embed" if "embedding" in info.kinds else "classify",
+        token_ids=[1 if info.vocab_size > 1 else 0] * length,
+        second=(length // 2 or None) if "score" in info.kinds else None,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.pool(item)
+    except TimeoutError:
+        raise EngineStartFailed(f"the warm-up input was not answered within {timeout_s:g} s") from None
+    except WorkerError as error:
+        raise EngineStartFailed(f"the warm-up input failed: {error}") from error
+    log.info("engine.warm", tokens=length, kinds=list(info.kinds))
+
+
+def _sequence(info: EngineInfo, name: str, wanted: int) -> Sequence:
+    length = max(1, min(wanted, info.context_length // 2))
+    token = 1 if info.vocab_size > 1 else 0
+    return Sequence(
+        id=name,
+        token_ids=[token] * length,
+        prompt_tokens=length,
+        sampling=Sampling(temperature=0.0, max_tokens=WARMUP_TOKENS, ignore_eos=True),
+    )
+
+
+async def _generate(engine: Engine, runtime: Runtime, sequence: Sequence, *, timeout_s: float) -> None:
+    done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+
+    def sink(outputs: list[Output]) -> None:
+        for output in outputs:
+            if (output.finish is not None or output.fault is not None) and not done.done():
+                done.set_result(output)
+
+    runtime.tap(sink)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.submit(sequence)
+            output = await done
+    except TimeoutError:
+        raise EngineStartFailed(f"the warm-up request was not answered within {timeout_s:g} s") from None
+    finally:
+        runtime.tap(None)
+    if output.fault is not None:
+        raise EngineStartFailed(f"the warm-up request failed: {output.fault.message}")

@@ -1,0 +1,161 @@
+"""Which parsers a worker uses: the names it was given, or what the model's files suggest. Decided before a model is loaded."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+import structlog
+
+from headrace.workers.engine import Engine, EngineInfo
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.parsing.families import REASONING, TOOLS, Rule, Traits, first
+from headrace.workers.parsing.interface import Known, ParserSet
+from headrace.workers.text.tokens import TokenTable
+
+log = structlog.get_logger()
+
+AUTO, NONE = "auto", "none"
+TRAIT_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+
+Kind = Literal["tool", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The parsers to use, None = none. `guessed` are those kinds that nobody has named."""
+
+    tool: str | None = None
+    reasoning: str | None = None
+    guessed: frozenset[Kind] = frozenset()
+
+
+class ParserFamily(Protocol):
+    """The parsers that come with one kind of engine."""
+
+    def known(self, model: str) -> Known:
+        """May take seconds: run it beside the event loop. Raises EngineStartFailed."""
+
+    def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
+        """What the model's files say."""
+
+    def translate(self, name: str) -> str:
+        """Its own name for a parser that a rule of `headrace.workers.parsing.families` names."""
+
+    def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
+        """Try them on the model's tokenizer, and leave out what was only guessed and does not work with it.
+
+        May take seconds. Raises EngineStartFailed for what was named and does not.
+        """
+
+    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: Chosen) -> ParserSet:
+        """For the started engine."""
+
+
+def choose(brand: ParserFamily, *, tool: str, reasoning: str, model: str, args: Mapping[str, Any]) -> Chosen:
+    """`tool` and `reasoning` as in the settings; `args` are the engine's own. Takes seconds: run it beside the event loop.
+
+    Raises EngineStartFailed for a name that is not known, with those that are.
+    """
+    own = args.get("reasoning_parser")  # vLLM's own setting says the same
+    if own:
+        if reasoning not in (AUTO, own):
+            raise EngineStartFailed(f"the reasoning parser is {reasoning!r} and, among the engine's settings, {own!r}")
+        reasoning = str(own)
+    if (tool, reasoning) == (NONE, NONE) or args.get("runner") == "pooling":
+        return Chosen()
+    known = brand.known(model)
+    _check_name("tool", tool, known.tools)
+    _check_name("reasoning", reasoning, known.reasoning)
+    traits = brand.traits(model, args) if AUTO in (tool, reasoning) else Traits()
+    guessed: set[Kind] = set()
+    if tool == AUTO:
+        guessed.add("tool")
+    if reasoning == AUTO:
+        guessed.add("reasoning")
+    chosen = Chosen(
+        _named(tool, TOOLS, traits, known.tools, brand),
+        _named(reasoning, REASONING, traits, known.reasoning, brand),
+        frozenset(guessed),
+    )
+    chosen = brand.check(chosen, model, args)
+    log.info("parsers.chosen", tool=chosen.tool, reasoning=chosen.reasoning, guessed=sorted(guessed))
+    return chosen
+
+
+def _check_name(kind: Kind, name: str, known: tuple[str, ...]) -> None:
+    if name in (AUTO, NONE) or name in known:
+        return
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" (close to it: {close[0]})" if close else ""
+    raise EngineStartFailed(f"there is no {kind} parser {name!r}{hint}; known: auto, none, {', '.join(known)}")
+
+
+def _named(name: str, rules: tuple[Rule, ...], traits: Traits, known: tuple[str, ...], brand: ParserFamily) -> str | None:
+    if name == NONE:
+        return None
+    if name != AUTO:
+        return name
+    guess = first(rules, traits)
+    own = brand.translate(guess) if guess is not None else None
+    if own is not None and own not in known:
+        log.warning(
+            "parsers.unknown_family", parser=guess, meaning="this engine does not bring the parser of this model family"
+        )
+        return None
+    return own
+
+
+def traits_of(model: str, args: Mapping[str, Any]) -> Traits:
+    """What the files of a model say; a model that is no folder is looked up where its other files will come from, too."""
+    tokenizer = str(args.get("tokenizer") or model)
+    config = _json(_file(model, "config.json", args))
+    types = [config.get("model_type")]
+    types += [part.get("model_type") for part in config.values() if isinstance(part, dict)]
+    templates = [_file(tokenizer, "chat_template.jinja", args) or b""]
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        templates += _templates(_json(_file(tokenizer, name, args)).get("chat_template"))
+    text = "\n".join(template.decode(errors="replace") for template in templates)
+    return Traits(frozenset(name for name in types if isinstance(name, str)), text)
+
+
+def _templates(value: object) -> list[bytes]:
+    """One template, or several with names."""
+    if isinstance(value, str):
+        return [value.encode()]
+    if not isinstance(value, list):
+        return []
+    return [str(named.get("template", "")).encode() for named in value if isinstance(named, dict)]
+
+
+def _json(data: bytes | None) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(data or b"{}")
+    except msgspec.DecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _file(model: str, name: str, args: Mapping[str, Any]) -> bytes | None:
+    folder = Path(model)
+    if not folder.is_dir():
+        return _from_hub(model, name, args)
+    try:
+        return (folder / name).read_bytes()
+    except OSError:
+        return None
+
+
+def _from_hub(model: str, name: str, args: Mapping[str, Any]) -> bytes | None:
+    """The engine would fetch it anyway; a model that cannot be found is the engine's to complain about."""
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, name, revision=args.get("revision"))).read_bytes()
+    except Exception as error:
+        log.debug("parsers.no_file", model=model, file=name, error=repr(error))
+        return None

@@ -1,0 +1,123 @@
+"""What the engine says of a choice, as rows of its run and as its end.
+
+Not the path of nearly every output, one token and nothing else: that is in `headrace.workers.runtime.runtime.Runtime.on_step`.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from headrace.broker.messages import Finish, FinishReason, JobFault, Text
+from headrace.broker.worker.session import WorkerSession
+from headrace.workers import metrics
+from headrace.workers.engine import Fault, Output
+from headrace.workers.runtime.choice import ChoiceRun
+from headrace.workers.runtime.prompt_logprobs import fitting
+from headrace.workers.runtime.sequences import Sequences
+
+log = structlog.get_logger()
+
+
+class Outputs:
+    """Everything goes to the session at once; flushing it is left to the caller."""
+
+    def __init__(self, session: WorkerSession, sequences: Sequences) -> None:
+        self._session = session
+        self._sequences = sequences
+
+    def take(self, choice: ChoiceRun, output: Output, now_s: float) -> None:
+        """Raises AnswerUnreadable, and RequestInvalid when what was asked for is too large to be sent."""
+        if output.fault is not None:
+            self._failed(choice, output.fault)
+            return
+        if output.cached_tokens is not None:
+            choice.cached_tokens = output.cached_tokens
+        if output.prompt_tokens is not None:
+            choice.prompt_tokens = output.prompt_tokens
+        if output.prompt_logprobs is not None:  # for the end of the answer
+            most_bytes = self._session.settings.max_frame_bytes
+            choice.prompt_logprobs = fitting(output.prompt_logprobs, prompt_tokens=choice.prompt_tokens, most_bytes=most_bytes)
+        ids = output.ids
+        if not choice.first_s and ids:
+            self._first_token(choice, now_s)
+        choice.plain = choice.first_s > 0.0 and not choice.generation.stop
+        push = choice.push
+        finish = output.finish
+        last = len(ids) - 1 if finish is not None else -1
+        texts: list[Text] = []
+        for index, token in enumerate(ids):
+            if index != last:
+                texts.append(push(token))
+            else:  # a stop token is not part of the text
+                hidden = finish == "stop" and not choice.generation.include_stop
+                texts.append(choice.pipeline.last(token, hidden=hidden))
+            if choice.pipeline.stopped is not None:
+                self._stopped_by_string(choice, ids[: index + 1], texts, output)
+                return
+        if finish == "abort":
+            del self._sequences.active[choice.id]
+            fault = JobFault("engine_error", "the engine aborted the sequence", retriable=True)
+            self._session.retry_elsewhere(choice.run, fault)
+        elif finish is not None:
+            self.finish(choice, ids, texts, finish, output.stop, output)
+        else:
+            self._session.append(choice.run, choice.choice, ids, texts, logprobs=output.logprobs)
+
+    def _failed(self, choice: ChoiceRun, fault: Fault) -> None:
+        if choice.came is not None and not choice.came.done():
+            log.info("handover.failed", sequence=choice.id, code=fault.code, why=fault.message)
+            self._sequences.came_to_nothing(choice, fault)
+            return
+        del self._sequences.active[choice.id]
+        ends = self._session.retry_elsewhere if fault.retriable else self._session.fail
+        ends(choice.run, JobFault("engine_error", fault.message, retriable=fault.retriable))
+
+    def _first_token(self, choice: ChoiceRun, now_s: float) -> None:
+        choice.first_s = now_s
+        metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
+        tokens = choice.prompt_tokens + choice.run.choices[choice.choice].start
+        computed = tokens - choice.cached_tokens
+        if choice.came is not None:
+            computed = min(computed, choice.computed_elsewhere)
+            if not choice.came.done():
+                choice.came.set_result(None)
+        if not choice.told:
+            choice.told.append(True)
+            self._session.prefilled(choice.run, max(0, computed))
+
+    def _stopped_by_string(self, choice: ChoiceRun, ids: list[int], texts: list[Text], output: Output) -> None:
+        if output.finish is None:
+            self._sequences.abort(choice)
+        self.finish(choice, ids, texts, "stop", choice.pipeline.stopped, output)
+
+    def finish(
+        self,
+        choice: ChoiceRun,
+        ids: list[int],
+        texts: list[Text],
+        reason: FinishReason,
+        stop: str | int | None,
+        output: Output | None = None,
+    ) -> None:
+        """End it with these tokens. `output` has their log-probabilities. Raises AnswerUnreadable."""
+        self._sequences.active.pop(choice.id, None)
+        run = choice.run
+        completion_tokens = len(run.choices[choice.choice].ids) + len(ids)
+        logprobs = output.logprobs[: len(ids)] if output is not None and output.logprobs is not None else None
+        tail = choice.pipeline.finish()
+        if choice.pipeline.stopped is not None:  # the held-back end may turn out to be a stop string only now
+            reason, stop = "stop", choice.pipeline.stopped
+        reason, reasoning_tokens = choice.verdict(reason)
+        fin = Finish(
+            reason=reason,
+            stop=stop,
+            tail=tail,
+            prompt_tokens=choice.prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_tokens=min(max(choice.cached_tokens, choice.cached_elsewhere), choice.prompt_tokens),
+            reasoning_tokens=reasoning_tokens,
+            prompt_logprobs=choice.prompt_logprobs,
+        )
+        metrics.PROMPT_TOKENS.inc(choice.prompt_tokens)
+        metrics.COMPLETION_TOKENS.inc(completion_tokens)
+        self._session.append(run, choice.choice, ids, texts, logprobs=logprobs, fin=fin)

@@ -1,0 +1,165 @@
+"""Pooling jobs of one worker: every input that has no vector yet goes to the engine, its vector is the end of its choice.
+
+All of a job's inputs are given to the engine at once; in what order it takes them is its own business.  A resumed job runs the
+inputs that have no end: nothing of the others is computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from headrace.broker.codec import decode, unpack_u32
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Finish, JobFault, Pooling
+from headrace.broker.protocol.runs import Run
+from headrace.broker.worker.session import WorkerSession
+from headrace.workers import metrics
+from headrace.workers.engine import EngineInfo, Pooled, PoolItem
+from headrace.workers.errors import EngineDead, RequestInvalid, WorkerError
+
+log = structlog.get_logger()
+
+_NEEDED = {"embed": ("embedding",), "classify": ("classify", "score")}
+
+
+class Pooler(Protocol):
+    """The one method of `headrace.workers.engine.Engine` that is needed here."""
+
+    async def pool(self, item: PoolItem) -> Pooled: ...
+
+
+class PoolRuns:
+    """The runs of kind `pool`. Their tasks live in the given group."""
+
+    def __init__(
+        self,
+        engine: Pooler,
+        *,
+        refused: Callable[[Run, WorkerError], None],
+        dead: Callable[[str], None],
+        progress: Callable[[], object],
+    ) -> None:
+        """`refused`: the engine did not take an input. `dead`: the engine is gone. `progress`: it works."""
+        self._engine = engine
+        self._refused = refused
+        self._dead = dead
+        self._progress = progress
+        self._tasks: dict[Run, set[asyncio.Task[None]]] = {}
+        self._flushing = False
+
+    def __len__(self) -> int:
+        """Inputs that the engine works on."""
+        return sum(map(len, self._tasks.values()))
+
+    def start(self, run: Run, payload: bytes, *, session: WorkerSession, info: EngineInfo, tasks: asyncio.TaskGroup) -> None:
+        """Begin a job, or what is left of it. What is wrong with it is told to the session."""
+        try:
+            items = _items(run, decode(Pooling, payload), info)
+        except WireError as error:
+            session.fail(run, JobFault("invalid_request", f"malformed payload: {error}"))
+            return
+        except RequestInvalid as error:
+            session.fail(run, JobFault("invalid_request", str(error), param=error.param))
+            return
+        if len(items) < len(run.choices):
+            metrics.RESUMED.inc()
+        if not self._tasks:
+            self._progress()
+        mine: set[asyncio.Task[None]] = set()
+        if items:
+            self._tasks[run] = mine
+        left = _Left(len(items), sum(len(item.token_ids) for item in items.values()))
+        for choice, item in items.items():
+            task = tasks.create_task(self._pool(run, choice, item, session, left), name=item.id)
+            mine.add(task)
+            task.add_done_callback(partial(self._forget, run))
+
+    def stop(self, run: Run) -> None:
+        """Stop whatever is still computed for it."""
+        for task in self._tasks.pop(run, set()) - {asyncio.current_task()}:
+            task.cancel()
+
+    def _forget(self, run: Run, task: asyncio.Task[None]) -> None:
+        mine = self._tasks.get(run)
+        if mine is not None:
+            mine.discard(task)
+            if not mine:
+                del self._tasks[run]
+
+    async def _pool(self, run: Run, choice: int, item: PoolItem, session: WorkerSession, left: _Left) -> None:
+        try:
+            pooled = await self._engine.pool(item)
+        except EngineDead as error:
+            self._dead(str(error))  # the session moves what was running
+            return
+        except WorkerError as error:
+            if run in self._tasks:  # the first of its inputs to fail speaks for the run
+                self.stop(run)
+                self._refused(run, error)
+            return
+        except Exception as error:
+            log.error("pooling.crashed", sequence=item.id, exc_info=error)
+            if run in self._tasks:
+                self.stop(run)
+                session.retry_elsewhere(run, JobFault("engine_error", f"{type(error).__name__}: {error}", retriable=True))
+            return
+        self._progress()
+        tokens = len(item.token_ids)
+        metrics.PROMPT_TOKENS.inc(tokens)
+        metrics.POOLED.labels(item.task).inc()
+        left.inputs -= 1
+        left.cached += pooled.cached_tokens
+        if not left.inputs:
+            session.prefilled(run, left.tokens - left.cached)
+        fin = Finish(reason="stop", prompt_tokens=tokens, cached_tokens=pooled.cached_tokens, vector=pooled.vector)
+        session.append(run, choice, [], [], fin=fin)
+        if not self._flushing:  # whatever else ends in this turn of the loop goes into the same frame
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush, session)
+
+    def _flush(self, session: WorkerSession) -> None:
+        self._flushing = False
+        session.flush()
+
+
+class _Left:
+    """What of one run is not computed yet."""
+
+    __slots__ = ("cached", "inputs", "tokens")
+
+    def __init__(self, inputs: int, tokens: int) -> None:
+        self.inputs = inputs
+        self.tokens = tokens
+        self.cached = 0
+
+
+def _items(run: Run, pooling: Pooling, info: EngineInfo) -> dict[int, PoolItem]:
+    """The inputs without an end, by choice. Raises RequestInvalid, MalformedMessage."""
+    if not set(_NEEDED[pooling.task]) & set(info.kinds):
+        raise RequestInvalid(f"this worker serves {', '.join(info.kinds)}, not {pooling.task}", param="model")
+    if len(pooling.inputs) != len(run.choices):
+        raise RequestInvalid(f"{len(pooling.inputs)} inputs for {len(run.choices)} choices", param="input")
+    items = {}
+    for index, given in enumerate(pooling.inputs):
+        if run.choices[index].settled:
+            continue
+        ids = unpack_u32(given.token_ids)
+        if not 0 < len(ids) <= info.context_length:
+            raise RequestInvalid(f"input {index} has {len(ids)} tokens; 1 to {info.context_length} are possible", param="input")
+        items[index] = PoolItem(
+            id=f"{run.id}-{run.attempt}-{run.run & 0xFFFF:04x}-{index}",
+            task=pooling.task,
+            token_ids=ids,
+            second=given.second,
+            dimensions=pooling.dimensions,
+            normalize=pooling.normalize,
+            priority=run.envelope.priority,
+            adapter=pooling.adapter,
+            extra=pooling.extra,
+        )
+    return items

@@ -1,0 +1,188 @@
+"""What happens to a run of tokens that is started, resumed, parked or stopped, until its choices are in an engine.
+
+What its choices have said already is replayed through their pipelines, what has an end already gets it, and the rest goes to
+this engine, or first to another one that computes the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container
+from typing import Protocol
+
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Generation, JobFault, LoadReport, PrefillDecision
+from headrace.broker.protocol.runs import Run
+from headrace.broker.worker.session import WorkerSession
+from headrace.workers import metrics
+from headrace.workers.engine import Engine
+from headrace.workers.errors import AnswerUnreadable, WorkerError
+from headrace.workers.handover.decode_side import RemotePrefill
+from headrace.workers.runtime.choice import ChoiceRun
+from headrace.workers.runtime.intake import Intake
+from headrace.workers.runtime.outputs import Outputs
+from headrace.workers.runtime.prompt_logprobs import check_size
+from headrace.workers.runtime.refusal import refuse
+from headrace.workers.runtime.replay import INLINE_TOKENS, replay, replay_in_slices, tokens_to_replay
+from headrace.workers.runtime.resume import cannot_resume
+from headrace.workers.runtime.sequences import Sequences
+
+
+class Remotes(Protocol):
+    """Says which prompts other workers compute (`headrace.workers.handover.coordinator.HandoverCoordinator`)."""
+
+    def decide(self, run: Run, choices: list[ChoiceRun], generation: Generation) -> PrefillDecision: ...
+
+    def remote(self, choices: list[ChoiceRun], decision: PrefillDecision, payload: bytes) -> RemotePrefill: ...
+
+    def load(self, report: LoadReport) -> LoadReport:
+        """Fill in what load reports say of hand-overs."""
+
+
+class Runs:
+    """The runs of kind `generate`. Without `remotes` every prompt is computed here."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: WorkerSession,
+        intake: Intake,
+        sequences: Sequences,
+        outputs: Outputs,
+        remotes: Remotes | None,
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._intake = intake
+        self._sequences = sequences
+        self._outputs = outputs
+        self._remotes = remotes
+        self._parked: dict[Run, list[ChoiceRun]] = {}
+        self._replaying: dict[Run, asyncio.Task[None]] = {}  # not in the engine yet
+        self._remote: dict[Run, tuple[RemotePrefill, asyncio.Task[None]]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    # -- begin -------------------------------------------------------------------------------------------------
+
+    def start(self, run: Run, payload: bytes, *, cache: Callable[[], Container[int]] | None) -> None:
+        """Begin, or continue. What is wrong with it is told to the session."""
+        try:
+            generation, choices = self._intake.take(run, payload, cache=cache)
+            if generation.prompt_logprobs is not None and choices:
+                most_bytes = self._session.settings.max_frame_bytes
+                check_size(len(choices[0].prompt), generation.prompt_logprobs, most_bytes=most_bytes)
+        except WireError as error:
+            self._session.fail(run, JobFault("invalid_request", f"malformed payload: {error}"))
+            return
+        except WorkerError as error:
+            refuse(self._session, run, error)
+            return
+        refusal = cannot_resume(run, generation, self._engine.capabilities)
+        if refusal is not None:
+            self._session.fail(run, JobFault("resume_impossible", refusal, retriable=True))
+            return
+        if run.resumed:
+            metrics.RESUMED.inc()
+        tasks = self._sequences.tasks
+        if tasks is not None and tokens_to_replay(choices) > INLINE_TOKENS:
+            self._replaying[run] = tasks.create_task(self._replay(run, choices, generation, payload))
+            return
+        try:
+            replay(choices)
+        except AnswerUnreadable as error:
+            refuse(self._session, run, error)
+        else:
+            self._begin_all(run, choices, generation, payload)
+            self._session.flush()
+
+    async def _replay(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
+        """Begin once what was given out has been replayed."""
+        try:
+            await replay_in_slices(choices)
+        except AnswerUnreadable as error:
+            refuse(self._session, run, error)
+            return
+        finally:
+            self._replaying.pop(run, None)
+        if run in self._parked:  # meanwhile
+            self._parked[run] = choices
+        else:
+            self._begin_all(run, choices, generation, payload)
+            self._session.flush()
+
+    def _begin_all(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
+        """Whatever has something left to do goes to this engine, or first to another one that computes the prompt."""
+        ready = [choice for choice in choices if not self._ended_already(choice)]
+        if not ready:
+            return
+        tasks = self._sequences.tasks
+        if self._remotes is not None:
+            decision = self._remotes.decide(run, ready, generation)
+            metrics.prefills("remote" if decision.remote else "local", decision.reason).inc()
+            if decision.reason == "no_prefill_worker" and decision.refuse:
+                fault = JobFault("no_prefill_worker", "no prefill worker is ready", retriable=True, retry_after_s=1.0)
+                self._session.fail(run, fault)
+                return
+            if decision.remote and tasks is not None:
+                remote = self._remotes.remote(ready, decision, payload)
+                task = tasks.create_task(remote.run())
+                self._remote[run] = (remote, task)
+                task.add_done_callback(lambda _: self._remote.pop(run, None))
+                return
+        for choice in ready:
+            self._sequences.begin_here(choice)
+
+    def _ended_already(self, choice: ChoiceRun) -> bool:
+        """End a choice that needs no engine any more."""
+        emitted = len(choice.run.choices[choice.choice].ids)
+        stopped = choice.pipeline.stopped if emitted else None
+        if stopped is None and emitted < choice.limit:
+            if not choice.started_s:
+                choice.started_s = self._loop.time()
+            return False
+        if choice.generation.prompt_logprobs is not None and choice.prompt_logprobs is None:
+            why = "its worker is gone, and the log-probabilities of its prompt with it"
+            self._session.fail(choice.run, JobFault("resume_impossible", why, retriable=True))
+            return True
+        try:
+            self._outputs.finish(choice, [], [], "length" if stopped is None else "stop", stopped)
+        except AnswerUnreadable as error:
+            self.give_up(choice.run, error)
+        return True
+
+    # -- pause and end -----------------------------------------------------------------------------------------
+
+    def park(self, run: Run) -> None:
+        if run not in self._parked:
+            self._parked[run] = self._withdraw(run)
+            metrics.PARKED.inc()
+
+    def unpark(self, run: Run) -> None:
+        for choice in self._parked.pop(run, ()):
+            if not self._ended_already(choice):
+                choice.came = None
+                self._sequences.begin_here(choice)
+        self._session.flush()
+
+    def resumable(self, run: Run) -> bool:
+        able = self._engine.capabilities
+        return all(cannot_resume(run, choice.generation, able) is None for choice in self._sequences.of(run))
+
+    def stop(self, run: Run) -> None:
+        self._parked.pop(run, None)
+        if (replaying := self._replaying.pop(run, None)) is not None:
+            replaying.cancel()
+        self._withdraw(run)
+
+    def give_up(self, run: Run, error: WorkerError) -> None:
+        """Its answer cannot be read or sent: it would be the same anywhere else."""
+        self._withdraw(run)
+        refuse(self._session, run, error)
+
+    def _withdraw(self, run: Run) -> list[ChoiceRun]:
+        mine = self._sequences.withdraw(run)
+        if run in self._remote:
+            remote, task = self._remote.pop(run)
+            task.cancel()
+            mine += remote.waiting
+        return mine

@@ -1,0 +1,184 @@
+"""The worker runtime: between the job protocol above and one engine below.
+
+It turns a claimed job into engine sequences (one per open choice), runs their tokens through the text pipeline, and reports
+every engine step to the session as one batch.  It knows the engine only by its protocol.
+
+Here is what joins the parts, and the path of every token.  What happens to a run until it is in the engine is in
+`headrace.workers.runtime.runs`, the engine's side of that in `headrace.workers.runtime.sequences`, all outputs that are
+more than a token in `headrace.workers.runtime.outputs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container
+from math import inf
+
+import msgspec
+
+from headrace.broker.messages import LoadReport
+from headrace.broker.protocol.runs import Run
+from headrace.broker.worker.session import WorkerSession
+from headrace.workers.engine import Engine, EngineInfo, Output, Role
+from headrace.workers.errors import AnswerUnreadable, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.health.stuck_sequences import StuckSequences, give_up
+from headrace.workers.health.watchdog import Watchdog
+from headrace.workers.parsing.interface import ParserSet
+from headrace.workers.runtime.engine_commands import EngineCommands
+from headrace.workers.runtime.intake import Intake
+from headrace.workers.runtime.internal_sequences import RawSubmissions
+from headrace.workers.runtime.outputs import Outputs
+from headrace.workers.runtime.pooling import PoolRuns
+from headrace.workers.runtime.refusal import refuse
+from headrace.workers.runtime.runs import Remotes, Runs
+from headrace.workers.runtime.sequences import Sequences
+from headrace.workers.text.pipeline import TokenTable
+
+
+class Runtime:
+    """Executes runs on one engine. `attach` the session before the first run.
+
+    `sequences` is for hand-overs, `raw` takes sequences that belong to no run, `watchdog` knows how the engine is.
+    """
+
+    _info: EngineInfo  # these three are there once a session is attached
+    _outputs: Outputs
+    _runs: Runs
+
+    def __init__(self, engine: Engine, *, stall_s: float, first_token_s: float = inf, token_s: float = inf) -> None:
+        """The engine is dead when it has work and reports nothing for `stall_s`. A sequence that gets nothing for
+        `first_token_s` or, later, `token_s` while others do is tried elsewhere."""
+        self._engine = engine
+        self._progress = StuckSequences(first_token_s=first_token_s, token_s=token_s)
+        self.exclusive = asyncio.Lock()  # for what must not meet: a canary and a change of role
+        self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running, look=self._look_for_stuck)
+        self.dead = self.watchdog.dead
+        self._commands = EngineCommands(self.watchdog.declare_dead)
+        self.sequences = Sequences(engine, self._commands, self.watchdog, refused=self._refused)
+        self.raw = RawSubmissions(engine, self._commands, self.watchdog, self.sequences.active)
+        self._pooling = PoolRuns(engine, refused=self._refused, dead=self.watchdog.declare_dead, progress=self.watchdog.stepped)
+        self._session: WorkerSession | None = None
+        self._cache: Callable[[], Container[int]] | None = None
+        self._remotes: Remotes | None = None
+        self._tapped: Callable[[list[Output]], None] | None = None
+
+    def attach(
+        self,
+        session: WorkerSession,
+        info: EngineInfo,
+        table: TokenTable,
+        remotes: Remotes | None = None,
+        *,
+        parsers: ParserSet | None = None,
+    ) -> None:
+        """Without `remotes` every prompt is computed here, without `parsers` no answer can be taken apart."""
+        self._session = session
+        self._info = info
+        self._remotes = remotes
+        self._outputs = Outputs(session, self.sequences)
+        self._runs = Runs(self._engine, session, Intake(info, table, parsers), self.sequences, self._outputs, remotes)
+
+    def watch_cache(self, device: Callable[[], Container[int]]) -> None:
+        """`device()` has the chain values of what the engine has cached: by them prompts are known to be partly computed."""
+        self._cache = device
+
+    def tap(self, sink: Callable[[list[Output]], None] | None) -> None:
+        """Send the engine's outputs elsewhere: used by the warm-up, before any job is taken."""
+        self._tapped = sink
+
+    async def run(self) -> None:
+        """Feed the engine and watch it, until cancelled. Resolves `dead` when the engine is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            self.sequences.tasks = tasks
+            tasks.create_task(self._commands.run())
+            tasks.create_task(self.watchdog.watch_death())
+            tasks.create_task(self.watchdog.watch_stall())
+
+    def _running(self) -> int:
+        return len(self.sequences.active) + len(self.raw) + len(self._pooling)
+
+    def _look_for_stuck(self, now_s: float) -> None:
+        active = self.sequences.active
+        for stuck in self._progress.look(now_s, list(active.values())):
+            if self._session is not None and stuck.choice.id in active:
+                give_up(stuck, self._session)
+
+    def _refused(self, run: Run, error: WorkerError) -> None:
+        if self._session is not None:
+            refuse(self._session, run, error)
+
+    # -- Executor --------------------------------------------------------------------------------------------
+
+    def start(self, run: Run, payload: bytes) -> None:
+        assert self._session is not None  # attached before the session can start anything  # noqa: S101
+        if run.envelope.kind == "pool":
+            assert self.sequences.tasks is not None  # noqa: S101
+            self._pooling.start(run, payload, session=self._session, info=self._info, tasks=self.sequences.tasks)
+        else:
+            self._runs.start(run, payload, cache=self._cache)
+
+    def stop(self, run: Run) -> None:
+        self._pooling.stop(run)
+        self._runs.stop(run)
+
+    def resumable(self, run: Run) -> bool:
+        return self._runs.resumable(run)
+
+    def park(self, run: Run) -> None:
+        self._runs.park(run)
+
+    def unpark(self, run: Run) -> None:
+        self._runs.unpark(run)
+
+    def load(self, report: LoadReport) -> LoadReport:
+        load = self._engine.load()
+        if self._remotes is not None:
+            report = self._remotes.load(report)
+        return msgspec.structs.replace(
+            report,
+            waiting=load.waiting,
+            blocks_total=load.blocks_total,
+            blocks_used=load.blocks_used,
+            queued_prefill_tokens=load.queued_prefill_tokens + self.sequences.unsubmitted,
+            step_s=load.step_s,
+            step_prefill_tokens=load.step_prefill_tokens,
+            step_decodes=load.step_decodes,
+        )
+
+    async def set_role(self, role: str) -> None:
+        """Raises UnsupportedByEngine."""
+        try:
+            wanted = Role(role)
+        except ValueError:
+            raise UnsupportedByEngine(f"there is no role {role!r}; there are {', '.join(Role)}") from None
+        async with self.exclusive:
+            await self._engine.set_role(wanted)
+
+    # -- the engine's steps ----------------------------------------------------------------------------------
+
+    def on_step(self, outputs: list[Output]) -> None:
+        """The engine's sink."""
+        now = self.watchdog.stepped()
+        if self._tapped is not None:
+            self._tapped(outputs)
+            return
+        session = self._session
+        if session is None:
+            return
+        active, append_token = self.sequences.active, session.append_token
+        for output in outputs:
+            try:
+                choice = active[output.id]
+            except KeyError:
+                if self.raw:
+                    self.raw.on_output(output)
+                continue
+            ids = output.ids
+            try:
+                if choice.plain and len(ids) == 1 and not (output.finish or output.fault or output.logprobs):  # nearly always
+                    append_token(choice.run, choice.choice, ids, choice.push(ids[0]))
+                else:
+                    self._outputs.take(choice, output, now)
+            except (AnswerUnreadable, RequestInvalid) as error:
+                self._runs.give_up(choice.run, error)
+        session.flush()

@@ -1,0 +1,111 @@
+"""The choices of runs that the engine works on: how they get into it, and out of it before their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from headrace.broker.protocol.runs import Run
+from headrace.workers.engine import Engine, Fault, Handover
+from headrace.workers.errors import EngineDead, WorkerError
+from headrace.workers.health.watchdog import Watchdog
+from headrace.workers.runtime.choice import ChoiceRun
+from headrace.workers.runtime.engine_commands import EngineCommands
+
+
+class Sequences:
+    """Implements `headrace.workers.handover.decode_side.Engines`."""
+
+    def __init__(
+        self, engine: Engine, commands: EngineCommands, watchdog: Watchdog, *, refused: Callable[[Run, WorkerError], None]
+    ) -> None:
+        """`refused`: the engine did not take a sequence of this run."""
+        self._engine = engine
+        self._commands = commands
+        self._watchdog = watchdog
+        self._refused = refused
+        self.active: dict[str, ChoiceRun] = {}
+        self.unsubmitted = 0  # tokens to be computed of what is in `commands`
+        self.tasks: asyncio.TaskGroup | None = None  # while the runtime runs
+
+    # -- into the engine ---------------------------------------------------------------------------------------
+
+    def begin_here(self, choice: ChoiceRun) -> None:
+        """Have this engine compute its prompt."""
+        self._activate(choice)
+        self.unsubmitted += choice.uncached
+        self._commands.put(partial(self._submit_here, choice))
+
+    def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
+        """Give it to the engine; resolved by its first token (None), or by the fault `transfer_failed`."""
+        choice.came = asyncio.get_running_loop().create_future()
+        self._activate(choice)
+        self._commands.put(partial(self._submit, choice, choice.id, handover))
+        return choice.came
+
+    def _activate(self, choice: ChoiceRun) -> None:
+        if not self.active:
+            self._watchdog.begin()
+        self.active[choice.id] = choice
+
+    async def _submit_here(self, choice: ChoiceRun) -> None:
+        self.unsubmitted -= choice.uncached
+        if self.tasks is not None and (choice.generation.media or choice.prompt_embeds is not None):
+            # These take the engine a while to read. Others need not wait, and an abort may come in between.
+            self.tasks.create_task(self._submit_aside(choice))
+        else:
+            await self._submit(choice, choice.id, None)
+
+    async def _submit_aside(self, choice: ChoiceRun) -> None:
+        try:
+            await self._submit(choice, choice.id, None)
+        except EngineDead as error:
+            self._watchdog.declare_dead(str(error))
+
+    async def _submit(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
+        if self.active.get(sequence_id) is not choice:
+            return  # taken back meanwhile
+        run = choice.run
+        try:
+            await self._engine.submit(choice.sequence(handover))
+        except EngineDead:
+            raise
+        except WorkerError as error:
+            if handover is not None:  # the hand-over is wrong, not the request: computed here it will do
+                self.came_to_nothing(choice, Fault("transfer_failed", str(error), retriable=True))
+            else:
+                self._refused(run, error)
+
+    # -- out of the engine -------------------------------------------------------------------------------------
+
+    def came_to_nothing(self, choice: ChoiceRun, fault: Fault) -> None:
+        """Its hand-over: the engine has dropped it."""
+        self.active.pop(choice.id, None)
+        if choice.came is not None and not choice.came.done():
+            choice.came.set_result(fault)
+
+    def abort(self, *choices: ChoiceRun) -> None:
+        """The engine is to stop them; what it says of them until then is still heard while they are in `active`."""
+        self._commands.put(partial(self._engine.abort, [choice.id for choice in choices]))
+
+    def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
+        """Abort it in the engine, and let go of what `params` name."""
+        if self.active.pop(choice.id, None) is not None:
+            self.abort(choice)
+        if params is not None:
+            self._commands.put(partial(self._engine.release, choice.id, params))
+
+    def of(self, run: Run) -> list[ChoiceRun]:
+        """The choices of one run."""
+        return [choice for choice in self.active.values() if choice.run is run]
+
+    def withdraw(self, run: Run) -> list[ChoiceRun]:
+        """Take a run out of the engine. Returns the choices that were in it."""
+        mine = self.of(run)
+        for choice in mine:
+            del self.active[choice.id]
+        if mine:
+            self.abort(*mine)
+        return mine

@@ -1,0 +1,91 @@
+"""Any text in tokens of a tokenizer: for answers that the simulator is told to give.
+
+Added tokens (`<think>`, `<|im_end|>`) are found by their text, what lies between them is cut greedily: always the longest token
+that fits. That is rarely how the tokenizer's own merges would cut it, but the tokens' bytes put together are the text.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.text.tokens import TokenTable
+
+
+class Speller:
+    """Spells in one tokenizer's tokens; its tables are made when they are first needed."""
+
+    def __init__(self, table: TokenTable, tokenizer_dir: Path) -> None:
+        self._table = table
+        self._folder = tokenizer_dir
+        self._added: dict[str, int] | None = None
+        self._split = re.compile("")
+        self._ids: dict[bytes, int] = {}
+        self._lengths: dict[bytes, list[int]] = {}  # first byte -> of the tokens that begin with it, longest first
+
+    def spell(self, text: str, *, param: str) -> list[int]:
+        """Token ids whose bytes are `text`.
+
+        Raises RequestInvalid, naming `param`, when a character cannot be spelled, and UnsupportedByEngine for a tokenizer whose
+        tokens do not decode one by one.
+        """
+        added = self._tables(param)
+        ids: list[int] = []
+        for part in self._split.split(text) if added else [text]:
+            if part in added:
+                ids.append(added[part])
+            elif part:
+                self._cut(part, ids, param)
+        return ids
+
+    def _cut(self, text: str, ids: list[int], param: str) -> None:
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise RequestInvalid(f"{param}: the text has a lone surrogate", param=param) from None
+        at = 0
+        while at < len(data):
+            for length in self._lengths.get(data[at : at + 1], ()):
+                token = self._ids.get(data[at : at + length])
+                if token is not None:
+                    ids.append(token)
+                    at += length
+                    break
+            else:
+                raise RequestInvalid(f"{param}: this tokenizer has no token for byte 0x{data[at]:02x} of {text!r}", param=param)
+
+    @property
+    def ready(self) -> bool:
+        """Its tables are made, or never will be."""
+        return self._added is not None or self._table.decode is not None
+
+    def prepare(self) -> None:
+        """Make the tables, which takes a tenth of a second; safe in another thread."""
+        if not self.ready:
+            self._tables("")
+
+    def _tables(self, param: str) -> dict[str, int]:
+        if self._added is not None:
+            return self._added
+        table = self._table
+        if table.decode is not None:
+            raise UnsupportedByEngine(
+                f"{param}: this tokenizer does not decode token by token, so it cannot spell a given text"
+            )
+        ids: dict[bytes, int] = {}
+        spec = msgspec.json.decode((self._folder / "tokenizer.json").read_bytes())
+        added = {token["content"]: token["id"] for token in spec.get("added_tokens") or () if token["content"]}
+        lengths: dict[bytes, set[int]] = {}
+        for token, piece in enumerate(table.pieces):
+            if piece and token not in table.special:
+                ids.setdefault(piece, token)
+                lengths.setdefault(piece[:1], set()).add(len(piece))
+        self._ids = ids
+        self._lengths = {first: sorted(of, reverse=True) for first, of in lengths.items()}
+        longest_first = sorted(added, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        self._added = added
+        return added

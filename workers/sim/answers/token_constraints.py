@@ -1,0 +1,133 @@
+"""Answers that may not use every token: `allowed_token_ids`, `logit_bias` at its ends, and `bad_words`.
+
+A ban changes an answer only where the banned token would have stood.  Allowed tokens, or those forced by a bias of 100, give an
+answer made of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace.broker.messages import Sampling
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.sim.answers.tokens import FILLER, LONGEST_GROUP, Answer, Vocabulary
+
+_BIAS = 100.0  # from here on a bias forces a token, or bans it
+
+
+def is_restricted(sampling: Sampling) -> bool:
+    """Whether any of it is asked for."""
+    return bool(sampling.logit_bias or sampling.bad_words or sampling.allowed_token_ids is not None)
+
+
+class RestrictedAnswer(Answer):
+    """Raises RequestInvalid where nothing is left to say, or a token or word is none."""
+
+    __slots__ = ("_bad", "_banned", "_only")
+
+    def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int], *, sampling: Sampling, **options: Any) -> None:
+        super().__init__(vocabulary, prompt_ids, sampling=sampling, **options)
+        _check_ids(sampling, vocabulary)
+        self._bad = [form for word in sampling.bad_words for form in _forms(word)]
+        self._banned = {token for token, bias in sampling.logit_bias.items() if bias <= -_BIAS}
+        self._only = self._choice(sampling)
+        eos = vocabulary.eos
+        if eos in self._banned or (self._only is not None and eos not in self._only):
+            self.eos_at = None
+        elif self._only == [eos] and not sampling.ignore_eos:
+            if sampling.min_tokens:
+                raise RequestInvalid(
+                    f"only the end token is allowed, and not by min_tokens={sampling.min_tokens}", param="min_tokens"
+                )
+            self.eos_at = 0
+        if self._only is not None and len(self._only) > 1 and eos in self._only:
+            self._only.remove(eos)  # it comes where the answer ends, not in between
+
+    def _choice(self, sampling: Sampling) -> list[int] | None:
+        """The tokens to choose from; None = the usual words."""
+        forced = {token for token, bias in sampling.logit_bias.items() if bias >= _BIAS}
+        only = set(sampling.allowed_token_ids) if sampling.allowed_token_ids is not None else None
+        if forced:
+            only = forced if only is None else only & forced
+        if only is None:
+            if any(self._is_open([], token) for token in set(self._vocabulary.draws) if token >= 0):
+                return None
+            only = set(range(self._vocabulary.size)) - self._vocabulary.table.special
+        left = sorted(token for token in only if self._is_open([], token))
+        if not left:
+            raise RequestInvalid(
+                "allowed_token_ids, logit_bias and bad_words together leave no token to say",
+                param="allowed_token_ids" if sampling.allowed_token_ids is not None else "logit_bias",
+            )
+        return left
+
+    def grow(self) -> None:
+        """As any answer, with the next best where a token may not be said."""
+        ids, drawn = self.ids, self._drawn()
+        end = len(ids) + len(drawn)
+        for bits in drawn:
+            group = self._pick(bits)
+            if len(group) == 1 or len(ids) + LONGEST_GROUP <= end:
+                ids += group
+        while len(ids) < end:
+            ids += self._pick(FILLER, single=True)
+        del ids[end:]
+
+    def _pick(self, bits: int, *, single: bool = False) -> Sequence[int]:
+        fitting = (group for group in self._candidates(bits) if (len(group) == 1 or not single) and self._fits(group))
+        # where `bad_words` leaves none of the tokens that are allowed, one of them it must be
+        return next(fitting, None) or next(group for group in self._candidates(bits) if len(group) == 1)
+
+    def _candidates(self, bits: int) -> Iterator[Sequence[int]]:
+        """The drawn token, or tokens of a character, and then the others."""
+        only = self._only
+        if only is not None:
+            yield from ([only[(bits + number) % len(only)]] for number in range(len(only)))
+            return
+        draws, groups = self._vocabulary.draws, self._vocabulary.groups
+        for number in range(len(draws)):
+            token = draws[(bits + number) % len(draws)]
+            yield [token] if token >= 0 else groups[-1 - token]
+
+    def _fits(self, group: Sequence[int]) -> bool:
+        said = list(self.ids[-64:]) if self._bad else []
+        for token in group:
+            if not self._is_open(said, token):
+                return False
+            said.append(token)
+        return True
+
+    def _is_open(self, said: Sequence[int], token: int) -> bool:
+        """Whether this token may come after these."""
+        return token not in self._banned and not any(self._completes(said, token, word) for word in self._bad)
+
+    def _completes(self, said: Sequence[int], token: int, word: bytes) -> bool:
+        """Whether whole tokens, this one last, spell the word."""
+        piece, left, at = self._vocabulary.table.token_bytes(token), word, len(said)
+        while piece and left.endswith(piece):
+            left = left[: -len(piece)]
+            if not left:
+                return True
+            at -= 1
+            if at < 0:
+                return False
+            piece = self._vocabulary.table.token_bytes(said[at])
+        return False
+
+
+def _forms(word: str) -> tuple[bytes, ...]:
+    """At the start of a text, and after another word."""
+    if not word.strip():
+        raise RequestInvalid(f"bad_words: {word!r} is no word", param="bad_words")
+    plain = word.strip(" ").encode(errors="replace")
+    return plain, b" " + plain
+
+
+def _check_ids(sampling: Sampling, vocabulary: Vocabulary) -> None:
+    if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
+        raise RequestInvalid("allowed_token_ids is empty", param="allowed_token_ids")
+    for param, tokens in (("allowed_token_ids", sampling.allowed_token_ids or ()), ("logit_bias", sampling.logit_bias)):
+        for token in tokens:
+            if not 0 <= token < vocabulary.size:
+                raise RequestInvalid(f"{param}: the vocabulary has {vocabulary.size} tokens, and no token {token}", param=param)

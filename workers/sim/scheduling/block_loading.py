@@ -1,0 +1,211 @@
+"""Sequences that wait for blocks from elsewhere: from a tier below the device, or from the engine that prefilled their prompt.
+
+They hold their slot and the blocks to be filled, and the batch goes on without them.  What was found is loaded, what was not is
+computed.  Each tier is a line of its own that carries one load after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace.workers.engine import Fault
+from headrace.workers.sim.scheduling.blocks import BlockManager
+from headrace.workers.sim.scheduling.run import Run
+from headrace.workers.sim.scheduling.tiers import LOWER_TIERS, Content, LowerTier
+from headrace.workers.sim.scheduling.timing import TimingModel
+from headrace.workers.sim.transfer.decode_side import Arrival, DecodeTransfers
+from headrace.workers.sim.transfer.handover_state import PeerLink
+
+
+class Reading(Protocol):
+    """Blocks asked for from the disk, and which of them, by value, did not come."""
+
+    broken: set[int]
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Disk(Protocol):
+    """The disk tier's bytes (`disk_store.py`)."""
+
+    def read(self, values: Iterable[int]) -> Reading: ...
+    def give_up(self, reading: Any) -> None: ...
+    def poll(self) -> bool: ...
+    def poll_at(self) -> float | None: ...
+
+
+@dataclass(slots=True)
+class Load:
+    """What a sequence takes from elsewhere, after `have` blocks of the device's prefix cache.
+
+    `found` are the blocks that follow: None is one more on the device, else the tier it is in. After them come
+    `remote` blocks from another engine; with those, `tokens` are there.
+    """
+
+    run: Run
+    have: int
+    found: list[LowerTier | None] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)  # blocks of `found` that are on the device
+    contents: list[Content] = field(default_factory=list)  # of those that are not
+    remote: int = 0
+    handed_over: bool = False  # by another engine, even if nothing is to be fetched
+    tokens: int = 0
+    ready_at: float = 0.0
+    arrival: Arrival | None = None  # of the remote ones
+    reading: Reading | None = None  # of those on disk, where their bytes are real
+    fault: Fault | None = None
+
+    @property
+    def local(self) -> int:
+        """Blocks that this engine had in some tier."""
+        return self.have + len(self.found)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of it is under way, as far as bytes go."""
+        return self.arrival is not None and (self.reading is None or self.reading.done)
+
+    @property
+    def came(self) -> int:
+        """Of the `local` blocks, those that are there now: all, or those before the first that the disk did not give back."""
+        broken = self.reading.broken if self.reading is not None else ()
+        contents = iter(self.contents)
+        for n, tier in enumerate(self.found):
+            if tier is not None and next(contents).value in broken:
+                return self.have + n
+        return self.local
+
+    @property
+    def taint(self) -> int:
+        """Of what this engine had."""
+        return self.run.taint or next((content.taint for content in self.contents if content.taint), 0)
+
+    @property
+    def missing(self) -> int:
+        """Device blocks to be allocated for it."""
+        return len(self.found) - self.found.count(None) + self.remote
+
+
+class Loader:
+    """All loads of one engine."""
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        timing: TimingModel,
+        *,
+        clock: Callable[[], float],
+        taker: DecodeTransfers | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self._manager = manager
+        self._timing = timing
+        self._clock = clock
+        self._taker = taker
+        self._disk = disk
+        self._links: dict[LowerTier, PeerLink] = {"host": PeerLink(), "disk": PeerLink()}
+        self.loads: dict[str, Load] = {}  # by sequence
+        self.loaded_blocks: dict[str, int] = {"host": 0, "disk": 0}
+
+    def plan(self, run: Run, have: int) -> Load | None:
+        """What can come from elsewhere for a sequence with this many blocks of prefix, reserved; None when nothing can.
+
+        `begin` or `release` must follow.
+        """
+        size, lower = self._manager.block_size, self._manager.lower
+        load = Load(run, have)
+        if lower is not None:
+            for value in run.chain()[have : (len(run.ids) - 1) // size]:
+                tier = lower.find(value)
+                if self._manager.has(value):
+                    load.shared += self._manager.take_prefix([value])
+                    load.found.append(None)
+                elif tier is not None:
+                    load.contents.append(lower.pin(tier, value))
+                    load.found.append(tier)
+                else:
+                    break
+        load.tokens = load.local * size
+        side = run.side
+        if side is None or side.kind != "decode":
+            return load if load.found else None
+        load.handed_over = True
+        offered = side.offer.tokens if side.offer is not None else len(run.ids)
+        load.tokens = max(load.tokens, min(offered, len(run.ids) - 1))
+        load.remote = -(-load.tokens // size) - load.local
+        return load
+
+    def begin(self, load: Load, fresh: list[int]) -> list[int]:
+        """Start it with these `missing` newly allocated blocks; all blocks after the first `have`, in order."""
+        run, now = load.run, self._clock()
+        self.loads[run.id] = load
+        shared, empty = iter(load.shared), iter(fresh)
+        blocks = [next(shared if tier is None else empty) for tier in load.found]
+        load.ready_at = now
+        for tier in LOWER_TIERS:
+            count = load.found.count(tier)
+            if count:
+                self.loaded_blocks[tier] += count
+                done = self._links[tier].take(now, self._timing.load_s(tier, count * self._manager.block_size))
+                load.ready_at = max(load.ready_at, done)
+        tiers = [tier for tier in load.found if tier is not None]
+        on_disk = [content.value for tier, content in zip(tiers, load.contents, strict=True) if tier == "disk"]
+        if self._disk is not None and on_disk:
+            load.reading = self._disk.read(on_disk)
+        remote = list(empty)
+        if run.side is None or self._taker is None:
+            load.arrival = Arrival(run)
+        elif not run.side.room and not remote:
+            self._taker.skip(run, run.side)
+            load.arrival, run.side = Arrival(run), None
+        else:
+            self._taker.begin(run, run.side, load.local, remote)
+        return blocks + remote
+
+    def release(self, load: Load) -> None:
+        """There is no room for it now: what `plan` reserved is free again."""
+        self._manager.release(load.shared)
+        self._unpin(load, moved=False)
+
+    def tick(self) -> list[Load]:
+        """The loads that have ended; `fault` is set where the sequence ends with it."""
+        if self._taker is not None:
+            for arrival in self._taker.tick():
+                load, side = self.loads[arrival.run.id], arrival.run.side
+                load.arrival, arrival.run.side = arrival, None
+                if arrival.error and side is not None:
+                    load.fault = self._taker.fault(arrival, side)
+        now = self._clock()
+        ended = [load for load in self.loads.values() if load.fault or (load.ended and load.ready_at <= now)]
+        for load in ended:
+            del self.loads[load.run.id]
+            self._unpin(load, moved=load.fault is None)
+        return ended
+
+    def cancel(self, run: Run) -> None:
+        """The sequence is gone; what was on its way stays where it was."""
+        load = self.loads.pop(run.id, None)
+        if load is not None:
+            self._unpin(load, moved=False)
+
+    def _unpin(self, load: Load, *, moved: bool) -> None:
+        lower = self._manager.lower
+        if lower is None:
+            return
+        if self._disk is not None and load.reading is not None:
+            self._disk.give_up(load.reading)
+        broken = load.reading.broken if load.reading is not None else ()
+        gone, contents = load.came, iter(load.contents)
+        for n, tier in enumerate(load.found, load.have):
+            if tier is not None:
+                value = next(contents).value
+                lower.unpin(tier, value, moved=value in broken or (moved and n < gone))
+
+    def next_at(self) -> float | None:
+        """When `tick` has something to do."""
+        due = [load.ready_at for load in self.loads.values() if load.ended]
+        later = self._taker.next_at() if self._taker is not None else None
+        return min([*due, *([] if later is None else [later])], default=None)

@@ -1,0 +1,244 @@
+"""The simulated KV cache: paged blocks, shared by reference count, kept for reuse until room is needed.
+
+A block is in exactly one of three places: in use (some sequence holds it), idle (nobody holds it but its content is cached;
+the least recently used one is evicted first), or blank.  Blank blocks are handed out lowest number first, so the blocks of a
+sequence lie side by side where they can: transfers between machines are far cheaper that way.
+
+Content is named by its chain value (`headrace.broker.blocks`), which stands for the block's tokens and all tokens before
+them.  What a
+block really holds is its *cell*: normally the same value, but not always once other machines read and write blocks by number.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from headrace.workers.engine import KvEvent
+from headrace.workers.sim.scheduling.tiers import Content, LowerTiers, fingerprint, stored
+
+
+def _nothing(blocks: Sequence[int]) -> None:
+    """What `on_reuse` does where nobody has the blocks' bytes."""
+
+
+class BlockManager:
+    """All blocks of one engine. Not thread-safe."""
+
+    def __init__(self, blocks: int, block_size: int, *, host_blocks: int = 0, disk_blocks: int = 0) -> None:
+        self.blocks = blocks
+        self.block_size = block_size
+        self._refs = [0] * blocks
+        self._blank = list(range(blocks))  # a heap; a sorted list is one
+        self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._content: dict[int, Content] = {}  # by block
+        self._by_value: dict[int, int] = {}  # chain value → block
+        self._events: list[KvEvent] = []
+        self._removed: list[int] = []
+        self._cells: dict[int, int] = {}  # by block, where `_content` does not tell it
+        self.on_reuse: Callable[[Sequence[int]], None] = _nothing  # told which blocks do not hold their cells any more
+        self._tainted = False  # some block may hold something else than its value says
+        self.lower = LowerTiers(host_blocks, disk_blocks, self._emit) if host_blocks or disk_blocks else None
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now, evicting where needed."""
+        return len(self._blank) + len(self._idle)
+
+    @property
+    def used(self) -> int:
+        """Blocks that sequences hold."""
+        return self.blocks - self.available
+
+    @property
+    def cached(self) -> int:
+        """Blocks with content that can be reused, held or idle."""
+        return len(self._by_value)
+
+    def take_prefix(self, chain: Sequence[int]) -> list[int]:
+        """Hold the cached blocks of the longest known beginning of this chain."""
+        taken: list[int] = []
+        for value in chain:
+            block = self._by_value.get(value)
+            if block is None:
+                break
+            if self._refs[block] == 0:
+                del self._idle[block]
+            self._refs[block] += 1
+            taken.append(block)
+        return taken
+
+    def known(self, chain: Sequence[int]) -> int:
+        """How many blocks of this chain's beginning are cached."""
+        for n, value in enumerate(chain):
+            if value not in self._by_value:
+                return n
+        return len(chain)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Hold `count` empty blocks, or None (and nothing changes) when there are not so many."""
+        if count > self.available:
+            return None
+        taken = [heapq.heappop(self._blank) if self._blank else self._evict() for _ in range(count)]
+        for block in taken:
+            self._refs[block] = 1
+        if self._cells:
+            self.on_reuse([block for block in taken if self._cells.pop(block, None) is not None])
+        return taken
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Hold these blocks, which somebody holds, once more; `release` lets go."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                raise AssertionError(f"block {block} is kept by nobody yet")
+            self._refs[block] += 1
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        content = self._content.pop(block)
+        del self._by_value[content.value]
+        self._removed.append(content.value)
+        if self.lower is not None:
+            self.lower.put(content)
+        return block
+
+    def has(self, value: int) -> bool:
+        """Whether the device has this content."""
+        return value in self._by_value
+
+    def commit(
+        self,
+        blocks: Sequence[int],
+        values: Sequence[int],
+        tokens: Sequence[int],
+        *,
+        parent: int | None,
+        adapter: str | None = None,
+        salt: str | None = None,
+        media: Sequence[tuple[tuple[int, int], ...]] = (),
+        taint: int = 0,
+    ) -> None:
+        """These consecutive held blocks are full now: `values` names them, `tokens` are theirs, `parent` is the value
+        before them, None at the beginning of a chain, `media` says per block which items touch it.
+
+        A value that is cached already keeps its first block; the second copy is private to its sequence.
+        """
+        size = self.block_size
+        self._tainted = self._tainted or taint != 0
+        fresh: list[Content] = []
+        for n, (block, value) in enumerate(zip(blocks, values, strict=True)):
+            if value in self._by_value:
+                self._announce(fresh)
+                fresh = []
+            else:
+                held = tuple(tokens[n * size : (n + 1) * size])
+                content = Content(value, parent, held, adapter, salt, media[n] if media else (), taint)
+                self._by_value[value] = block
+                self._content[block] = content
+                fresh.append(content)
+            parent = value
+        self._announce(fresh)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of a sequence's blocks, given in order. Cached ones become idle; of these its end is evicted first."""
+        for block in reversed(blocks):
+            refs = self._refs[block] - 1
+            if refs < 0:
+                raise AssertionError(f"block {block} was released by nobody who held it")
+            self._refs[block] = refs
+            if refs == 0:
+                if block in self._content:
+                    self._idle[block] = None
+                else:
+                    heapq.heappush(self._blank, block)
+
+    def clear(self) -> None:
+        """Forget all cached content, in every tier; held blocks stay held."""
+        self._forget()
+        if self.lower is not None:
+            self.lower.clear()
+        self._emit(KvEvent(kind="cleared"))
+
+    def clear_device(self) -> None:
+        """Forget what the device has; the tiers below keep theirs. Nothing is written to them."""
+        self._removed += self._by_value
+        self._forget()
+        self.on_reuse(list(self._cells))
+        self._cells.clear()
+        self._flush_removed()
+
+    def _forget(self) -> None:
+        for block in self._idle:
+            heapq.heappush(self._blank, block)
+        self._idle.clear()
+        self._content.clear()
+        self._by_value.clear()
+
+    # -- what blocks really hold -----------------------------------------------------------------------------
+
+    def cell(self, block: int) -> int:
+        """What this block holds now: a chain value, a fingerprint of part of a block, or something nobody knows."""
+        content = self._content.get(block)
+        if content is not None:
+            return content.cell
+        return self._cells.get(block) or fingerprint("unknown", block)
+
+    def set_cell(self, block: int, cell: int) -> None:
+        """Note, or overwrite, what this block holds; good until it is allocated anew."""
+        self._cells[block] = cell
+
+    def taint(self, blocks: Sequence[int]) -> int:
+        """0 when all of these hold what their values say."""
+        if not self._tainted:
+            return 0
+        return next(
+            (self._content[block].taint for block in blocks if block in self._content and self._content[block].taint), 0
+        )
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def take_events(self) -> list[KvEvent]:
+        """What changed since the last call, in order."""
+        self._flush_removed()
+        events, self._events = self._events, []
+        return events
+
+    def inventory(self) -> list[KvEvent]:
+        """`stored` events for all that is cached: applied after a `cleared`, they give the whole truth."""
+        device = [stored([content]) for content in self._content.values()]
+        return device if self.lower is None else device + list(self.lower.inventory())
+
+    def snapshot(self) -> list[KvEvent]:
+        """`inventory` for a reader who begins here: what changed until now is in it, and will not be told again."""
+        self.take_events()
+        return self.inventory()
+
+    def _announce(self, contents: list[Content]) -> None:
+        if contents:
+            self._emit(stored(contents))
+
+    def _emit(self, event: KvEvent) -> None:
+        self._flush_removed()
+        self._events.append(event)
+
+    def _flush_removed(self) -> None:
+        if self._removed:
+            self._events.append(KvEvent(kind="removed", hashes=self._removed))
+            self._removed = []
+
+    def check(self) -> None:
+        """For tests: raises AssertionError when the books do not balance."""
+        held = {block for block, refs in enumerate(self._refs) if refs > 0}
+        blank, idle = set(self._blank), set(self._idle)
+        if min(self._refs, default=0) < 0:
+            raise AssertionError("a reference count is negative")
+        places = sorted([*held, *self._blank, *idle])
+        if places != list(range(self.blocks)):
+            raise AssertionError("a block is in two places, or in none")
+        if not idle <= self._content.keys() or blank & self._content.keys():
+            raise AssertionError("an idle block has no content, or a blank one has")
+        if self._by_value != {content.value: block for block, content in self._content.items()}:
+            raise AssertionError("the two views of the content differ")
+        if self.lower is not None:
+            self.lower.check()

@@ -1,0 +1,168 @@
+"""The memory below the device: host memory, then disk.
+
+Content that the device evicts goes down a tier; what a tier has no room for, its least recently used content, goes down
+another one, and from the last tier it is lost.  A prefix found below is copied up, and leaves its tier once it is on the
+device.  While it is being copied it is pinned: it stays, and can be found, until the last copy is done.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal, Protocol
+
+import msgspec
+
+from headrace.broker.codec import encode
+from headrace.workers.engine import KvEvent
+
+LowerTier = Literal["host", "disk"]
+LOWER_TIERS: tuple[LowerTier, LowerTier] = ("host", "disk")
+
+
+class Content(msgspec.Struct, frozen=True, gc=False):
+    """What a full block holds, by its chain value. `taint` is not 0 when the block does not hold what its value says."""
+
+    value: int
+    parent: int | None
+    tokens: tuple[int, ...]
+    adapter: str | None
+    salt: str | None
+    media: tuple[tuple[int, int], ...] = ()  # (digest, offset) of the items that touch it
+    taint: int = 0
+
+    @property
+    def cell(self) -> int:
+        """What the bytes of its block stand for."""
+        return fingerprint(self.value, self.taint) if self.taint else self.value
+
+
+def fingerprint(*parts: object) -> int:
+    """64 bits, never 0, that stand for these values."""
+    return int.from_bytes(blake2b(encode(parts), digest_size=8).digest(), "little") | 1
+
+
+def stored(contents: Sequence[Content], tier: Literal["device", "host", "disk"] = "device") -> KvEvent:
+    """The event for these consecutive blocks of one chain."""
+    first = contents[0]
+    return KvEvent(
+        kind="stored",
+        tier=tier,
+        hashes=[content.value for content in contents],
+        parent=first.parent,
+        token_ids=[token for content in contents for token in content.tokens],
+        adapter=first.adapter,
+        salt=first.salt,
+        media=[content.media for content in contents] if any(content.media for content in contents) else (),
+    )
+
+
+@dataclass(slots=True)
+class _Tier:
+    name: LowerTier
+    size: int
+    content: OrderedDict[int, Content] = field(default_factory=OrderedDict)  # by value, oldest first
+    pins: dict[int, int] = field(default_factory=dict)
+
+
+class Store(Protocol):
+    """Where the bytes of a tier lie, if they are real: told what is in the tier by value, and what its block holds."""
+
+    def put(self, value: int, cell: int) -> None: ...
+    def drop(self, value: int) -> None: ...
+    def clear(self) -> None: ...
+
+
+class LowerTiers:
+    """Both tiers. Sizes are in blocks, 0 = there is no such tier. `emit` takes the events, in order.
+
+    `disk_store` may be set before anything is put here.
+    """
+
+    def __init__(self, host: int, disk: int, emit: Callable[[KvEvent], None]) -> None:
+        self._tiers = [_Tier(name, size) for name, size in zip(LOWER_TIERS, (host, disk), strict=True) if size]
+        self._emit = emit
+        self.disk_store: Store | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Blocks cached in each tier there is."""
+        return {tier.name: len(tier.content) for tier in self._tiers}
+
+    def find(self, value: int) -> LowerTier | None:
+        """The highest tier that has this content."""
+        return next((tier.name for tier in self._tiers if value in tier.content), None)
+
+    def put(self, content: Content) -> None:
+        """Take in what the device evicted."""
+        self._put(content, 0)
+
+    def _put(self, content: Content, level: int) -> None:
+        if level == len(self._tiers):
+            return
+        tier = self._tiers[level]
+        if content.value in tier.content:
+            tier.content[content.value] = content
+            tier.content.move_to_end(content.value)
+            self._keep(tier, content)
+            return
+        if len(tier.content) >= tier.size:
+            victim = next((value for value in tier.content if value not in tier.pins), None)
+            if victim is None:  # all of it is being copied up
+                self._put(content, level + 1)
+                return
+            self._emit(KvEvent(kind="removed", tier=tier.name, hashes=[victim]))
+            self._put(self._take(tier, victim), level + 1)
+        tier.content[content.value] = content
+        self._keep(tier, content)
+        self._emit(stored([content], tier.name))
+
+    def pin(self, name: LowerTier, value: int) -> Content:
+        """Begin to copy this content, which `find` found in this tier, up to the device."""
+        tier = self._tier(name)
+        tier.pins[value] = tier.pins.get(value, 0) + 1
+        tier.content.move_to_end(value)
+        return tier.content[value]
+
+    def unpin(self, name: LowerTier, value: int, *, moved: bool) -> None:
+        """The copy ended; with `moved` the content is on the device now and leaves this tier."""
+        tier = self._tier(name)
+        left = tier.pins.get(value, 0) - 1
+        if left > 0:
+            tier.pins[value] = left
+            return
+        tier.pins.pop(value, None)
+        if moved and value in tier.content:
+            self._take(tier, value)
+            self._emit(KvEvent(kind="removed", tier=name, hashes=[value]))
+
+    def clear(self) -> None:
+        """Forget everything, without events."""
+        for tier in self._tiers:
+            tier.content.clear()
+            tier.pins.clear()
+        if self.disk_store is not None:
+            self.disk_store.clear()
+
+    def inventory(self) -> Iterator[KvEvent]:
+        """`stored` events for all that is here."""
+        return (stored([content], tier.name) for tier in self._tiers for content in tier.content.values())
+
+    def check(self) -> None:
+        """For tests: raises AssertionError when the books do not balance."""
+        for tier in self._tiers:
+            if len(tier.content) > tier.size or not tier.pins.keys() <= tier.content.keys():
+                raise AssertionError(f"tier {tier.name} is over-full, or something that is not there is pinned")
+
+    def _keep(self, tier: _Tier, content: Content) -> None:
+        if self.disk_store is not None and tier.name == "disk":
+            self.disk_store.put(content.value, content.cell)
+
+    def _take(self, tier: _Tier, value: int) -> Content:
+        if self.disk_store is not None and tier.name == "disk":
+            self.disk_store.drop(value)
+        return tier.content.pop(value)
+
+    def _tier(self, name: LowerTier) -> _Tier:
+        return next(tier for tier in self._tiers if tier.name == name)

@@ -1,0 +1,38 @@
+"""The sequences that wait for a slot, best first: by priority, then by arrival."""
+
+from __future__ import annotations
+
+import heapq
+
+from headrace.workers.sim.scheduling.run import Phase, Run
+
+
+class WaitingQueue:
+    """Entries of sequences that left meanwhile are skipped."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], Run]] = []
+        self.count = 0
+
+    def push(self, run: Run) -> None:
+        run.phase = Phase.WAITING
+        heapq.heappush(self._heap, (run.rank, run))
+        self.count += 1
+
+    def first(self) -> Run | None:
+        """The one to be admitted next; it stays."""
+        while self._heap:
+            run = self._heap[0][1]
+            if run.phase is Phase.WAITING:
+                return run
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> None:
+        """Take out what `first` returned."""
+        heapq.heappop(self._heap)
+        self.count -= 1
+
+    def leave(self) -> None:
+        """A waiting sequence is gone; its phase tells which."""
+        self.count -= 1

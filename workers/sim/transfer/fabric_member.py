@@ -1,0 +1,117 @@
+"""An engine's seat on the fabric: what the other engines can do to it, and what its worker does about hand-overs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from headrace.workers.engine import Role
+from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.transfer.fabric import Fabric, Notice
+from headrace.workers.sim.transfer.handover_state import HandoverWire, parse_offer
+
+ROLES = frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE})
+"""Those of an engine that can hand over."""
+
+_log = structlog.get_logger()
+
+
+class FabricMember:
+    """Joins when made, under this id, raising EngineStartFailed when that cannot be.
+
+    `wake` has the engine look what has changed.
+    """
+
+    def __init__(
+        self, wire: HandoverWire, scheduler: Scheduler, fabric: Fabric, engine: str, *, wake: Callable[[], None]
+    ) -> None:
+        self._wire = wire
+        self._scheduler = scheduler
+        self._wake = wake
+        try:
+            wire.endpoint = fabric.join(engine, self)
+        except ValueError as error:
+            raise EngineStartFailed(f"engine_id: {error}") from None
+        wire.manager.on_reuse = wire.endpoint.overwritten
+
+    @property
+    def engine(self) -> str:
+        return self._wire.engine
+
+    @property
+    def card(self) -> bytes:
+        return self._wire.endpoint.card
+
+    @property
+    def terms(self) -> str:
+        return self._wire.terms
+
+    def leave(self) -> None:
+        self._wire.endpoint.leave()
+
+    # -- for other engines -----------------------------------------------------------------------------------
+
+    def read(self, blocks: Sequence[int]) -> list[int] | None:
+        if self._scheduler.memory_freed:
+            return None
+        return [self._wire.manager.cell(block) for block in blocks]
+
+    def write(self, blocks: Sequence[int], cells: Sequence[int]) -> bool:
+        if self._scheduler.memory_freed:
+            return False
+        for block, cell in zip(blocks, cells, strict=True):
+            self._wire.manager.set_cell(block, cell)
+        return True
+
+    def notice(self, notice: Notice) -> None:
+        for side in (self._scheduler.exchange.giver, self._scheduler.exchange.taker):
+            if side is not None:
+                side.notice(notice)
+        self._wake()
+
+    # -- for the worker --------------------------------------------------------------------------------------
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """See `Engine.meet`."""
+        self._wire.endpoint.meet(peers)
+        self._wake()
+
+    def set_role(self, role: Role) -> None:
+        """See `Engine.set_role`. What is on offer stays on offer."""
+        if role not in ROLES:
+            raise UnsupportedByEngine(f"the simulator has no role {role.value!r}")
+        if self._scheduler.ids:
+            raise UnsupportedByEngine(
+                f"{len(self._scheduler.ids)} sequences are inside: the role stays {self._wire.role.value}"
+            )
+        self._wire.role = role
+
+    def let_go(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        """See `Engine.release`."""
+        if params is None:
+            self._scheduler.release(sequence_id, "nobody fetches the blocks")
+            self._wake()
+            return
+        try:
+            self.release({"params": params})
+        except RequestInvalid as error:  # another engine's: nobody here can tell it
+            _log.warning("handover.not_released", engine=self.engine, sequence=sequence_id, reason=str(error))
+
+    def release(self, args: Mapping[str, Any]) -> bool:
+        """Let go of the hand-over with these `params`, this engine's or another one's, or of this `request` of its own.
+
+        Whether there was one, or whether the other engine could be told.  Raises RequestInvalid.
+        """
+        self._wake()
+        if "request" in args:
+            if not isinstance(args["request"], str):
+                raise RequestInvalid("release_handover needs params or a request id", param="handover")
+            return self._scheduler.release(args["request"], "the hand-over was released")
+        offer = parse_offer(args.get("params"))
+        if offer.engine == self.engine:
+            return self._scheduler.release(offer.request, "the hand-over was released")
+        taker = self._scheduler.exchange.taker
+        return taker is not None and taker.decline(offer)

@@ -1,0 +1,155 @@
+"""What both sides of a hand-over share: who they are, what they may promise, and how a hand-over looks from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.workers.engine import DisaggStyle, Handover, Role
+from headrace.workers.engine import Sequence as EngineSequence
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.sim.scheduling.blocks import BlockManager
+from headrace.workers.sim.scheduling.timing import TimingModel
+from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.transfer.fabric import Endpoint
+
+
+class KvOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a params-style hand-over, opaque to all but the decode side. Times are Unix seconds."""
+
+    engine: str
+    request: str
+    number: int  # of this engine's offers
+    blocks: list[int]
+    tokens: int
+    chain: list[int]  # of the whole blocks: which prompt this is
+    layout: str  # engines whose layouts differ cannot read each other
+    mode: Literal["pull", "push"]
+    cached_tokens: int
+    issued_at: float
+    ttl_s: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A sequence's part in a hand-over. `key` names the hand-over on both sides; `peer` is where a decode side fetches."""
+
+    kind: Literal["prefill", "decode"]
+    key: str
+    room: bool = False
+    offer: KvOffer | None = None
+    peer: str = ""
+
+    @property
+    def number(self) -> int:
+        """That of the offer, 0 where there is none."""
+        return self.offer.number if self.offer is not None else 0
+
+    @property
+    def pulls(self) -> bool:
+        """A decode side that reads the blocks itself."""
+        return self.offer is not None and self.offer.mode == "pull"
+
+
+@dataclass(slots=True)
+class PeerLink:
+    """A line that carries one transfer after the other."""
+
+    free_at: float = 0.0
+
+    def take(self, now: float, duration_s: float) -> float:
+        """When a transfer that is wanted now will be done."""
+        self.free_at = max(now, self.free_at) + duration_s
+        return self.free_at
+
+
+@dataclass(slots=True, kw_only=True)
+class HandoverWire:
+    """One engine's part in hand-overs. `clock` is the engine's own; adding `wall_offset_s` makes it Unix time.
+
+    `endpoint` is there once the engine has joined a fabric.
+    """
+
+    model: str
+    role: Role
+    settings: SimSettings
+    timing: TimingModel
+    manager: BlockManager
+    clock: Callable[[], float]
+    wall_offset_s: float = 0.0
+    link: PeerLink = field(default_factory=PeerLink)
+    endpoint: Endpoint = field(init=False)
+
+    @property
+    def engine(self) -> str:
+        """What the other engines call this one."""
+        return self.endpoint.engine
+
+    @property
+    def terms(self) -> str:
+        """What engines that hand over to each other have in common."""
+        settings = self.settings
+        style = f"params/{settings.transfer_mode}" if settings.style is DisaggStyle.PARAMS else "rendezvous"
+        return f"sim/{style}/{settings.block_size}x{settings.block_bytes}"
+
+    @property
+    def layout(self) -> str:
+        return f"{self.model} {self.terms}"
+
+    def transfer_s(self, blocks: int, descriptors: int) -> float:
+        """How long this many blocks take over the link."""
+        moving = self.timing.transfer_s(tokens=blocks * self.settings.block_size, descriptors=descriptors)
+        return moving * self.settings.faults.slow_transfer
+
+    def side(self, wanted: Handover, sequence: EngineSequence, chain: Sequence[int]) -> Side:
+        """The part that this sequence, with this chain, wants to have. Raises RequestInvalid or UnsupportedByEngine."""
+        if wanted.kind != self.role.value:
+            raise UnsupportedByEngine(f"an engine in the role {self.role.value} takes no {wanted.kind} hand-overs")
+        if self.settings.style is DisaggStyle.RENDEZVOUS:
+            if wanted.room is None:
+                raise RequestInvalid("a rendezvous needs a room", param="handover")
+            if wanted.kind == "decode" and not wanted.peer:
+                raise RequestInvalid("the decode side of a rendezvous needs its peer", param="handover")
+            return Side(wanted.kind, f"room {wanted.room}", room=True, peer=wanted.peer or "")
+        if wanted.room is not None:
+            raise UnsupportedByEngine("this simulator hands over by parameters, not in rooms (disagg)")
+        if wanted.kind == "prefill":
+            return Side("prefill", sequence.id)
+        offer = parse_offer(wanted.params)
+        self._check(offer, sequence, chain)
+        return Side("decode", offer.request, offer=offer, peer=offer.engine)
+
+    def _check(self, offer: KvOffer, sequence: EngineSequence, chain: Sequence[int]) -> None:
+        if offer.layout != self.layout:
+            raise RequestInvalid(f"the prefill engine has {offer.layout!r}, this one {self.layout!r}", param="handover")
+        if offer.mode != self.settings.transfer_mode:
+            raise RequestInvalid(f"the prefill engine transfers by {offer.mode}, this one does not", param="handover")
+        if offer.mode == "push" and offer.request != sequence.id:
+            raise RequestInvalid(
+                f"to push, both sides need the same request id: {offer.request!r}, {sequence.id!r}", param="handover"
+            )
+        count = -(-offer.tokens // self.settings.block_size)
+        if not 0 < offer.tokens <= len(sequence.token_ids) or len(offer.blocks) != count:
+            raise RequestInvalid(f"{len(offer.blocks)} blocks for {offer.tokens} tokens of this prompt", param="handover")
+        if offer.chain != list(chain[: len(offer.chain)]) or len(offer.chain) != offer.tokens // self.settings.block_size:
+            raise RequestInvalid("these parameters belong to another prompt", param="handover")
+
+
+def parse_offer(params: Mapping[str, Any] | None) -> KvOffer:
+    """Raises RequestInvalid when these are not parameters of a hand-over."""
+    try:
+        return msgspec.convert(params, KvOffer)
+    except msgspec.ValidationError as error:
+        raise RequestInvalid(f"hand-over parameters: {error}", param="handover") from None
+
+
+def segments(*blocks: Sequence[int]) -> int:
+    """How many descriptors name these blocks, pairwise: stretches in which all numbers go up by one."""
+    rows = list(zip(*blocks, strict=True))
+    breaks = sum(any(b != a + 1 for a, b in zip(one, two, strict=True)) for one, two in pairwise(rows))
+    return breaks + bool(rows)

@@ -1,0 +1,173 @@
+"""Blocks that come from elsewhere or go elsewhere, beside the steps: lower tiers, and both sides of a hand-over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.workers.engine import Handover, Output, Sequence
+from headrace.workers.errors import UnsupportedByEngine
+from headrace.workers.sim.scheduling.batch import Batch
+from headrace.workers.sim.scheduling.block_loading import Disk, Load, Loader
+from headrace.workers.sim.scheduling.run import Phase, Run
+from headrace.workers.sim.scheduling.tiers import LOWER_TIERS
+from headrace.workers.sim.scheduling.timing import TimingModel
+from headrace.workers.sim.transfer.decode_side import DecodeTransfers
+from headrace.workers.sim.transfer.handover_state import HandoverWire
+from headrace.workers.sim.transfer.prefill_side import PrefillTransfers
+
+
+class SimKvTransfer:
+    """One engine's traffic. Without a `wire` it hands nothing over; with `none` set there is no traffic at all.
+
+    What an engine may begin depends on its role (`HandoverWire.side`); what it began in another one goes on.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        timing: TimingModel,
+        *,
+        clock: Callable[[], float],
+        wire: HandoverWire | None,
+        disk: Disk | None = None,
+    ) -> None:
+        self._batch = batch
+        self._clock = clock
+        self._wire = wire
+        self._disk = disk
+        self.giver = PrefillTransfers(wire) if wire is not None else None
+        self.taker = DecodeTransfers(wire) if wire is not None else None
+        comes = batch.manager.lower is not None or self.taker is not None
+        self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker, disk=disk) if comes else None
+        self.none = self.giver is None and self.loader is None
+
+    def poll(self) -> bool:
+        """Take in what other engines have sent, and what has ended; whether there was anything. `settle` acts on it."""
+        read = self._disk is not None and self._disk.poll()
+        return (self._wire is not None and self._wire.endpoint.poll()) or read
+
+    def poll_at(self) -> float | None:
+        """When to `poll` next; None when that is never needed."""
+        if self.none:
+            return None
+        times = [self._disk.poll_at() if self._disk is not None else None]
+        if self._wire is not None and self.giver is not None and self.taker is not None:
+            times.append(self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy))
+        return min([at for at in times if at is not None], default=None)
+
+    def next_at(self) -> float | None:
+        """When `settle` has something to do, unless `poll` finds something before."""
+        times = [part.next_at() for part in (self.giver, self.loader) if part is not None]
+        return min([at for at in times if at is not None], default=None)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters; some tell what no real engine could know."""
+        counts: dict[str, Any] = {}
+        if self._batch.manager.lower is not None:
+            counts["lower_blocks"] = self._batch.manager.lower.counts()
+        if self.loader is not None:
+            counts["loaded_blocks"] = dict(self.loader.loaded_blocks)
+        if self.giver is not None:
+            counts |= {"handovers_held": self.giver.holding, "handovers_expired": self.giver.expired, **self.giver.counts}
+        if self.taker is not None:
+            counts |= self.taker.counts
+        return counts
+
+    # -- sequences come and go -------------------------------------------------------------------------------
+
+    def enter(self, run: Run, wanted: Handover, sequence: Sequence) -> None:
+        """Give a new sequence its part in a hand-over. Raises RequestInvalid or UnsupportedByEngine."""
+        if self._wire is None or self.giver is None or self.taker is None:
+            raise UnsupportedByEngine("this simulator takes no hand-overs (disagg)")
+        side = self._wire.side(wanted, sequence, run.chain())
+        if side.kind == "decode":
+            self.taker.enter(run, side)
+        elif side.room:
+            self.giver.enter(run, side.key)
+        run.take_side(side)
+
+    def leave(self, run: Run) -> None:
+        """This sequence is over: so is what it waits for, and what waits for it. It still holds its blocks."""
+        if self.loader is not None:
+            self.loader.cancel(run)
+        if run.side is None or self.giver is None or self.taker is None:
+            return
+        if run.side.kind == "decode":
+            self.taker.forget(run, run.side)
+        else:
+            self.giver.drop(run.side)
+
+    def release(self, name: str, why: str) -> bool:
+        """Let go of what a sequence that is over has on offer; whether there was anything."""
+        return self.giver is not None and self.giver.release(name, why)
+
+    # -- blocks come -----------------------------------------------------------------------------------------
+
+    def begin(self, run: Run, load: Load, blocks: list[int]) -> bool:
+        """Admit the first waiting sequence, with these blocks of prefix and that load; False if there is no room for it."""
+        loader, manager = self.loader, self._batch.manager
+        fresh = manager.allocate(load.missing)
+        if loader is None or fresh is None:
+            manager.release(blocks)
+            if loader is not None:
+                loader.release(load)
+            return False
+        self._batch.start(run, blocks)
+        run.phase = Phase.LOADING
+        self._batch.loading.append(run)
+        run.blocks = blocks + loader.begin(load, fresh)
+        run.capacity = len(run.blocks) * manager.block_size
+        return True
+
+    def settle(self, drop: Callable[[Run], None]) -> list[Output]:
+        """What has come, gone or failed since the last step; the last outputs of the sequences that end with it."""
+        self.poll()
+        outputs = []
+        for run, output in self.giver.tick() if self.giver is not None else ():
+            if self._batch.runs.get(run.id) is run:
+                drop(run)
+                outputs.append(output)
+        for load in self.loader.tick() if self.loader is not None else ():
+            if load.fault is None:
+                self._loaded(load.run, load)
+            else:
+                drop(load.run)
+                outputs.append(Output(load.run.id, [], fault=load.fault))
+        return outputs
+
+    def _loaded(self, run: Run, load: Load) -> None:
+        size, arrival = self._batch.manager.block_size, load.arrival
+        own, whole = load.came * size, load.came == load.local
+        run.set_taint(load.taint)
+        self._batch.reach(run, own)
+        if arrival is not None and load.remote and not arrival.error and whole:
+            self._batch.reach(run, min(own + arrival.right * size, load.tokens))
+            run.set_taint(run.taint or arrival.taint)
+            self._batch.reach(run, load.tokens)
+        if run.cached_tokens is None:
+            run.cached_tokens = own
+            tiers = {tier: load.found.count(tier) * size for tier in LOWER_TIERS if tier in load.found}
+            run.extra = {"cached": {"device": own - sum(tiers.values()), **tiers}}
+            if load.handed_over:
+                run.extra["remote_tokens"] = run.computed - own
+        self._batch.loading.remove(run)
+        self._batch.prefill(run)
+
+    # -- blocks go -------------------------------------------------------------------------------------------
+
+    def hand_over(self, run: Run, output: Output, at: float) -> bool:
+        """This sequence's prompt is computed, and its last output will be out at `at`: offer its blocks.
+
+        Whether it now waits for its room, and gives its output only then.
+        """
+        if self.giver is None or run.side is None:
+            return False
+        if run.side.room:
+            self._batch.decoding.remove(run)
+            run.phase = Phase.PARKED
+            self.giver.park(run, output, run.side.key)
+            return True
+        if output.finish == "length":  # a prompt whose answer is over has nothing to hand over
+            self.giver.offer(run, output, at)
+        return False

@@ -1,0 +1,244 @@
+"""Moves transfers on: posts their parts, notices their ends, gives up what is late. Knows NIXL only as `Posts`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from headrace.workers.sim.transfer.nixl import metrics
+from headrace.workers.sim.transfer.nixl.descriptors import Indices, Part
+from headrace.workers.sim.transfer.nixl.driver import Status
+from headrace.workers.sim.transfer.nixl.errors import BlocksBusy, DriverFailed, PeerGone
+from headrace.workers.sim.transfer.nixl.transfer import Reason, Transfer
+
+log = structlog.get_logger()
+
+TURN_S = 0.004
+"""A call stops posting after this long, so one call lasts at most about this and one part."""
+MOST_POSTED = 16
+"""Parts of one transfer under way at once: enough to keep a network busy, and a bound on what a stalled peer can hold."""
+
+
+class Posts(Protocol):
+    """What is needed of `driver.Driver`."""
+
+    def post(self, handle: int) -> Status: ...
+    def status(self, handle: int) -> Status: ...
+    def moved(self, handle: int) -> tuple[int, int]: ...
+    def release(self, handle: int) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A transfer and what is left of it. `make` turns a part into a handle; `finish` runs when every part arrived."""
+
+    transfer: Transfer
+    parts: deque[Part]
+    make: Callable[[Part], int]
+    began_s: float
+    deadline_s: float
+    finish: Callable[[], None] | None = None
+    posted: list[int] = field(default_factory=list)
+
+
+class Mover:
+    """All transfers of one driver. `lost` is told once per failure that NIXL blames on a peer's absence."""
+
+    def __init__(self, posts: Posts, *, clock: Callable[[], float], lost: Callable[[str], None]) -> None:
+        self._posts = posts
+        self._clock = clock
+        self._lost = lost
+        self._jobs: deque[Job] = deque()
+        self._given_up: list[Job] = []
+        self._ended: list[Transfer] = []
+
+    @property
+    def active(self) -> int:
+        """Transfers that `take_ended` has not returned yet."""
+        return len(self._jobs) + len(self._ended)
+
+    @property
+    def unsettled(self) -> int:
+        """Transfers that failed and may still touch memory."""
+        return len(self._given_up)
+
+    def unsettled_with(self, peer: str) -> bool:
+        return any(job.transfer.peer == peer for job in self._given_up)
+
+    def check_free(self, local: Indices) -> None:
+        """Raises BlocksBusy when a transfer that was given up may still touch one of these blocks of ours."""
+        for job in self._given_up:
+            if (both := np.intersect1d(local, job.transfer.local)).size:
+                raise BlocksBusy(f"block {both[0]} is not free: {job.transfer} may still touch it")
+
+    def start(self, job: Job) -> None:
+        """Take a transfer and post what fits into a turn."""
+        self._jobs.append(job)
+        self._post(job, self._clock() + TURN_S)
+        self._sweep()
+
+    def advance(self) -> None:
+        """See what has ended, and post what fits into a turn."""
+        for job in self._jobs:
+            self._check(job)
+        until_s = self._clock() + TURN_S
+        for job in list(self._jobs):
+            self._post(job, until_s)
+        self._jobs.rotate(-1)  # another one is first next time
+        self._sweep()
+        self._settle()
+
+    def take_ended(self) -> list[Transfer]:
+        """The transfers that ended since the last call, each once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def fail_peer(self, peer: str, reason: Reason, error: str) -> None:
+        """Give up everything with this peer."""
+        for job in self._jobs:
+            if job.transfer.peer == peer and job.transfer.state == "active":
+                self._fail(job, reason, error)
+        self._sweep()
+        self._settle()
+
+    def fail_all(self, reason: Reason, error: str) -> None:
+        for peer in {job.transfer.peer for job in self._jobs}:
+            self.fail_peer(peer, reason, error)
+
+    # -- one transfer ----------------------------------------------------------------------------------------
+
+    def _check(self, job: Job) -> None:
+        """See which parts have arrived."""
+        if job.transfer.state != "active":
+            return
+        moving: list[int] = []
+        trouble: DriverFailed | None = None
+        for handle in job.posted:
+            try:
+                if self._posts.status(handle) is Status.MOVING:
+                    moving.append(handle)
+                else:
+                    self._arrived(job, handle)
+            except DriverFailed as error:
+                trouble = error
+                self._release(handle)
+        job.posted = moving
+        if trouble is not None:
+            self._blame(job, trouble)
+        elif not job.posted and not job.parts:
+            self._finish(job)
+        elif self._clock() >= job.deadline_s:
+            self._late(job)
+
+    def _post(self, job: Job, until_s: float) -> None:
+        """Hand parts over until the turn is over. A transfer past its deadline posts nothing more."""
+        while job.transfer.state == "active" and job.parts and len(job.posted) < MOST_POSTED:
+            now = self._clock()
+            if now >= job.deadline_s:
+                self._late(job)
+                return
+            if now >= until_s:
+                return
+            handle: int | None = None
+            try:
+                handle = job.make(job.parts[0])
+                status = self._posts.post(handle)
+            except DriverFailed as error:
+                if handle is not None:
+                    self._release(handle)
+                self._blame(job, error)
+                return
+            job.parts.popleft()
+            if status is Status.DONE:
+                self._arrived(job, handle)
+            else:
+                job.posted.append(handle)
+        if job.transfer.state == "active" and not job.parts and not job.posted:
+            self._finish(job)
+
+    def _arrived(self, job: Job, handle: int) -> None:
+        size, descriptors = self._posts.moved(handle)
+        job.transfer.descriptors += descriptors
+        metrics.BYTES.labels(job.transfer.op).inc(size)
+        self._release(handle)
+
+    def _finish(self, job: Job) -> None:
+        transfer = job.transfer
+        if job.finish is not None:
+            try:
+                job.finish()
+            except DriverFailed as error:
+                self._blame(job, error)
+                return
+        transfer.state = "done"
+        transfer.settled = True
+        transfer.took_s = self._clock() - job.began_s
+        metrics.TRANSFERS.labels(transfer.op, "done").inc()
+        metrics.SECONDS.labels(transfer.op).observe(transfer.took_s)
+        metrics.DESCRIPTORS.labels(transfer.op).observe(transfer.descriptors)
+
+    def _late(self, job: Job) -> None:
+        allowed_s = job.deadline_s - job.began_s
+        self._fail(job, "deadline", f"{job.transfer.op} with {job.transfer.peer} did not end within {allowed_s:g} s")
+
+    def _blame(self, job: Job, error: DriverFailed) -> None:
+        gone = isinstance(error, PeerGone)
+        self._fail(job, "peer_gone" if gone else "refused", str(error))
+        if gone:
+            self._lost(job.transfer.peer)
+
+    def _fail(self, job: Job, reason: Reason, error: str) -> None:
+        transfer = job.transfer
+        transfer.state, transfer.reason, transfer.error = "failed", reason, error
+        transfer.took_s = self._clock() - job.began_s
+        job.parts.clear()
+        metrics.TRANSFERS.labels(transfer.op, "failed").inc()
+        metrics.FAILURES.labels(transfer.op, reason).inc()
+        log.warning(
+            "transfer.failed", op=transfer.op, peer=transfer.peer, reason=reason, error=error, still_moving=len(job.posted)
+        )
+
+    def _release(self, handle: int) -> None:
+        try:
+            self._posts.release(handle)
+        except DriverFailed as error:
+            log.warning("transfer.not_released", error=str(error))
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Sort out what is not active any more."""
+        if all(job.transfer.state == "active" for job in self._jobs):
+            return
+        for job in self._jobs:
+            if job.transfer.state == "active":
+                continue
+            self._ended.append(job.transfer)
+            if job.posted:
+                self._given_up.append(job)
+                metrics.UNSETTLED.inc()
+            else:
+                job.transfer.settled = True
+        self._jobs = deque(job for job in self._jobs if job.transfer.state == "active")
+
+    def _settle(self) -> None:
+        """Free what has come to an end at last."""
+        for job in self._given_up:
+            for handle in list(job.posted):
+                try:
+                    if self._posts.status(handle) is Status.MOVING:
+                        continue
+                except DriverFailed:
+                    pass  # an error is an end
+                self._release(handle)
+                job.posted.remove(handle)
+        for job in [job for job in self._given_up if not job.posted]:
+            self._given_up.remove(job)
+            job.transfer.settled = True
+            metrics.UNSETTLED.dec()
+            log.info("transfer.settled", op=job.transfer.op, peer=job.transfer.peer)

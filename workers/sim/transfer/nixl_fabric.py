@@ -1,0 +1,235 @@
+"""The fabric between processes: real bytes in registered memory, moved by NIXL; notices as NIXL's notifications.
+
+An engine polls: often while something moves, seldom while it only waits.  Between processes of one machine it is the polls
+that copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from headrace.workers.errors import TransferFailed
+from headrace.workers.sim import metrics
+from headrace.workers.sim.transfer.block_content import LEAST_BYTES, Contents
+from headrace.workers.sim.transfer.fabric import Member, Notice, Transfer
+from headrace.workers.sim.transfer.nixl.agent import Agent
+from headrace.workers.sim.transfer.nixl.arena import Arena
+from headrace.workers.sim.transfer.nixl.errors import BadBlocks, BadCard
+from headrace.workers.sim.transfer.nixl.transfer import Transfer as NixlTransfer
+
+_IDLE_S = 0.05  # between two looks for notices while no hand-over is open
+_BUSY_S = 0.002  # … while one is
+_MOVING_S = 0.001  # … while a transfer is under way that needs no help
+_STILL_S = 0.0001  # a poll that takes less than this has copied nothing
+_MOST_STILL = 20  # such polls in a row, and we stop to poll without a pause
+_AGAIN_S = 0.5  # between two tries to meet an engine that was lost
+
+_log = structlog.get_logger()
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Notice)
+
+
+class NixlFabric:
+    """Memory for one engine's blocks, to be joined once. `block_bytes` 0: as few as tell blocks apart."""
+
+    def __init__(self, blocks: int, block_bytes: int, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._blocks = blocks
+        self._block_bytes = max(block_bytes, LEAST_BYTES)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self.arena: Arena | None = None  # once it is joined
+
+    def join(self, engine: str, member: Member) -> NixlEndpoint:
+        """Raises NixlUnavailable."""
+        arena = self.arena = Arena(self._blocks, self._block_bytes)
+        agent = Agent(engine, arena, timeout_s=self._timeout_s)
+        return NixlEndpoint(agent, Contents(arena), member, clock=self._clock)
+
+
+class Moving:
+    """A transfer that NIXL has taken."""
+
+    def __init__(self, transfer: NixlTransfer) -> None:
+        self._transfer = transfer
+
+    @property
+    def ended(self) -> bool:
+        return self._transfer.state != "active"
+
+    @property
+    def failed(self) -> bool:
+        return self._transfer.state == "failed"
+
+    @property
+    def settled(self) -> bool:
+        return self._transfer.settled
+
+    def finish(self) -> str:
+        return self._transfer.error if self.ended else "the transfer has not ended"
+
+
+class Over:
+    """A transfer that is over at once: there was nothing to move, or it could not even be begun."""
+
+    ended = True
+    settled = True
+
+    def __init__(self, why: str = "") -> None:
+        self.failed = bool(why)
+        self._why = why
+
+    def finish(self) -> str:
+        return self._why
+
+
+class NixlEndpoint:
+    """One engine's agent. What it was told by a peer that then vanished from the pool is dropped with it."""
+
+    def __init__(self, agent: Agent, contents: Contents, member: Member, *, clock: Callable[[], float]) -> None:
+        self.engine = agent.name
+        self.card = agent.card
+        self._agent = agent
+        self._contents = contents
+        self._member = member
+        self._clock = clock
+        self._peers: dict[str, str] = {}  # engine by worker
+        self._cards: dict[str, bytes] = {}  # by engine
+        self._again_at: dict[str, float] = {}  # by engine that was not there: not to be tried before
+        self._polled_at = 0.0
+        self._still = 0  # polls in a row that moved nothing
+        self._closed = False
+
+    def leave(self) -> None:
+        self._closed = True
+        self._agent.close()
+
+    # -- peers -----------------------------------------------------------------------------------------------
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        if self._closed:
+            return
+        there = {}
+        for worker, card in peers.items():
+            if card and (engine := self._introduce(card)) is not None:
+                there[worker] = engine
+        gone = set(self._peers.values()) | {engine for engine in self._cards if not self._agent.knows(engine)}
+        for engine in gone - set(there.values()):
+            self._cards.pop(engine, None)
+            self._again_at.pop(engine, None)
+            self._agent.forget(engine)
+        self._peers = there
+
+    def _introduce(self, card: bytes) -> str | None:
+        """Meet the engine with this card, unless that is done; None when it cannot be read or is not there."""
+        known = next((engine for engine, other in self._cards.items() if other == card), None)
+        if known is not None and (self._agent.knows(known) or self._clock() < self._again_at.get(known, 0.0)):
+            return known
+        try:
+            engine = self._agent.meet(card)
+        except (BadCard, TransferFailed) as error:
+            metrics.STRANGE.labels("card").inc()
+            _log.warning("peer.not_met", engine=self.engine, peer=known, reason=str(error))
+            if known is not None:
+                self._again_at[known] = self._clock() + _AGAIN_S
+            return known
+        self._cards[engine] = card
+        hello = Notice(kind="renew", key="", sender=self.engine)  # of nothing, but the connection is made now and not later
+        self._agent.notify(engine, _encoder.encode(hello))
+        return engine
+
+    def reaches(self, engine: str) -> bool:
+        if self._closed:
+            return False
+        if self._agent.knows(engine):
+            return True
+        card = self._cards.get(engine)
+        if card is not None:
+            self._introduce(card)
+        return self._agent.knows(engine)
+
+    # -- own blocks ------------------------------------------------------------------------------------------
+
+    def stamp(self, blocks: Sequence[int], cells: Sequence[int]) -> None:
+        for block, cell in zip(blocks, cells, strict=True):
+            self._contents.stamp(block, cell)
+
+    def overwritten(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._contents.overwrite(block)
+
+    def content(self, blocks: Sequence[int]) -> list[int] | None:
+        cells = [self._contents.read(block) for block in blocks]
+        broken = cells.count(None)
+        if broken:
+            metrics.BROKEN.inc(broken)
+            _log.error("blocks.broken", engine=self.engine, broken=broken, blocks=len(blocks))
+            return None
+        return [cell for cell in cells if cell is not None]
+
+    # -- to others -------------------------------------------------------------------------------------------
+
+    def read(self, engine: str, remote: Sequence[int], local: Sequence[int]) -> Transfer:
+        self._contents.expect(local)
+        return self._begin(lambda: self._agent.read(engine, remote, local)) if local else Over()
+
+    def write(self, engine: str, local: Sequence[int], remote: Sequence[int]) -> Transfer:
+        return self._begin(lambda: self._agent.write(engine, local, remote)) if local else Over()
+
+    def _begin(self, begin: Callable[[], NixlTransfer]) -> Transfer:
+        self._still = 0
+        try:
+            return Moving(begin())
+        except (BadBlocks, TransferFailed) as error:
+            return Over(str(error))
+
+    def notify(self, engine: str, notice: Notice) -> bool:
+        if self._closed or not self.reaches(engine):
+            return False
+        if notice.kind == "register":
+            self._contents.expect(notice.blocks)
+            notice = msgspec.structs.replace(notice, card=self.card)
+        return self._agent.notify(engine, _encoder.encode(notice))
+
+    # -- from others -----------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        now = self._clock()
+        if self._closed or (now - self._polled_at < _MOVING_S and not self._moving):
+            return False
+        began = time.perf_counter()  # a loop's clock may stand still meanwhile
+        ended, notices = self._agent.poll()
+        took_s = time.perf_counter() - began
+        self._polled_at = now + took_s
+        self._still = 0 if notices or took_s >= _STILL_S else self._still + 1
+        for sender, data in notices:
+            self._take(sender, data)
+        return bool(ended or notices)
+
+    @property
+    def _moving(self) -> bool:
+        """Something moves, and needs us."""
+        return self._agent.active > 0 and self._still < _MOST_STILL
+
+    def poll_at(self, *, busy: bool) -> float | None:
+        if self._closed:
+            return None
+        if self._moving:
+            return self._polled_at
+        if self._agent.active:
+            return self._polled_at + _MOVING_S
+        return self._polled_at + (_BUSY_S if busy or self._agent.unsettled else _IDLE_S)
+
+    def _take(self, sender: str, data: bytes) -> None:
+        try:
+            notice = _decoder.decode(data)
+        except msgspec.DecodeError as error:
+            metrics.STRANGE.labels("notice").inc()
+            _log.warning("notice.unreadable", engine=self.engine, peer=sender, reason=str(error))
+            return
+        if notice.card and not self._agent.knows(sender):
+            self._introduce(notice.card)
+        self._member.notice(msgspec.structs.replace(notice, sender=sender))

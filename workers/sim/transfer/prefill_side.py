@@ -1,0 +1,242 @@
+"""The prefill side of a hand-over: who has computed a prompt keeps its blocks until they are fetched.
+
+Blocks on offer are let go when the other side has them, when it or the caller declines, or when the lease ends; a lease that
+ends is silent.  In the pull mode the other side reads by itself.  In the push mode and in rooms it registers the blocks it has
+made ready, and this side writes (`writing.py`); whichever of the two comes first waits for the other, for a bounded time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.workers.engine import Fault, Output
+from headrace.workers.errors import RequestInvalid
+from headrace.workers.sim.scheduling.run import Run
+from headrace.workers.sim.transfer.block_writer import Ask, BlockWriter, Write
+from headrace.workers.sim.transfer.fabric import Notice
+from headrace.workers.sim.transfer.handover_state import HandoverWire, KvOffer, Side
+
+_MOST_GONE = 4096  # hand-overs remembered as over, so that a late other side need not wait
+_MOST_ASKS = 4096  # that wait for their blocks
+
+
+@dataclass(slots=True)
+class _Hold:
+    """Blocks kept for the other side. In a room the sequence still owns them, and ends with `output`."""
+
+    key: str
+    blocks: list[int]
+    until: float
+    number: int = 0  # of the offer; 0 in a room
+    run: Run | None = None
+    output: Output | None = None
+    write: Write | None = None
+    stalls: bool = False  # injected
+
+
+class PrefillTransfers:
+    """All hand-overs of a prefill engine."""
+
+    def __init__(self, wire: HandoverWire) -> None:
+        self._wire = wire
+        self._writer = BlockWriter(wire)
+        self._rooms: dict[str, Run] = {}  # sequences that will end in a room
+        self._holds: dict[str, _Hold] = {}
+        self._asks: dict[str, Ask] = {}  # that came before the blocks
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._ended: list[tuple[Run, Output]] = []
+        self._number = 0
+        self.expired = 0
+
+    @property
+    def holding(self) -> int:
+        """Hand-overs whose blocks are kept."""
+        return len(self._holds)
+
+    @property
+    def busy(self) -> bool:
+        """Something may come for it, or is on its way."""
+        return bool(self._holds or self._rooms or self._asks or self._writer.closing)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """What was written, and how long that took."""
+        return self._writer.counts
+
+    def enter(self, run: Run, key: str) -> None:
+        """A sequence that is to end in this room was taken in. Raises RequestInvalid when another one is."""
+        if key in self._rooms:
+            raise RequestInvalid(f"{key} is taken by sequence {self._rooms[key].id!r}", param="handover")
+        self._rooms[key] = run
+        if key in self._gone:
+            self._give_up(run, "the decode side is gone")
+
+    def offer(self, run: Run, output: Output, at: float) -> None:
+        """Keep this sequence's blocks from now on, and put into its last output how to fetch them, valid from `at`."""
+        wire, settings = self._wire, self._wire.settings
+        tokens = len(run.ids) - 1
+        blocks = run.blocks[: -(-tokens // settings.block_size)]
+        wire.manager.release(run.blocks[len(blocks) :])
+        self._stamp(run, blocks, tokens)
+        run.blocks = []
+        self._number += 1
+        wall = at + wire.wall_offset_s
+        offer = KvOffer(
+            engine=wire.engine,
+            request=run.id,
+            number=self._number,
+            blocks=blocks,
+            tokens=tokens,
+            chain=run.chain()[: tokens // settings.block_size],
+            layout=wire.layout,
+            mode=settings.transfer_mode,
+            cached_tokens=run.cached_tokens or 0,
+            issued_at=wall,
+            ttl_s=settings.lease_s,
+            expires_at=wall + settings.lease_s,
+        )
+        output.handover = msgspec.to_builtins(offer)
+        self._hold(_Hold(run.id, blocks, at + settings.lease_s, self._number, stalls=run.has_fault("stall_transfer")))
+
+    def park(self, run: Run, output: Output, key: str) -> None:
+        """This sequence is done but for the hand-over in its room; `output` is its last one."""
+        tokens = len(run.ids) - 1
+        blocks = run.blocks[: -(-tokens // self._wire.settings.block_size)]
+        self._stamp(run, blocks, tokens)
+        until = self._wire.clock() + self._wire.settings.room_timeout_s
+        self._hold(_Hold(key, blocks, until, run=run, output=output, stalls=run.has_fault("stall_transfer")))
+
+    def _stamp(self, run: Run, blocks: list[int], tokens: int) -> None:
+        manager = self._wire.manager
+        for block, cell in zip(blocks, run.cells(tokens), strict=True):
+            manager.set_cell(block, cell)
+        self._wire.endpoint.stamp(blocks, [manager.cell(block) for block in blocks])
+
+    def _hold(self, hold: _Hold) -> None:
+        before = self._holds.pop(hold.key, None)
+        if before is not None:  # the same prompt, computed again
+            if before.write is not None:
+                self._writer.cancel(before.key, before.write, "the prompt was computed again")
+            self._wire.manager.release(before.blocks)
+        self._gone.pop(hold.key, None)
+        self._holds[hold.key] = hold
+        ask = self._asks.pop(hold.key, None)
+        if ask is not None:
+            self._write(hold, ask)
+
+    def _write(self, hold: _Hold, ask: Ask) -> None:
+        hold.write = self._writer.begin(ask, hold.blocks, stalls=hold.stalls)
+
+    # -- what comes in ---------------------------------------------------------------------------------------
+
+    def notice(self, notice: Notice) -> None:
+        key, hold = notice.key, self._holds.get(notice.key)
+        meant = hold is None or notice.number == hold.number
+        if notice.kind == "renew":
+            if hold is not None and meant and hold.run is None:
+                hold.until = self._wire.clock() + self._wire.settings.lease_s
+        elif notice.kind in ("fetched", "rejected"):
+            if meant:
+                self.release(key, "the decode side gave up")
+        elif notice.kind == "register":
+            until = self._wire.clock() + self._wire.settings.room_timeout_s
+            self._register(key, hold if meant else None, Ask(notice.sender, notice.ticket, notice.blocks, notice.first, until))
+
+    def _register(self, key: str, hold: _Hold | None, ask: Ask) -> None:
+        if hold is not None and hold.write is None:
+            self._write(hold, ask)
+        elif hold is not None or key in self._holds or key in self._gone or key in self._asks:
+            self._writer.refuse(key, ask, "the blocks are gone")
+        elif len(self._asks) >= _MOST_ASKS:
+            self._writer.refuse(key, ask, "too many wait for blocks already")
+        else:
+            self._asks[key] = ask
+
+    def release(self, key: str, why: str) -> bool:
+        """Let go of what is kept for this hand-over, now or later; whether there was anything."""
+        hold = self._holds.pop(key, None)
+        run = self._rooms.get(key)
+        self._stop(key, hold, why)
+        if run is not None:
+            self._give_up(run, why)
+        elif hold is not None:
+            self._wire.manager.release(hold.blocks)
+        self._forget(key)
+        return hold is not None or run is not None
+
+    def _stop(self, key: str, hold: _Hold | None, why: str) -> None:
+        """Nothing is to be written for this hand-over any more."""
+        if hold is not None and hold.write is not None:
+            self._writer.cancel(key, hold.write, why)
+        elif (ask := self._asks.pop(key, None)) is not None:
+            self._writer.refuse(key, ask, why)
+
+    def drop(self, side: Side) -> None:
+        """A sequence ended; what is not on offer by now never will be. Its blocks are the scheduler's business."""
+        in_room = self._rooms.pop(side.key, None) is not None
+        if in_room or not (side.room or side.key in self._holds):
+            self._stop(side.key, self._holds.pop(side.key, None), "the prefill side is gone")
+            self._forget(side.key)
+
+    def release_all(self) -> None:
+        """Let go of everything on offer."""
+        for key in list(self._holds):
+            self.release(key, "the prefill engine sleeps")
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def tick(self) -> list[tuple[Run, Output]]:
+        """Do what is due; the sequences that end with it, and their last outputs."""
+        now = self._wire.clock()
+        for hold in list(self._holds.values()):
+            if hold.write is not None:
+                if self._writer.over(hold.write, now):
+                    del self._holds[hold.key]
+                    self._written(hold, self._writer.end(hold.key, hold.write))
+            elif hold.until <= now:
+                del self._holds[hold.key]
+                self._expire(hold)
+        for key in [key for key, ask in self._asks.items() if ask.until <= now]:
+            self._writer.refuse(key, self._asks.pop(key), "the prefill side did not come")
+        self._writer.tick()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def next_at(self) -> float | None:
+        """When `tick` has something to do, unless the endpoint has something before."""
+        if self._ended:
+            return self._wire.clock()
+        due = [hold.until if hold.write is None else hold.write.due for hold in self._holds.values()]
+        due += [ask.until for ask in self._asks.values()]
+        return min(due, default=None)
+
+    def _written(self, hold: _Hold, error: str) -> None:
+        self._forget(hold.key)
+        if hold.run is None:
+            self._wire.manager.release(hold.blocks)
+        elif error or hold.output is None:
+            self._give_up(hold.run, error)
+        else:
+            self._rooms.pop(hold.key, None)
+            self._ended.append((hold.run, hold.output))
+
+    def _expire(self, hold: _Hold) -> None:
+        self.expired += 1
+        self._forget(hold.key)
+        if hold.run is None:
+            self._wire.manager.release(hold.blocks)
+        else:
+            self._give_up(hold.run, "the decode side did not come")
+
+    def _give_up(self, run: Run, why: str) -> None:
+        if run.side is not None:
+            self._rooms.pop(run.side.key, None)
+        self._ended.append((run, Output(run.id, [], fault=Fault("transfer_failed", why, True))))
+
+    def _forget(self, key: str) -> None:
+        self._gone[key] = None
+        if len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)

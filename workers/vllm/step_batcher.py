@@ -1,0 +1,105 @@
+"""Gathering what one engine step gave to many sequences into one call of the sink.
+
+vLLM hands each request's delta to that request's own collector, all of a step in one go without giving up the event loop.
+We take them there instead of waking a task per request: the first delta of a step schedules the flush, which finds them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from headrace.workers.engine import Fault, Output, Sequence, Sink
+
+_log = structlog.get_logger()
+
+
+class EngineRequest:
+    """One sequence inside the engine; `request_id` is what vLLM knows it by, `started` whether it has had an output.
+
+    `token_ids` is its prompt as vLLM has it, with what an earlier run had emitted; `prompt_tokens` is known of media only.
+    """
+
+    __slots__ = ("closed", "prompt_tokens", "request_id", "sequence", "started", "token_ids")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.request_id = sequence.id
+        self.token_ids = sequence.token_ids
+        self.prompt_tokens: int | None = None
+        self.started = False
+        self.closed = False
+
+
+Convert = Callable[[EngineRequest, Any], Output]
+
+
+class StepBatcher:
+    """Turns deltas into one sink call per engine step. Used on the event loop only."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        convert: Convert,
+        on_error: Callable[[EngineRequest, Exception], Output | None],
+        on_end: Callable[[str], None],
+    ):
+        self._sink = sink
+        self._convert = convert
+        self._on_error = on_error
+        self._on_end = on_end
+        self._batch: list[Output] = []
+        self._loop = asyncio.get_running_loop()
+
+    def attach(self, collector: Any, run: EngineRequest) -> None:
+        """Take what is in vLLM's `collector` now and everything put into it from now on."""
+
+        def put(item: Any) -> None:
+            self.take(run, item)
+
+        try:
+            early = collector.get_nowait()
+        except Exception as error:
+            early = error
+        collector.put = put
+        if early is not None:
+            self.take(run, early)
+
+    def take(self, run: EngineRequest, item: Any) -> None:
+        """Add one delta, or the exception vLLM ended this request with."""
+        if run.closed:
+            return
+        if isinstance(item, Exception):
+            output = self._on_error(run, item)
+        else:
+            output = self._converted(run, item)
+            run.started = True
+        if output is None or output.finish is not None or output.fault is not None:
+            run.closed = True
+            self._on_end(run.sequence.id)
+        if output is None:
+            return
+        if not self._batch:
+            self._loop.call_soon(self._flush)
+        self._batch.append(output)
+
+    def _converted(self, run: EngineRequest, item: Any) -> Output:
+        try:
+            return self._convert(run, item)
+        except Exception as error:
+            # we are inside vLLM's output loop: an exception would end the engine for all
+            _log.exception("engine.output_unreadable", sequence=run.sequence.id)
+            message = f"vLLM's output cannot be read: {error!r}"
+            return Output(run.sequence.id, [], fault=Fault("engine_error", message, retriable=False))
+
+    def drop(self, ids: frozenset[str]) -> None:
+        """Forget what is gathered for these sequences, so that nothing of them reaches the sink any more."""
+        self._batch[:] = [output for output in self._batch if output.id not in ids]
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        if batch:
+            self._sink(batch)

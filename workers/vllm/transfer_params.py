@@ -1,0 +1,97 @@
+"""A prefill/decode hand-over in vLLM's words: what is asked of the prefill side, and what is believed of its answer.
+
+vLLM's answer goes through other processes before the decode side's vLLM gets it, and vLLM trusts it: a missing key or a block
+too few ends the whole engine.  So it is looked at here first.
+
+Both sides need the same request id, for the push connector finds the waiting decode side by it, and an id must not come twice
+on a prefill side, or it would write into the memory of the first that asked.  Each prefill therefore has an id of its own, and
+the decode side takes it from the answer.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.workers.errors import TransferFailed
+
+PARAMS = "kv_transfer_params"
+ASK: Mapping[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What a request has as `kv_transfer_params` when its blocks are to be kept for another engine."""
+
+_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)  # vLLM puts one behind every id it is given
+_NEEDED: dict[str, type] = {
+    "remote_engine_id": str,
+    "remote_request_id": str,
+    "remote_host": str,
+    "remote_port": int,
+    "tp_size": int,
+    "remote_num_tokens": int,
+}
+
+
+def prefill_id(sequence_id: str) -> str:
+    """A request id for the prefill side, never used before."""
+    return f"{sequence_id}.{secrets.token_hex(4)}"
+
+
+def sequence_of(request_id: str) -> str:
+    """The sequence that a prefill with this id of vLLM's was for."""
+    return base_id(request_id).rpartition(".")[0]
+
+
+def base_id(request_id: str) -> str:
+    """The id as it was given to vLLM, without what vLLM put behind it."""
+    return _SUFFIX.sub("", request_id)
+
+
+def plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's parameters with nothing in them but what JSON knows too."""
+    return {str(name): _plain(value) for name, value in params.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return plain(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def reachable(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The parameters, if they say whose blocks they are and where. Raises TransferFailed."""
+    if params is None:
+        raise TransferFailed("a hand-over without parameters")
+    for name, kind in _NEEDED.items():
+        if not isinstance(params.get(name), kind):
+            raise TransferFailed(f"{name} is {params.get(name)!r} in the parameters of the prefill side")
+    return params
+
+
+def checked(params: Mapping[str, Any] | None, *, mode: str, prompt_tokens: int, block_size: int) -> dict[str, Any]:
+    """The parameters for the decode side's vLLM. Raises TransferFailed if they are not what a prefill of this prompt gives."""
+    params = reachable(params)
+    if params.get("do_remote_prefill") is not True:
+        raise TransferFailed("the parameters of the prefill side offer nothing (do_remote_prefill is not set)")
+    if params.get("transfer_mode") != mode:
+        raise TransferFailed(f"the prefill side is for {params.get('transfer_mode')!r}, this side is for {mode!r}")
+    tokens: int = params["remote_num_tokens"]
+    # some models leave the last tokens to the decode side, never as many as a block has
+    if not prompt_tokens - block_size < tokens <= prompt_tokens:
+        raise TransferFailed(f"the prefill side computed {tokens} tokens, the prompt has {prompt_tokens}")
+    groups = params.get("remote_block_ids")
+    if not isinstance(groups, list | tuple) or not any(groups):
+        raise TransferFailed(f"remote_block_ids is {groups!r} in the parameters of the prefill side")
+    for group in groups:
+        if not isinstance(group, list | tuple) or not all(isinstance(block, int) for block in group):
+            raise TransferFailed(f"remote_block_ids has {group!r} in the parameters of the prefill side")
+    return dict(params)
