@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -168,7 +168,7 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
 
     @contextlib.contextmanager
-    def hooks(self, *, up: Callable[[], None], down: Callable[[], None]) -> Any:
+    def hooks(self, *, up: Callable[[], None], down: Callable[[], None]) -> Iterator[None]:
         """Call `up` and `down` as the connection comes and goes, synchronously and before everybody else."""
         self._up_hooks.append(up)
         self._down_hooks.append(down)
@@ -291,7 +291,6 @@ class Connection:
     def objects(self, name: str) -> ObjectStore:
         return ObjectStore(self, name)
 
-    # for the watch in this package -------------------------------------------------------------------------------------------
     @property
     def core(self) -> CoreClient:
         return self._core

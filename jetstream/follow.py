@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -24,9 +23,7 @@ from headrace.jetstream.errors import JetStreamError, StreamTrimmed, TopologyErr
 from headrace.jetstream.natspy import NUID
 from headrace.jetstream.ports import Batch, StoredMessage
 from headrace.jetstream.raw_client import Tap
-
-if TYPE_CHECKING:
-    from headrace.jetstream.client import Connection
+from headrace.jetstream.server_session import ServerSession
 
 log = structlog.get_logger(__name__)
 
@@ -45,11 +42,11 @@ _names = NUID()
 class StreamFollow:
     """Satisfies `ports.Follow`."""
 
-    def __init__(self, connection: Connection, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> None:
+    def __init__(self, session: ServerSession, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> None:
         self.stream = stream
         self.subject = subject
-        self._connection = connection
-        self._core = connection.core
+        self._session = session
+        self._core = session.core
         self._batch = batch
         self._position = max(0, start_seq - 1)  # handed out
         self._read = self._position  # received
@@ -66,7 +63,7 @@ class StreamFollow:
         self._inbox = ""
         self._wake = asyncio.Event()
         self._hooks = contextlib.ExitStack()
-        self._hooks.enter_context(connection.hooks(up=self._on_up, down=self._on_down))
+        self._hooks.enter_context(session.hooks(up=self._on_up, down=self._on_down))
 
     @property
     def position(self) -> int:
@@ -111,7 +108,7 @@ class StreamFollow:
             await asyncio.sleep(self._backoff_s)
 
     async def _check_not_trimmed(self) -> None:
-        state = await self._connection.reader.state(self.stream)
+        state = await self._session.reader.state(self.stream)
         wanted = self._read + 1
         other = bool(self._created) and state.created != self._created
         if state.first_seq > wanted or state.last_seq < self._read or other:
@@ -126,7 +123,7 @@ class StreamFollow:
 
     async def _create(self) -> None:
         name = f"follow_{_names.next().decode()}"
-        inbox = f"{self._connection.inbox}.{name}"
+        inbox = f"{self._session.inbox}.{name}"
         self._next_delivery, self._outstanding = 1, 0
         self._heard_at = asyncio.get_running_loop().time()
         config = {
@@ -143,7 +140,7 @@ class StreamFollow:
         }
         metrics.FOLLOW_RESTARTS.labels("start" if not self._consumer else "again").inc()
         try:
-            answer = await self._connection.api.call(
+            answer = await self._session.api.call(
                 f"CONSUMER.CREATE.{self.stream}.{name}.{self.subject}",
                 {"stream_name": self.stream, "config": config},
                 timeout_s=CREATE_TIMEOUT_S,
@@ -241,6 +238,6 @@ class StreamFollow:
         """Nothing has come for long. If we have the last message of our subject, we have everything up to the stream's end."""
         self._idle_since = asyncio.get_running_loop().time()
         with contextlib.suppress(JetStreamError):
-            state = await self._connection.reader.state(self.stream, subject=self.subject)
+            state = await self._session.reader.state(self.stream, subject=self.subject)
             if state.created == self._created and state.last_of_subject <= self._read:
                 self._read = max(self._read, state.last_seq)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from headrace.jetstream import wire
 from headrace.jetstream.errors import RevisionConflict, SubjectError, TopologyError
 from headrace.jetstream.natspy import NUID
 from headrace.jetstream.ports import Change, Entry, StoredMessage
+from headrace.jetstream.server_session import ServerSession
 from headrace.jetstream.watch import BucketWatch
-
-if TYPE_CHECKING:
-    from headrace.jetstream.client import Connection
 
 DELETE_MARKER_TTL_S = 30.0
 WRITE_TIMEOUT_S = 2.0
@@ -31,9 +28,9 @@ _ids = NUID()
 class KvBucket:
     """One bucket. Every write carries an id, so that repeating it after a broken connection cannot make a conflict."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, session: ServerSession, name: str) -> None:
         self.name = name
-        self._connection = connection
+        self._session = session
         self._stream = f"KV_{name}"
         self._prefix = f"$KV.{name}."
 
@@ -61,14 +58,14 @@ class KvBucket:
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
         cut = len(self._prefix)
-        stored = await self._connection.reader.last_of_each(self._stream, self._prefix + check_pattern(pattern))
+        stored = await self._session.reader.last_of_each(self._stream, self._prefix + check_pattern(pattern))
         return [Entry(m.subject[cut:], m.data, m.seq) for m in stored if not is_marker(m)]
 
     def watch(self, on_change: Callable[[Change], None], pattern: str = ">") -> BucketWatch:
-        return BucketWatch(self._connection, self._stream, self._prefix, check_pattern(pattern), on_change)
+        return BucketWatch(self._session, self._stream, self._prefix, check_pattern(pattern), on_change)
 
     async def _last(self, key: str) -> StoredMessage | None:
-        return await self._connection.reader.message(self._stream, last_of=self._prefix + check_key(key))
+        return await self._session.reader.message(self._stream, last_of=self._prefix + check_key(key))
 
     async def _write(
         self,
@@ -81,7 +78,7 @@ class KvBucket:
     ) -> int:
         subject = self._prefix + check_key(key)
         try:
-            ack = await self._connection.publish(
+            ack = await self._session.publish(
                 subject,
                 value,
                 headers=headers,

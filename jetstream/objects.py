@@ -11,7 +11,6 @@ import base64
 import contextlib
 import hashlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +18,7 @@ from headrace.jetstream import wire
 from headrace.jetstream.api import ApiError
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
 from headrace.jetstream.natspy import NUID
-
-if TYPE_CHECKING:
-    from headrace.jetstream.client import Connection
+from headrace.jetstream.server_session import ServerSession
 
 CHUNK = 128 * 1024
 CHUNKS_IN_FLIGHT = 16
@@ -53,9 +50,9 @@ class ObjectInfo(msgspec.Struct, omit_defaults=True):
 class ObjectStore:
     """One object store."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, session: ServerSession, name: str) -> None:
         self.name = name
-        self._connection = connection
+        self._session = session
         self._stream = f"OBJ_{name}"
 
     async def put(self, name: str, data: bytes | bytearray, *, ttl_s: float | None = None) -> str:
@@ -70,7 +67,7 @@ class ObjectStore:
 
         async def store(chunk: bytes) -> None:
             try:
-                await self._connection.publish(subject, chunk, ttl_s=chunk_ttl_s, timeout_s=WRITE_TIMEOUT_S)
+                await self._session.publish(subject, chunk, ttl_s=chunk_ttl_s, timeout_s=WRITE_TIMEOUT_S)
             finally:
                 gate.release()
 
@@ -127,7 +124,7 @@ class ObjectStore:
         digest = hashlib.sha256()
         seq = 1
         while len(chunks) < info.chunks:
-            page = await self._connection.reader.batch(
+            page = await self._session.reader.batch(
                 self._stream,
                 {"seq": seq, "next_by_subj": subject, "batch": min(CHUNKS_PER_READ, info.chunks - len(chunks))},
                 timeout_s=timeout_s,
@@ -152,7 +149,7 @@ class ObjectStore:
 
     async def _info(self, name: str) -> ObjectInfo | None:
         try:
-            stored = await self._connection.reader.message(self._stream, last_of=self._meta(name))
+            stored = await self._session.reader.message(self._stream, last_of=self._meta(name))
         except TopologyError:
             raise TopologyError(f"there is no object store {self.name}") from None
         if stored is None:
@@ -163,7 +160,7 @@ class ObjectStore:
             raise ObjectCorrupt(f"the description of object {name!r} of {self.name} cannot be read: {error}") from error
 
     async def _write_info(self, info: ObjectInfo, *, ttl_s: float | None = None) -> None:
-        await self._connection.publish(
+        await self._session.publish(
             self._meta(info.name),
             msgspec.json.encode(info),
             headers={wire.ROLLUP: "sub"},
@@ -175,7 +172,7 @@ class ObjectStore:
     async def _purge_quietly(self, nuid: str) -> None:
         """Free chunks that nothing refers to. Failing to is waste, not an error."""
         with contextlib.suppress(ApiError, RequestTimeout):
-            await self._connection.api.call(f"STREAM.PURGE.{self._stream}", {"filter": self._chunks(nuid)})
+            await self._session.api.call(f"STREAM.PURGE.{self._stream}", {"filter": self._chunks(nuid)})
 
     def _meta(self, name: str) -> str:
         return f"$O.{self.name}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"

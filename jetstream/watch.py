@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,9 +19,7 @@ from headrace.jetstream.errors import JetStreamError, RequestTimeout
 from headrace.jetstream.natspy import NUID
 from headrace.jetstream.ports import Change
 from headrace.jetstream.raw_client import Tap
-
-if TYPE_CHECKING:
-    from headrace.jetstream.client import Connection
+from headrace.jetstream.server_session import ServerSession
 
 log = structlog.get_logger(__name__)
 
@@ -40,10 +37,10 @@ class BucketWatch:
     """Satisfies `ports.Watch`."""
 
     def __init__(
-        self, connection: Connection, stream: str, prefix: str, pattern: str, on_change: Callable[[Change], None]
+        self, session: ServerSession, stream: str, prefix: str, pattern: str, on_change: Callable[[Change], None]
     ) -> None:
-        self._connection = connection
-        self._core = connection.core
+        self._session = session
+        self._core = session.core
         self._stream = stream
         self._prefix = prefix
         self._cut = len(prefix.encode())
@@ -68,7 +65,7 @@ class BucketWatch:
             raise RequestTimeout(f"the listing of {self._filter} was not complete in {timeout_s} s") from None
 
     async def run(self) -> None:
-        with self._connection.hooks(up=self._on_up, down=self._on_down):
+        with self._session.hooks(up=self._on_up, down=self._on_down):
             try:
                 while True:
                     if self._broken and self._core.up:
@@ -120,7 +117,7 @@ class BucketWatch:
         self._leave()
         self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_FIRST_S), BACKOFF_MAX_S)
         name = f"watch_{_names.next().decode()}"
-        inbox = f"{self._connection.inbox}.{name}"
+        inbox = f"{self._session.inbox}.{name}"
         self._consumer = name
         self._next_delivery = 1
         self._listed = set()
@@ -144,7 +141,7 @@ class BucketWatch:
         }
         metrics.WATCH_LISTINGS.inc()
         try:
-            answer = await self._connection.api.call(
+            answer = await self._session.api.call(
                 f"CONSUMER.CREATE.{self._stream}.{name}.{self._filter}",
                 {"stream_name": self._stream, "config": config},
                 timeout_s=CREATE_TIMEOUT_S,

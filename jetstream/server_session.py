@@ -1,0 +1,46 @@
+"""The view of a connection that consumers, buckets and object stores are built on, as a protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from headrace.jetstream.api import JsApi
+from headrace.jetstream.direct_get import Reader
+from headrace.jetstream.ports import PubAck
+from headrace.jetstream.raw_client import CoreClient
+
+
+class ServerSession(Protocol):
+    """One connection to a server, as the modules of this package use it. `headrace.jetstream.client.Connection` is one.
+
+    Those modules take this protocol and not the connection, which makes them: so no import runs in a circle.
+    """
+
+    api: JsApi
+    reader: Reader
+
+    @property
+    def core(self) -> CoreClient:
+        """The client underneath, for taps and raw writes."""
+
+    @property
+    def inbox(self) -> str:
+        """The prefix of all inbox subjects of this connection."""
+
+    def hooks(self, *, up: Callable[[], None], down: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call `up` and `down` as the connection comes and goes, while the context is open."""
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        msg_id: str | None = None,
+        ttl_s: float | None = None,
+        expect_last_subject_seq: int | None = None,
+        timeout_s: float = 2.0,
+    ) -> PubAck:
+        """Store a message, as `headrace.jetstream.ports.Messaging.publish` does."""
