@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install serve test test-fast lint format types contracts docs-check clean
+.PHONY: help install serve test test-fast coverage coverage-gate lint format types contracts docs-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,23 @@ else
 	case $$first,$$second in 0,5|5,0) ;; 0,*) exit $$second ;; *) exit $$first ;; esac
 endif
 
+# Percent of lines and branches that `make coverage-gate` must reach. Raise it when the figure has risen; never lower it.
+COVERAGE_FLOOR := 76
+COVER := $(BIN)/coverage run -m pytest -q
+coverage: $(VENV)/.test ## lines and branches that all tests without an engine reach, processes too (some minutes)
+	@rm -rf .coverage && mkdir .coverage
+	$(COVER) -m 'not engine and not fault' $(IN_TWO) --ignore=tests/engines --ignore=tests/faults $(ARGS)
+	$(COVER) -m 'fault and not engine' $(IN_FOUR) tests/faults tests/integration $(ARGS)
+	@$(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=cover
+
+coverage-gate: export HEADRACE_SEEDS ?= 1
+coverage-gate: $(VENV)/.test ## lines and branches that the fast unit tests reach, and the least they must (a minute)
+	@rm -rf .coverage && mkdir .coverage
+	@$(COVER) tests/unit -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast $(ARGS)
+	@$(BIN)/coverage combine -q
+	@echo 'percent of lines and branches that the fast unit tests reach (at least $(COVERAGE_FLOOR)):'
+	@$(BIN)/coverage report --format=total --fail-under=$(COVERAGE_FLOOR)
+
 docs-check: $(VENV)/.test ## run the commands that the documentation shows
 	$(BIN)/pytest tests/docs $(ARGS)
 
@@ -112,7 +129,7 @@ contracts: $(VENV)/.test ## which package may import which
 
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- installation: a stamp per layer, so that the second time does nothing ---------------------------------------------------------
