@@ -1,6 +1,6 @@
-"""Moving stored work off a worker: publish the next attempt, then delete the old message. Always in that order.
+"""Moves stored jobs off a worker: publishes the next attempt, then deletes the old message, always in that order.
 
-A zombie's ack, in-progress or nak then names a deleted sequence and harms nobody.
+A late ack, in-progress or nak from the old worker then names a deleted sequence and has no effect.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 import structlog
-import xxhash
 
 from headrace.broker import metrics
 from headrace.broker.codec import decode, encode, job_headers, parse_job_headers
 from headrace.broker.errors import WireError
-from headrace.broker.membership.members import Members
 from headrace.broker.messages import Envelope, HistoryEntry, JobEvent, JobEvents
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import JetStreamError
@@ -139,63 +137,3 @@ class Mover:
             except JetStreamError as error:
                 log.warning("move.retry", worker=worker, error=str(error))
                 await asyncio.sleep(self._timing.retry_s)
-
-
-def rendezvous_first(pool: str, candidates: list[str]) -> str | None:
-    """The candidate that acts for the pool: the highest hash, so that all agree without talking."""
-    return max(candidates, key=lambda name: (xxhash.xxh3_64_intdigest(f"{pool}/{name}".encode()), name), default=None)
-
-
-class Janitor:
-    """Every second, moves work whose worker is gone. Runs in every worker; acts where it is the one to do it."""
-
-    def __init__(
-        self, messaging: Messaging, subjects: Subjects, members: Members, mover: Mover, *, pool: str, timing: Timing
-    ) -> None:
-        self._messaging = messaging
-        self._subjects = subjects
-        self._members = members
-        self._mover = mover
-        self._pool = pool
-        self._timing = timing
-        self._wake = asyncio.Event()
-        self._seen: set[str] = set()  # workers that were live when this was last looked at
-
-    def wake(self) -> None:
-        """Look now: a lease has just vanished."""
-        self._wake.set()
-
-    async def run(self, acts: Callable[[], bool]) -> None:
-        """`acts` says at each round whether this process is the one to move work."""
-        while True:
-            try:
-                async with asyncio.timeout(self._timing.janitor_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            if not acts():
-                self._seen = set(self._members.workers(self._pool))
-                continue
-            try:
-                await self._round()
-            except JetStreamError as error:
-                log.warning("janitor.failed", pool=self._pool, error=str(error))
-
-    async def _round(self) -> None:
-        stream = self._subjects.stream("WORK")
-        counts = await self._messaging.subject_counts(stream, self._subjects.work_filter(self._pool))
-        placed = {self._subjects.parse_work(subject).worker for subject in counts}
-        live = set(self._members.workers(self._pool))
-        # One that died with nothing to do has left no message, only its consumers.
-        for worker in sorted(placed | (self._seen - live)):
-            if self._members.worker_live(self._pool, worker) or not await self._members.worker_gone(self._pool, worker):
-                continue
-            moved = await self._mover.move_all(worker, died=True, reason="worker_gone")
-            await self._messaging.delete_consumer(stream, self._subjects.work_consumer(worker))
-            own_jobs = self._subjects.prefill_consumer(self._pool, worker)
-            await self._messaging.delete_consumer(self._subjects.stream("PREFILL"), own_jobs)
-            self._seen.discard(worker)
-            if moved:
-                log.warning("worker.work_moved", worker=worker, pool=self._pool, moved=moved)
-        self._seen |= live

@@ -17,8 +17,9 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import encode
 from headrace.broker.membership.failure_detector import FailureDetector
+from headrace.broker.membership.janitor import Janitor, rendezvous_first
 from headrace.broker.membership.members import Members
-from headrace.broker.membership.mover import Janitor, Mover, rendezvous_first
+from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import Envelope, JobFault, LoadReport, WorkerMember
 from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.server import PrefillExecutor, PrefillServer

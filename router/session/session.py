@@ -15,8 +15,9 @@ import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.membership.failure_detector import FailureDetector
+from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
-from headrace.broker.membership.mover import Janitor, Mover
+from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import Inspection, RouterMember
 from headrace.broker.protocol.runs import Tombstones
 from headrace.jetstream.errors import JetStreamError

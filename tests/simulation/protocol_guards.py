@@ -15,8 +15,9 @@ import pytest
 
 from headrace.broker.ingress import inbox
 from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
-from headrace.broker.membership.mover import Janitor, Mover
+from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import Abort, Check, CheckReply, ClaimReply, Frame, Refuse, RefuseReply, Row
 from headrace.broker.protocol import judge
 from headrace.broker.protocol.judge import JobRecord, Judge

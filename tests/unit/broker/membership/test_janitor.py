@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from headrace.broker.membership.mover import Janitor
+from headrace.broker.membership.janitor import Janitor
 from headrace.broker.settings import Timing
 from headrace.jetstream.subjects import Subjects
 
