@@ -104,7 +104,7 @@ def pack_u32(values: Sequence[int]) -> bytes:
 
 def unpack_u32(data: bytes) -> list[int]:
     """Little-endian u32 → token ids. Raises MalformedMessage when the length is no multiple of 4."""
-    return _unpack(_U32, data, 4)
+    return _unpack(_U32, data, 4).tolist()
 
 
 def pack_u64(values: Sequence[int]) -> bytes:
@@ -117,22 +117,30 @@ def pack_u64(values: Sequence[int]) -> bytes:
 
 def unpack_u64(data: bytes) -> list[int]:
     """Little-endian u64 → block chain values. Raises MalformedMessage when the length is no multiple of 8."""
+    return _unpack("Q", data, 8).tolist()
+
+
+def unpack_u64_array(data: bytes | bytearray | memoryview) -> array[int]:
+    """Little-endian u64 → block chain values in an array, which the prefix index takes without a copy.
+
+    Raises MalformedMessage when the length is no multiple of 8.
+    """
     return _unpack("Q", data, 8)
 
 
 def unpack_f32(data: bytes) -> list[float]:
     """Little-endian f32 → the numbers of a vector. Raises MalformedMessage when the length is no multiple of 4."""
-    return _unpack("f", data, 4)
+    return _unpack("f", data, 4).tolist()
 
 
-def _unpack(code: str, data: bytes, size: int) -> list[Any]:
+def _unpack(code: str, data: bytes | bytearray | memoryview, size: int) -> array[Any]:
     if len(data) % size:
         raise MalformedMessage(f"{len(data)} bytes are no whole number of {size * 8}-bit numbers")
     values = array(code)
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()
-    return values.tolist()
+    return values
 
 
 # -- headers -------------------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
+from headrace.broker.codec import unpack_u64_array
+from headrace.broker.errors import MalformedMessage
 from headrace.router.errors import UnknownWorker
 from headrace.router.index.types import TIERS, CacheView, Tier
 from headrace.router.kv_events import metrics
 from headrace.router.kv_events.inventory import MAX_STEP_BLOCKS
-from headrace.router.kv_events.packed import u64s
 
 SLICE_BLOCKS = 4096  # a few milliseconds
 
@@ -86,8 +87,8 @@ def unpack(packed: Mapping[str, bytes]) -> dict[Tier, array[int]]:
             metrics.REFUSED.labels("unknown_tier").inc()
             continue
         try:
-            blocks[name] = u64s(data)
-        except ValueError as error:
+            blocks[name] = unpack_u64_array(data)
+        except MalformedMessage as error:
             raise UnusableBlocks("misaligned", f"tier {name}: {error}") from None
     return blocks
 

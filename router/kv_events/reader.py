@@ -16,7 +16,7 @@ from collections.abc import Generator
 
 import structlog
 
-from headrace.broker.codec import decode
+from headrace.broker.codec import decode, unpack_u64_array
 from headrace.broker.errors import MalformedMessage, UnsupportedVersion
 from headrace.broker.messages import KvMessage, KvReset
 from headrace.router.index.types import TIERS, CacheView, PrefixIndex, Tier
@@ -24,7 +24,6 @@ from headrace.router.kv_events import inventory as gathering_
 from headrace.router.kv_events import metrics
 from headrace.router.kv_events.applier import Applier, Blocks, UnusableBlocks, Work, unpack
 from headrace.router.kv_events.inventory import NO_EPOCH, InventoryParts, Packed, WorkerSlice, WorkerState, parts_of
-from headrace.router.kv_events.packed import u64s
 from headrace.router.kv_events.sources import KvEventSources
 
 log = structlog.get_logger(__name__)
@@ -247,7 +246,7 @@ class KvEventReader(KvEventSources):
         self._view.add_worker(piece.worker)
         state.epoch, state.previous, state.n, state.seq = piece.epoch, piece.previous, piece.n, piece.seq
         state.complete, state.wanted = piece.complete, not piece.complete
-        stored = {tier: u64s(data) for tier, data in piece.blocks.items()}
+        stored = {tier: unpack_u64_array(data) for tier, data in piece.blocks.items()}
         return self._applier.in_slices(piece.worker, cleared=False, removed={}, stored=stored, now_s=now_s)
 
     def _clear(self, worker: str, now_s: float) -> None:

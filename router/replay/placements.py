@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headrace.broker.codec import unpack_u64
+from headrace.broker.codec import unpack_u64, unpack_u64_array
 from headrace.broker.messages import JobEvent, LoadReport, Routed
 from headrace.router.errors import ReplayStalled
 from headrace.router.index.types import TIERS, Tier
 from headrace.router.index.view import Caches
-from headrace.router.kv_events.packed import u64s
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Decision, Placement, Waiting, WorkerInfo
@@ -122,7 +121,7 @@ class _World:
         for worker, tiers in held.items():
             if worker in self.caches:
                 for tier in reversed(TIERS):  # what is on the device is the most recent
-                    self.caches[worker].touch(u64s(tiers.get(tier, b"")))
+                    self.caches[worker].touch(unpack_u64_array(tiers.get(tier, b"")))
 
     def serve(self, worker: str, chain: Sequence[int]) -> int:
         """The blocks that were there; from then on all are."""
