@@ -11,7 +11,7 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import AdapterRefused, NoWorker, WireError
 from headrace.broker.messages import Done, LoadAdapter, UnloadAdapter, WorkerMember
 from headrace.broker.models.card_store import adapter_gone, pool_workers
-from headrace.broker.worker.adapters import GRACE_S, bad_name
+from headrace.broker.models.cards import UNLOAD_GRACE_S, bad_adapter_name
 from headrace.jetstream.errors import JetStreamError, NoResponder, RequestTimeout
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
@@ -47,7 +47,7 @@ class AdapterClient:
             raise NoWorker(f"no worker is there to load {name!r}")
         return _all_ok(await self.tell(workers, LoadAdapter(name=name, source=source), timeout_s=self._load_s))
 
-    async def unload(self, pool: str, name: str, *, grace_s: float = GRACE_S) -> list[Told]:
+    async def unload(self, pool: str, name: str, *, grace_s: float = UNLOAD_GRACE_S) -> list[Told]:
         """Have no worker of the pool serve it any more, and forget it. What runs on it has `grace_s` to finish.
 
         Returns nothing when no worker had it. Raises AdapterRefused, JetStreamError.
@@ -79,7 +79,7 @@ class AdapterClient:
 
 
 def _check(name: str) -> None:
-    if why := bad_name(name):
+    if why := bad_adapter_name(name):
         raise AdapterRefused(why)
 
 

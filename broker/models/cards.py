@@ -12,6 +12,16 @@ import msgspec
 
 from headrace.broker.messages import Record
 
+LONGEST_ADAPTER_NAME = 256  # characters
+UNLOAD_GRACE_S = 60.0  # default time for runs on an adapter to finish before it is unloaded
+
+
+def bad_adapter_name(name: str) -> str:
+    """Return why `name` cannot name an adapter, or "" if it can."""
+    if not 1 <= len(name) <= LONGEST_ADAPTER_NAME or not name.isprintable() or name != name.strip():
+        return f"{name[:LONGEST_ADAPTER_NAME]!r} is no name for an adapter: 1 to {LONGEST_ADAPTER_NAME} printable characters"
+    return ""
+
 
 class CardFile(msgspec.Struct, frozen=True):
     """A file of the card: object name in the store, SHA-256 (hex) and size in bytes."""

@@ -17,6 +17,7 @@ import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.models.card_store import adapter_gone, adapter_served
+from headrace.broker.models.cards import UNLOAD_GRACE_S, bad_adapter_name
 from headrace.broker.retry import until_done
 from headrace.broker.settings import Timing
 from headrace.broker.worker.ports import AdapterPort
@@ -33,15 +34,6 @@ log = structlog.get_logger()
 POLL_S = 0.05
 QUIET_S = 1.0  # without a run on an adapter: nothing that was accepted for it waits any more
 MOST_ADAPTERS = 256  # of one worker: their names travel with every renewal of its lease
-LONGEST_NAME = 256
-GRACE_S = 60.0
-
-
-def bad_name(name: str) -> str:
-    """Why an adapter cannot be called this, or nothing."""
-    if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable() or name != name.strip():
-        return f"{name[:LONGEST_NAME]!r} is no name for an adapter: 1 to {LONGEST_NAME} printable characters"
-    return ""
 
 
 class AdapterChanges:
@@ -107,7 +99,7 @@ class AdapterChanges:
             self._leaving.add(name)
             await self._announce([other for other in self._session.member.adapters if other != name])
             await self._tell_card(name, served=False)
-            await self._finish(name, GRACE_S if grace_s is None else grace_s)
+            await self._finish(name, UNLOAD_GRACE_S if grace_s is None else grace_s)
             self._leaving.discard(name)
             try:
                 await self._port.unload(name)
@@ -123,7 +115,7 @@ class AdapterChanges:
             return f"worker {session.worker} is draining"
         if self._port is None:
             return f"worker {session.worker} cannot change its adapters while it runs"
-        return bad_name(name)
+        return bad_adapter_name(name)
 
     async def _announce(self, adapters: list[str]) -> None:
         session = self._session

@@ -13,7 +13,7 @@ from headrace.broker.errors import BrokerError
 from headrace.broker.messages import LoadAdapter, UnloadAdapter
 from headrace.broker.models.adapter_client import LOAD_S, MARGIN_S, AdapterClient, Told
 from headrace.broker.models.card_store import ListedModel, list_models, remove_model
-from headrace.broker.worker.adapters import GRACE_S
+from headrace.broker.models.cards import UNLOAD_GRACE_S
 from headrace.commands.control import find_worker, live_workers
 from headrace.commands.control_client import columns, connected
 from headrace.config.settings import Settings
@@ -37,7 +37,9 @@ def load_adapter(settings: Settings, name: str, source: str, *, worker: str | No
     return _show(_connected(settings, tell, "headrace worker adapter load"))
 
 
-def unload_adapter(settings: Settings, name: str, *, worker: str | None, model: str | None, grace_s: float = GRACE_S) -> int:
+def unload_adapter(
+    settings: Settings, name: str, *, worker: str | None, model: str | None, grace_s: float = UNLOAD_GRACE_S
+) -> int:
     """Returns when it is gone, from one worker or from all of a model. Raises CommandError."""
     if not 0 <= grace_s < float("inf"):
         raise CommandError(f"--grace must be 0 or more seconds, got {grace_s:g}")
