@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from headrace.jetstream.hidden_imports import hidden
+from headrace.jetstream.core.hidden_imports import hidden
 
 IMPORTING = (50_000, 50, 100)
 """Thresholds of the collector while modules are loaded, which it would look at again and again to find nothing. A part sets its

@@ -10,21 +10,22 @@ from typing import Any, Self
 
 import structlog
 
-from headrace.jetstream import metrics, wire
-from headrace.jetstream.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream import metrics
 from headrace.jetstream.context import ConnectOptions
+from headrace.jetstream.core import wire
+from headrace.jetstream.core.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream.core.direct_get import Reader
+from headrace.jetstream.core.natspy import NUID
+from headrace.jetstream.core.natspy import errors as nats_errors
+from headrace.jetstream.core.publish import Mux
+from headrace.jetstream.core.raw_client import CoreClient, Tap
 from headrace.jetstream.dial import abandon, check_server, dial, given_up_on_error
-from headrace.jetstream.direct_get import Reader
 from headrace.jetstream.errors import JetStreamError, NotConnected, PayloadTooLarge, RequestTimeout, TopologyError
 from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
-from headrace.jetstream.natspy import NUID
-from headrace.jetstream.natspy import errors as nats_errors
 from headrace.jetstream.objects import ObjectStore
 from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
-from headrace.jetstream.publish import Mux
 from headrace.jetstream.pull import StreamPull
-from headrace.jetstream.raw_client import CoreClient, Tap
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import Subjects
 

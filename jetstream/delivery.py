@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.jetstream import wire
-from headrace.jetstream.raw_client import CoreClient
+from headrace.jetstream.core import wire
+from headrace.jetstream.core.raw_client import CoreClient
 
 
 class StreamDelivery:

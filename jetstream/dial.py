@@ -7,8 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from headrace.jetstream.api import JsApi
 from headrace.jetstream.context import ConnectOptions
+from headrace.jetstream.core.api import JsApi
+from headrace.jetstream.core.natspy import errors as nats_errors
+from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import (
     AccessDenied,
     ConnectError,
@@ -17,8 +19,6 @@ from headrace.jetstream.errors import (
     ServerTooOld,
     ServerUnreachable,
 )
-from headrace.jetstream.natspy import errors as nats_errors
-from headrace.jetstream.raw_client import CoreClient
 
 OLDEST_SERVER = (2, 11)
 RESET_TRIES = 4

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from headrace.jetstream import wire
+from headrace.jetstream.core import wire
+from headrace.jetstream.core.natspy import NUID
+from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import RevisionConflict, SubjectError, TopologyError
-from headrace.jetstream.natspy import NUID
 from headrace.jetstream.ports import Change, Entry, StoredMessage
-from headrace.jetstream.server_session import ServerSession
 from headrace.jetstream.watch import BucketWatch
 
 DELETE_MARKER_TTL_S = 30.0

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from headrace.jetstream import wire
-from headrace.jetstream.api import ApiError
+from headrace.jetstream.core import wire
+from headrace.jetstream.core.api import ApiError
+from headrace.jetstream.core.natspy import NUID
+from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
-from headrace.jetstream.natspy import NUID
-from headrace.jetstream.server_session import ServerSession
 
 CHUNK = 128 * 1024
 CHUNKS_IN_FLIGHT = 16

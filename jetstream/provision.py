@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.jetstream.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
 from headrace.jetstream.client import Connection
+from headrace.jetstream.core.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
 from headrace.jetstream.errors import DiskFull, JetStreamError, TopologyError
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology

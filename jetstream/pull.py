@@ -15,12 +15,13 @@ from itertools import count
 import msgspec
 import structlog
 
-from headrace.jetstream import metrics, wire
+from headrace.jetstream import metrics
+from headrace.jetstream.core import wire
+from headrace.jetstream.core.natspy import errors as nats_errors
+from headrace.jetstream.core.raw_client import CoreClient, Tap
 from headrace.jetstream.delivery import StreamDelivery
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.natspy import errors as nats_errors
 from headrace.jetstream.ports import Delivery
-from headrace.jetstream.raw_client import CoreClient, Tap
 
 log = structlog.get_logger(__name__)
 

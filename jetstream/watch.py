@@ -14,12 +14,13 @@ from collections.abc import Callable
 
 import structlog
 
-from headrace.jetstream import metrics, wire
+from headrace.jetstream import metrics
+from headrace.jetstream.core import wire
+from headrace.jetstream.core.natspy import NUID
+from headrace.jetstream.core.raw_client import Tap
+from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import JetStreamError, RequestTimeout
-from headrace.jetstream.natspy import NUID
 from headrace.jetstream.ports import Change
-from headrace.jetstream.raw_client import Tap
-from headrace.jetstream.server_session import ServerSession
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ with `ws://` is refused (`context`).
 
 from __future__ import annotations
 
-from headrace.jetstream.hidden_imports import hidden
+from headrace.jetstream.core.hidden_imports import hidden
 
 __all__ = ["NUID", "PING_PROTO", "Client", "Subscription", "TcpTransport", "command", "errors"]
 

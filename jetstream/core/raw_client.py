@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 
 from headrace.jetstream import metrics
-from headrace.jetstream.natspy import PING_PROTO, Client, Subscription, TcpTransport, command, errors
+from headrace.jetstream.core.natspy import PING_PROTO, Client, Subscription, TcpTransport, command, errors
 
 log = structlog.get_logger(__name__)
 

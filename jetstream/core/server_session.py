@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from headrace.jetstream.api import JsApi
-from headrace.jetstream.direct_get import Reader
+from headrace.jetstream.core.api import JsApi
+from headrace.jetstream.core.direct_get import Reader
+from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.ports import PubAck
-from headrace.jetstream.raw_client import CoreClient
 
 
 class ServerSession(Protocol):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jetstream import wire
+from headrace.jetstream.core import wire
 from headrace.jetstream.errors import SubjectError
 
 text = st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc")), max_size=40)

@@ -13,7 +13,9 @@ from itertools import count
 import msgspec
 import structlog
 
-from headrace.jetstream import api, metrics, wire
+from headrace.jetstream import metrics
+from headrace.jetstream.core import api, wire
+from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import (
     AccessDenied,
     JetStreamError,
@@ -25,7 +27,6 @@ from headrace.jetstream.errors import (
     TopologyError,
 )
 from headrace.jetstream.ports import PubAck
-from headrace.jetstream.raw_client import CoreClient
 
 log = structlog.get_logger(__name__)
 

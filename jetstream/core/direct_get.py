@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.jetstream import wire
-from headrace.jetstream.api import API, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream.core import wire
+from headrace.jetstream.core.api import API, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream.core.raw_client import CoreClient
 from headrace.jetstream.errors import JetStreamError, NotConnected, RequestTimeout, TopologyError
 from headrace.jetstream.ports import StoredMessage, StreamState
-from headrace.jetstream.raw_client import CoreClient
 
 PAGE = 256  # messages per direct batch read
 PAGE_BYTES = 8 * 1024 * 1024
