@@ -43,7 +43,7 @@ def processes_of(data_dir: Path, parent: int) -> dict[str, int]:
         elif " frontend" in command:
             parts["frontend"] = int(entry.name)
         elif " router" in command:
-            parts["router"] = int(entry.name)
+            parts[f"router-{sum(name.startswith('router') for name in parts) + 1}"] = int(entry.name)
         elif " worker" in command:
             parts[f"worker-{sum(name.startswith('worker') for name in parts) + 1}"] = int(entry.name)
     return parts

@@ -68,12 +68,17 @@ def median_rows(runs: list[list[dict[str, object]]]) -> list[dict[str, object]]:
     return chosen
 
 
+def total(figures: dict[str, float], part: str) -> float:
+    """The sum over all processes of one kind."""
+    return sum(value for name, value in figures.items() if name.startswith(part))
+
+
 def table(rows: list[dict[str, object]]) -> str:
     """The figures as Markdown."""
     lines = [
         (
             "| streams × tokens | req/s (min–max) | chunks/s | TTFT p50 / p99 ms "
-            "| CPU cores: frontend, workers, nats, client | the same in µs per request | RSS MiB |"
+            "| CPU cores: frontend, router, workers, nats, client | the same in µs per request | RSS MiB |"
         ),
         "|---|---|---|---|---|---|---|",
     ]
@@ -81,12 +86,13 @@ def table(rows: list[dict[str, object]]) -> str:
         cpu: dict[str, float] = r["cpu"]  # type: ignore[assignment]
         rss: dict[str, float] = r["rss_mib"]  # type: ignore[assignment]
         each: dict[str, float] = r["cpu_us_per_request"]  # type: ignore[assignment]
-        workers = sum(v for k, v in cpu.items() if k.startswith("worker"))
+        routers, workers = total(cpu, "router"), total(cpu, "worker")
         lines.append(
             f"| {r['streams']} × {r['tokens']} | {r['req_s']:,.0f} ({r['req_s_min']:,.0f}–{r['req_s_max']:,.0f}) "
             f"| {r['chunks_s']:,.0f} | {r['ttft_p50_ms']:.1f} / {r['ttft_p99_ms']:.1f} "
-            f"| {cpu.get('frontend', 0):.2f}, {workers:.2f}, {cpu.get('nats-server', 0):.2f}, {cpu['client']:.2f} "
-            f"| {each.get('frontend', 0):.0f}, {sum(v for k, v in each.items() if k.startswith('worker')):.0f}, "
+            f"| {cpu.get('frontend', 0):.2f}, {routers:.2f}, {workers:.2f}, "
+            f"{cpu.get('nats-server', 0):.2f}, {cpu['client']:.2f} "
+            f"| {each.get('frontend', 0):.0f}, {total(each, 'router'):.0f}, {total(each, 'worker'):.0f}, "
             f"{each.get('nats-server', 0):.0f}, {each['client']:.0f} "
             f"| {', '.join(f'{k} {v:.0f}' for k, v in rss.items() if k != 'client')} |"
         )
@@ -122,7 +128,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--routers", type=int, default=0, help="0: the worker places on itself, as in docs/performance.md")
+    parser.add_argument(
+        "--routers", type=int, default=1, help="1 is what `headrace up` runs; with 0 workers place requests on themselves"
+    )
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of requests")
