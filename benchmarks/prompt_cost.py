@@ -36,16 +36,16 @@ from headrace.frontend.prompts.templates import ChatTemplate
 ASSETS = Path(__file__).parents[1] / "workers" / "assets" / "smollm2"
 TEXT = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
 CARD = ModelCard(model="bench", pool="bench-0", context_length=4_000_000, block_size=16)
-FIT = LengthLimit(context_length=4_000_000, wanted=1, truncate=None, param="messages")
+LIMIT = LengthLimit(context_length=4_000_000, wanted=1, truncate=None, param="messages")
 INLINE = 8192
 TURN_WORDS = 150
 PAUSE_S = 0.0005  # between two looks at the clock
 Conversation = list[dict[str, Any]]
 
 
-def model(memory: PromptCache | None, pool: ThreadPoolExecutor) -> LoadedModel:
+def model(cache: PromptCache | None, pool: ThreadPoolExecutor) -> LoadedModel:
     """The bundled model, as the frontend has it ready."""
-    encoder = PromptEncoder((ASSETS / "tokenizer.json").read_bytes(), CARD, executor=pool, inline_bytes=INLINE, memory=memory)
+    encoder = PromptEncoder((ASSETS / "tokenizer.json").read_bytes(), CARD, executor=pool, inline_bytes=INLINE, cache=cache)
     encoder.quicken(lambda: None)
     template = ChatTemplate((ASSETS / "chat_template.jinja").read_text(), names={})
     return LoadedModel(CARD, encoder, template, "fp", pool, INLINE)
@@ -80,7 +80,7 @@ def next_turns(sizes: list[int], rounds: int) -> None:
         plain, remembering = model(None, pool), model(PromptCache(64 << 20), pool)
         talk = conversation(size, seed=size)
         assert plain.template is not None
-        before = remembering.encoder.encode_now(plain.template.render(talk), add_special_tokens=False, fit=FIT)
+        before = remembering.encoder.encode_now(plain.template.render(talk), add_special_tokens=False, limit=LIMIT)
         render, slow, fast = [], [], []
         for i in range(rounds):
             talk += [
@@ -92,7 +92,7 @@ def next_turns(sizes: list[int], rounds: int) -> None:
             kinds = [(plain, slow), (remembering, fast)]
             prompts = []
             for kind, times in kinds if i % 2 else kinds[::-1]:
-                took, prompt = timed(lambda: kind.encoder.encode_now(text, add_special_tokens=False, fit=FIT))  # noqa: B023
+                took, prompt = timed(lambda: kind.encoder.encode_now(text, add_special_tokens=False, limit=LIMIT))  # noqa: B023
                 times.append(took)
                 prompts.append(prompt)
             if prompts[0] != prompts[1]:
@@ -148,7 +148,7 @@ async def blocks(sizes: list[int], rounds: int) -> None:
             "conversation, new": [partial(prompt_of, ready, talk) for talk in talks],
             "conversation, again": [partial(prompt_of, ready, talks[-1])] * rounds,
             "one message": [partial(prompt_of, ready, text) for text in texts],
-            "token ids": [partial(ready.encoder.take_ids, ids, fit=FIT)] * rounds,
+            "token ids": [partial(ready.encoder.take_ids, ids, limit=LIMIT)] * rounds,
         }
         for name, works in kinds.items():
             watched = [await longest_block(work) for work in works]
@@ -160,7 +160,7 @@ async def blocks(sizes: list[int], rounds: int) -> None:
 async def prompt_of(ready: LoadedModel, messages: Conversation) -> Any:
     """As a chat request does it."""
     text = await ready.render(messages)
-    return await ready.encoder.encode(text, add_special_tokens=False, fit=FIT)
+    return await ready.encoder.encode(text, add_special_tokens=False, limit=LIMIT)
 
 
 def main() -> None:

@@ -41,10 +41,13 @@ from headrace.jetstream.errors import HeadraceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """The application, and what runs beside it: `shelf.run()`, `background.run()`. `lifecycle.draining` turns new work away."""
+    """The application, with `model_cache.run()` and `background.run()` to be run beside it.
+
+    `lifecycle.draining` turns new work away.
+    """
 
     app: ASGIApp
-    shelf: ModelCache
+    model_cache: ModelCache
     lifecycle: Lifecycle
     metrics: Metrics
     background: Background | None = None
@@ -63,13 +66,13 @@ def build_frontend(
     without `adapters` none can be loaded or unloaded from here, whatever the settings say."""
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
-    shelf = ModelCache(port.models, settings, metrics)
-    chat_api = ChatApi(shelf, settings)
+    model_cache = ModelCache(port.models, settings, metrics)
+    chat_api = ChatApi(model_cache, settings)
     chat = GenerationEndpoint(chat_api, port, settings, metrics)
     background = Background(stored, port, metrics, max_bytes=settings.response_max_bytes) if stored is not None else None
     responses_api = ResponsesApi(chat_api, stored, settings, metrics, background)
     messages_api = MessagesApi(chat_api, settings)
-    completions = GenerationEndpoint(CompletionApi(shelf, settings), port, settings, metrics)
+    completions = GenerationEndpoint(CompletionApi(model_cache, settings), port, settings, metrics)
     status = StatusRoutes(port, metrics, lifecycle)
     openapi = build_openapi()
 
@@ -85,9 +88,9 @@ def build_frontend(
         "/v1/messages": _Gate(GenerationEndpoint(messages_api, port, settings, metrics), lifecycle, form),
         "/v1/messages/count_tokens": UnaryEndpoint(messages_api.count, settings, form=form),
     }
-    for path, api in pooling_routes(shelf, settings).items():
+    for path, api in pooling_routes(model_cache, settings).items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)
-    tokens = TokensApi(shelf, port.models)
+    tokens = TokensApi(model_cache, port.models)
     for path in ("/tokenize", "/v1/tokenize"):
         hot[path] = UnaryEndpoint(tokens.tokenize, settings)
     for path in ("/detokenize", "/v1/detokenize"):
@@ -112,7 +115,7 @@ def build_frontend(
     app: ASGIApp = Observe(starlette, hot=hot, metrics=metrics, routes=labels, access_log=settings.access_log)
     if settings.cors_origins:
         app = _with_cors(app, settings.cors_origins)
-    return Frontend(app=app, shelf=shelf, lifecycle=lifecycle, metrics=metrics, background=background)
+    return Frontend(app=app, model_cache=model_cache, lifecycle=lifecycle, metrics=metrics, background=background)
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -114,7 +114,7 @@ class _Work:
                 stored=stored,
                 adapters=AdapterClient(work, subjects),
             )
-            beside = [running, looking, group.create_task(frontend.shelf.run(), name="shelf")]
+            beside = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
             if frontend.background is not None:
                 beside.append(group.create_task(frontend.background.run(), name="background"))
             quiet_gc()
@@ -127,7 +127,7 @@ class _Work:
                     on_listening(url)
                 await asyncio.Future()
             finally:
-                frontend.shelf.close()
+                frontend.model_cache.close()
                 for task in beside:
                     task.cancel()
 

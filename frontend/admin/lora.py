@@ -14,9 +14,8 @@ from starlette.types import ASGIApp
 
 from headrace.broker.errors import AdapterRefused
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
 from headrace.frontend.http.body_decoding import decode_body
-from headrace.frontend.http.field_checks import model_name
+from headrace.frontend.http.field_checks import model_name, unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.unary_endpoint import UnaryEndpoint
 from headrace.frontend.ports import Models, Served

@@ -11,10 +11,10 @@ from headrace.frontend.anthropic.schema import Conversation, CountRequest, Messa
 from headrace.frontend.anthropic.translate import chat_request, has_inline_system
 from headrace.frontend.anthropic.writers import MessageEvents, MessageWriter
 from headrace.frontend.errors import BadRequest, ContextTooLong
-from headrace.frontend.generation.plan import Draft, Plan
+from headrace.frontend.generation.plan import GenerationPlan, Plan
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.http_exchange import HttpExchange
-from headrace.frontend.openai.chat_adapter import ChatAdapter, bounded
+from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 
@@ -36,31 +36,32 @@ class MessagesApi:
         """Raises a FrontendError or an AdmissionError."""
         _name(exchange)
         request = await decode_request(_decoder, body)
-        draft, short = bounded(await self._draft(request, exchange), request.max_tokens)
+        plan = await self._plan(request, exchange, at_most=request.max_tokens)
         writer: StreamWriter | WholeWriter
         if request.stream:
-            writer = MessageEvents(draft.head, draft.tally, self.error_form, short=short)
+            writer = MessageEvents(plan.head, plan.counter, self.error_form, short=plan.short)
         else:
-            writer = MessageWriter(draft.head, draft.tally, short=short)
-        return Plan(draft.jobs, writer, draft.tally)
+            writer = MessageWriter(plan.head, plan.counter, short=plan.short)
+        return plan.answered_by(writer)
 
     async def count(self, body: bytes, exchange: HttpExchange) -> bytes:
         """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
         _name(exchange)
         request = await decode_request(_counted, body)
         try:
-            tokens = (await self._draft(request, exchange)).jobs[0].prompt_tokens
+            tokens = (await self._plan(request, exchange)).jobs[0].prompt_tokens
         except ContextTooLong as error:
             if error.tokens is None:
                 raise
             tokens = error.tokens
         return msgspec.json.encode(TokenCount(input_tokens=tokens))
 
-    async def _draft(self, request: Conversation, exchange: HttpExchange) -> Draft:
+    async def _plan(self, request: Conversation, exchange: HttpExchange, *, at_most: int | None = None) -> GenerationPlan:
         strip = self._settings.strip_billing_header
+        options = ChatOptions(id_prefix="msg_", at_most=at_most)
         try:
             chat = await exchange.aside(partial(chat_request, request, strip_billing=strip))
-            draft, _ = await self._chat.draft(chat, exchange, id_prefix="msg_")
+            return await self._chat.plan_chat(chat, exchange, options)
         except BadRequest as error:
             if error.param == "stop":
                 error.param = "stop_sequences"
@@ -68,8 +69,7 @@ class MessagesApi:
                 raise
             # the template takes system messages at the beginning only
             merged = await exchange.aside(partial(chat_request, request, strip_billing=strip, merge_system=True))
-            draft, _ = await self._chat.draft(merged, exchange, id_prefix="msg_")
-        return draft
+            return await self._chat.plan_chat(merged, exchange, options)
 
 
 def _name(exchange: HttpExchange) -> None:

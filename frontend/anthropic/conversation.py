@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from headrace.frontend.anthropic.schema import Block, Conversation, MessageIn
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
-from headrace.frontend.http.field_checks import list_at, mapping_at, text_at, wrong
+from headrace.frontend.http.field_checks import list_at, mapping_at, text_at, unsupported, wrong
 from headrace.frontend.schema.chat import Message, ToolCall
 
 BILLING_HEADER = "x-anthropic-billing-header"

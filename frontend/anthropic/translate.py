@@ -10,8 +10,7 @@ import msgspec
 from headrace.frontend.anthropic.conversation import continues, messages_of
 from headrace.frontend.anthropic.schema import Conversation, MessagesRequest, ToolUseChoice
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
-from headrace.frontend.http.field_checks import mapping_at, missing
+from headrace.frontend.http.field_checks import mapping_at, missing, unsupported
 from headrace.frontend.schema.chat import ChatRequest, Function, FunctionName, Tool, ToolChoice
 from headrace.frontend.schema.common import JsonSchema, ResponseFormat
 

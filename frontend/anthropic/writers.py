@@ -89,14 +89,14 @@ def _complete(block: ContentBlock) -> bool:
     return True
 
 
-def usage_of(tally: UsageCounter, *, ended: bool) -> MessageUsage:
+def usage_of(counter: UsageCounter, *, ended: bool) -> MessageUsage:
     """What was found in a cache is known at the end only."""
-    cached = tally.cached if ended else 0
-    thought = ThinkingCount(thinking_tokens=tally.reasoning) if ended and tally.reasoning is not None else None
+    cached = counter.cached if ended else 0
+    thought = ThinkingCount(thinking_tokens=counter.reasoning) if ended and counter.reasoning is not None else None
     return MessageUsage(
-        input_tokens=tally.prompt - cached,
+        input_tokens=counter.prompt - cached,
         cache_read_input_tokens=cached,
-        output_tokens=tally.completion,
+        output_tokens=counter.completion,
         output_tokens_details=thought,
     )
 
@@ -104,24 +104,24 @@ def usage_of(tally: UsageCounter, *, ended: bool) -> MessageUsage:
 class MessageWriter(WholeWriter):
     """The message in one piece."""
 
-    def __init__(self, head: Head, tally: UsageCounter, *, short: bool = False) -> None:
+    def __init__(self, head: Head, counter: UsageCounter, *, short: bool = False) -> None:
         self.open = 1
         self._head = head
-        self._tally = tally
+        self._counter = counter
         self._short = short
         self._blocks = ContentBlocks()
         self._ending = Ending("end_turn")
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
-            self._tally.completion += len(row.ids)
+            self._counter.completion += len(row.ids)
             self._blocks.take(parts_of(row.texts))
             if (fin := row.fin) is not None:
                 if fin.tail:
                     self._blocks.take(parts_of([fin.tail]))
                 self._blocks.end()
                 self._ending = ending_of(fin, self._blocks, short=self._short)
-                self._tally.end(0, fin)
+                self._counter.end(0, fin)
                 self.open -= 1
 
     def body(self) -> bytes:
@@ -133,7 +133,7 @@ class MessageWriter(WholeWriter):
                 content=[self._block(block) for block in self._blocks.all],
                 stop_reason=ending.reason,
                 stop_sequence=ending.sequence,
-                usage=usage_of(self._tally, ended=True),
+                usage=usage_of(self._counter, ended=True),
             )
         )
 
@@ -148,10 +148,10 @@ class MessageWriter(WholeWriter):
 class MessageEvents(StreamWriter):
     """The events of a streamed message."""
 
-    def __init__(self, head: Head, tally: UsageCounter, form: AnthropicForm, *, short: bool = False) -> None:
+    def __init__(self, head: Head, counter: UsageCounter, form: AnthropicForm, *, short: bool = False) -> None:
         self.open = 1
         self._head = head
-        self._tally = tally
+        self._counter = counter
         self._form = form
         self._short = short
         self._blocks = ContentBlocks()
@@ -164,7 +164,7 @@ class MessageEvents(StreamWriter):
         if not self._begun:
             self._begin()
         for row in rows:
-            self._tally.completion += len(row.ids)
+            self._counter.completion += len(row.ids)
             self._take(row.texts)
             if (fin := row.fin) is not None:
                 self._end(fin)
@@ -174,7 +174,7 @@ class MessageEvents(StreamWriter):
 
     def closing(self) -> bytes:
         delta = {"stop_reason": self._ending.reason, "stop_sequence": self._ending.sequence}
-        usage = usage_of(self._tally, ended=True)
+        usage = usage_of(self._counter, ended=True)
         return self._event("message_delta", b'"delta":%b,"usage":%b' % (_encode(delta), _encode(usage))) + STOP
 
     def failure(self, error: FrontendError) -> bytes:
@@ -186,7 +186,7 @@ class MessageEvents(StreamWriter):
     def _begin(self) -> None:
         self._begun = True
         head = self._head
-        message = MessageAnswer(id=head.id, model=head.model, content=[], usage=usage_of(self._tally, ended=False))
+        message = MessageAnswer(id=head.id, model=head.model, content=[], usage=usage_of(self._counter, ended=False))
         self._out += (self._event("message_start", b'"message":' + _encode(message)), PING)
 
     def _take(self, texts: list[Any]) -> None:
@@ -199,7 +199,7 @@ class MessageEvents(StreamWriter):
         for what, block, text in self._blocks.end():
             self._step(what, block, text)
         self._ending = ending_of(fin, self._blocks, short=self._short)
-        self._tally.end(0, fin)
+        self._counter.end(0, fin)
         self.open -= 1
 
     def _step(self, what: str, block: ContentBlock, text: str) -> None:

@@ -105,9 +105,9 @@ class GenerationEndpoint:
                 async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
                     await self._deliver(plan, merged, exchange, watch, pace)
         finally:
-            tally = plan.tally
-            if tally.completion or tally.ended:
-                self._metrics.count_tokens(model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
+            counter = plan.counter
+            if counter.completion or counter.ended:
+                self._metrics.count_tokens(model, prompt=counter.prompt, cached=counter.cached, output=counter.completion)
 
     async def _deliver(
         self, plan: Plan, answer: JobAnswer, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace

@@ -65,7 +65,7 @@ class JobOptions(TypedDict):
     prefer: dict[str, float]
 
 
-def terms_of(
+def job_options_of(
     request: Asking, exchange: HttpExchange, settings: FrontendSettings, *, session_id: str | None
 ) -> tuple[JobOptions, Routing]:
     """Ask before the first job takes the request's own id. `session_id` is the body's. Raises BadRequest."""
@@ -73,7 +73,7 @@ def terms_of(
     deadline_s = deadline_of(request.timeout, exchange, settings)
     tier = tier_of(request.service_tier)
     routing = routing_of(exchange, session_id=session_id)
-    terms = JobOptions(
+    options = JobOptions(
         name=exchange.name,
         request_class=tier.request_class,
         tenant=tenant,
@@ -85,7 +85,7 @@ def terms_of(
         require=routing.require,
         prefer=routing.prefer,
     )
-    return terms, routing
+    return options, routing
 
 
 def deadline_of(wanted: float | None, exchange: HttpExchange, settings: FrontendSettings) -> float:

@@ -17,18 +17,6 @@ _PLAIN = Sampling()
 
 GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"})
 
-REFUSED = {
-    "use_beam_search": "is not supported here",
-    "watermarking": "is not supported here",
-    "logprob_token_ids": "is not supported here: use top_logprobs",
-    "repetition_detection": "is not supported here",
-    "kv_transfer_params": "cannot be sent with a request: workers hand over by themselves",
-    "ec_transfer_params": "cannot be sent with a request: workers hand over by themselves",
-    "mm_processor_kwargs": "cannot be sent with a request: it changes what a request costs",
-    "media_io_kwargs": "cannot be sent with a request: it changes what a request costs",
-}
-"""Parameters of vLLM's server that are refused, and why."""
-
 
 def sampling_of(request: GenerationRequest, card: ModelCard, *, max_tokens: int) -> Sampling:
     """Raises BadRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`."""
@@ -144,21 +132,3 @@ def _structural_tag(shape: ResponseFormat) -> str:
     else:
         raise missing("response_format.format")
     return msgspec.json.encode(tag).decode()
-
-
-def refuse_unsupported(request: GenerationRequest) -> None:
-    """Better a clear no than an answer that silently ignores what was asked for."""
-    for param, why in REFUSED.items():
-        if getattr(request, param):
-            raise unsupported(param, why)
-    if request.spaces_between_special_tokens is False:
-        raise unsupported("spaces_between_special_tokens", "cannot be turned off here")
-    if request.truncation_side == "right":
-        raise unsupported("truncation_side", '"right" is not supported here: the end of a prompt is kept')
-    if request.prompt_logprobs is not None and request.stream:
-        raise BadRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
-
-
-def unsupported(param: str, why: str = "is not supported here") -> BadRequest:
-    """The error for something Headrace knows of and does not do."""
-    return BadRequest(f"{param} {why}", param=param, code="unsupported_parameter")

@@ -8,8 +8,7 @@ from typing import Any
 
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
-from headrace.frontend.http.field_checks import missing
+from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.schema.chat import ChatRequest, NamedTool, Tool, ToolChoice
 
 Choice = str | dict[str, Any]

@@ -57,3 +57,8 @@ def missing(param: str, more: str = "") -> BadRequest:
 def wrong(param: str, wanted: str) -> BadRequest:
     """The error for a value of the wrong type."""
     return BadRequest(f"invalid value for {param}: expected {wanted}", param=param)
+
+
+def unsupported(param: str, why: str = "is not supported here") -> BadRequest:
+    """The error for something Headrace knows of and does not do."""
+    return BadRequest(f"{param} {why}", param=param, code="unsupported_parameter")

@@ -9,24 +9,19 @@ import msgspec
 
 from headrace.broker.messages import Parsing
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.generation.plan import (
-    Draft,
-    GenerationOptions,
-    Plan,
-    check_choices,
-    check_kind,
-    fit_of,
-    make_draft,
-    make_plan,
-)
-from headrace.frontend.generation.sampling import refuse_unsupported, unsupported
+from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation
+from headrace.frontend.generation.request_checks import check_choices, refuse_unsupported
 from headrace.frontend.generation.tools import calls_in, toolbox_of
 from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.media.loader import MediaItem, MediaLoader
 from headrace.frontend.media.parts import Contents, find_media, has_media, with_parts
+from headrace.frontend.openai.answer_writer import answer_writer
+from headrace.frontend.openai.chat_adapter import ChatOptions
 from headrace.frontend.openai.chat_messages import named_roles, plain_messages
 from headrace.frontend.prompts.model_cache import ModelCache
+from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.sse import CHAT_EVENTS
@@ -37,8 +32,8 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 class ChatApi:
     """Plans chat requests. Stateless but for the models it looks up."""
 
-    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
-        self._shelf = shelf
+    def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
+        self._model_cache = model_cache
         self._settings = settings
         self._media = MediaLoader(settings)
         self.error_form = FrontendError.body
@@ -46,18 +41,18 @@ class ChatApi:
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
-        draft, wishes = await self.draft(request, exchange, id_prefix="chatcmpl-")
-        return make_plan(request, draft, wishes, CHAT_EVENTS, echo=_echo(request, wishes.role))
+        plan = await self.plan_chat(request, exchange, ChatOptions(id_prefix="chatcmpl-"))
+        return plan.answered_by(answer_writer(request, plan, CHAT_EVENTS, echo=_echo(request, plan.options.role)))
 
-    async def draft(self, request: ChatRequest, exchange: HttpExchange, *, id_prefix: str) -> tuple[Draft, GenerationOptions]:
-        """The conversation as jobs: what every API that speaks in messages comes down to.
+    async def plan_chat(self, request: ChatRequest, exchange: HttpExchange, options: ChatOptions) -> GenerationPlan:
+        """Plan the jobs that answer a conversation. The Responses and Messages APIs come here as well.
 
         Raises a FrontendError or an AdmissionError.
         """
         _refuse(request)
         check_choices(request.n or 1, 1, self._settings)
-        model = await self._shelf.get(request.model)
-        check_kind(model, "chat")
+        model = await self._model_cache.get(request.model)
+        model.check_kind("chat")
         if model.template is None:
             message = f"{model.card.model!r} has no chat template; use /v1/completions"
             raise BadRequest(message, param="model", code="no_chat_template")
@@ -75,10 +70,12 @@ class ChatApi:
         continue_final = bool(request.continue_final_message)
         template_kwargs = _template_kwargs(request)
         wanted = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-        fit = fit_of(request, model, wanted=wanted, param="messages")
+        limit = LengthLimit(
+            context_length=model.card.context_length, wanted=wanted, truncate=request.truncate_prompt_tokens, param="messages"
+        )
         for each in messages:  # a template copies what it is given several times over
             if isinstance(content := each.get("content"), str):
-                await model.encoder.refuse_endless(content, fit)
+                await model.encoder.refuse_endless(content, limit)
         text = await model.render(
             with_parts(named_roles(messages, model.template), contents),
             add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
@@ -90,7 +87,7 @@ class ChatApi:
         prompt = await model.encoder.encode(
             text,
             add_special_tokens=bool(request.add_special_tokens),
-            fit=fit,
+            limit=limit,
             salt=request.cache_salt,
             media=items,
         )
@@ -101,21 +98,22 @@ class ChatApi:
                 choice=toolbox.choice,
                 parallel=request.parallel_tool_calls is not False,
                 reasoning=request.include_reasoning is not False,
-                whole=not request.stream,
+                whole=not request.stream and not options.by_token,
                 template_kwargs={**model.card.template_kwargs, **template_kwargs},
                 calls_before=calls_in(messages),
             )
-        wishes = GenerationOptions(
-            id_prefix=id_prefix,
+        generation = GenerationOptions(
+            id_prefix=options.id_prefix,
             prompts=[prompt],
             wanted=wanted,
+            at_most=options.at_most,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=_prompt_logprobs(request),
             prompt_text=text if request.return_prompt_text else None,
             parse=parse,
             role="assistant" if request.add_generation_prompt is not False else messages[-1]["role"],
         )
-        return make_draft(request, exchange, model, self._settings, wishes), wishes
+        return plan_generation(request, exchange, model, self._settings, generation)
 
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any]:

@@ -13,8 +13,7 @@ import msgspec
 import structlog
 
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
-from headrace.frontend.http.field_checks import missing
+from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.schema.chat import Message
 

@@ -7,11 +7,12 @@ from typing import cast
 import msgspec
 
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.generation.plan import GenerationOptions, Plan, check_choices, check_kind, fit_of, make_draft, make_plan
-from headrace.frontend.generation.sampling import refuse_unsupported, unsupported
+from headrace.frontend.generation.plan import GenerationOptions, Plan, plan_generation
+from headrace.frontend.generation.request_checks import check_choices, refuse_unsupported
 from headrace.frontend.http.body_decoding import decode_request, kinds_of
-from headrace.frontend.http.field_checks import missing
+from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.openai.answer_writer import answer_writer
 from headrace.frontend.prompts import prompt_embeds
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt
@@ -25,8 +26,8 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 class CompletionApi:
     """Plans completions requests. Stateless but for the models it looks up."""
 
-    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
-        self._shelf = shelf
+    def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
+        self._model_cache = model_cache
         self._settings = settings
         self.error_form = FrontendError.body
 
@@ -36,17 +37,19 @@ class CompletionApi:
         _refuse(request)
         prompts, given = await list_prompts(request), prompt_embeds.listed(request)
         check_choices(request.n or 1, len(prompts) + len(given), self._settings)
-        model = await self._shelf.get(request.model)
-        check_kind(model, "completion")
+        model = await self._model_cache.get(request.model)
+        model.check_kind("completion")
         silent = request.max_tokens == 0  # the prompt alone: vLLM, too, computes one token and drops it
         wanted = 1 if silent else DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        fit = fit_of(request, model, wanted=wanted, param="prompt")
-        encoded = [await prompt_embeds.take(text, model, fit, self._settings) for text in given]
-        encoded += [await self._encode(prompt, request, model, fit) for prompt in prompts]
+        limit = LengthLimit(
+            context_length=model.card.context_length, wanted=wanted, truncate=request.truncate_prompt_tokens, param="prompt"
+        )
+        encoded = [await prompt_embeds.take(text, model, limit, self._settings) for text in given]
+        encoded += [await self._encode(prompt, request, model, limit) for prompt in prompts]
         echo = []
         if request.echo:
             echo = [p if isinstance(p, str) else await model.encoder.text_of(e) for p, e in zip(prompts, encoded, strict=True)]
-        wishes = GenerationOptions(
+        options = GenerationOptions(
             id_prefix="cmpl-",
             prompts=encoded,
             wanted=wanted,
@@ -54,16 +57,16 @@ class CompletionApi:
             prompt_logprobs=request.prompt_logprobs if not request.echo else _first(request.prompt_logprobs, request.logprobs),
             silent=silent,
         )
-        draft = make_draft(request, exchange, model, self._settings, wishes)
-        return make_plan(request, draft, wishes, COMPLETION_EVENTS, echo=echo)
+        plan = plan_generation(request, exchange, model, self._settings, options)
+        return plan.answered_by(answer_writer(request, plan, COMPLETION_EVENTS, echo=echo))
 
     async def _encode(
-        self, prompt: str | list[int], request: CompletionRequest, model: LoadedModel, fit: LengthLimit
+        self, prompt: str | list[int], request: CompletionRequest, model: LoadedModel, limit: LengthLimit
     ) -> Prompt:
         if isinstance(prompt, str):
             special = request.add_special_tokens is not False
-            return await model.encoder.encode(prompt, add_special_tokens=special, fit=fit, salt=request.cache_salt)
-        return await model.encoder.take_ids(prompt, fit=fit, salt=request.cache_salt)
+            return await model.encoder.encode(prompt, add_special_tokens=special, limit=limit, salt=request.cache_salt)
+        return await model.encoder.take_ids(prompt, limit=limit, salt=request.cache_salt)
 
 
 def _refuse(request: CompletionRequest) -> None:

@@ -10,9 +10,9 @@ import msgspec
 from headrace.broker.jobs import Job
 from headrace.broker.messages import PoolingTask
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.generation.plan import Plan, check_kind
-from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.generation.plan import Plan
 from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, list_inputs
 from headrace.frontend.pooling.planning import activation_of, check_inputs, pooling_jobs, refuse_formats
@@ -33,8 +33,8 @@ _pooling = msgspec.json.Decoder(PoolingRequest)
 class _VectorApi:
     """Base of those that plan one vector per input."""
 
-    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
-        self._shelf = shelf
+    def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
+        self._model_cache = model_cache
         self._settings = settings
         self.error_form = FrontendError.body
 
@@ -76,12 +76,12 @@ class EmbeddingApi(_VectorApi):
         request = await decode_request(_embedding, body)
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
-        model = await self._shelf.get(request.model)
-        check_kind(model, "embedding")
+        model = await self._model_cache.get(request.model)
+        model.check_kind("embedding")
         inputs = await self.inputs(request, request.input, model, "embed")
         jobs = self.jobs(request, exchange, model, inputs, task="embed", dimensions=request.dimensions)
         answering = answering_of("embd-", jobs, model, inputs)
-        return Plan(jobs, EmbeddingWriter(answering, base64=request.encoding_format == "base64"), answering.tally)
+        return Plan(jobs, EmbeddingWriter(answering, base64=request.encoding_format == "base64"), answering.counter)
 
 
 class ClassifyApi(_VectorApi):
@@ -91,12 +91,12 @@ class ClassifyApi(_VectorApi):
         """Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_classify, body)
         refuse_messages(request.messages)
-        model = await self._shelf.get(request.model)
-        check_kind(model, "classify")
+        model = await self._model_cache.get(request.model)
+        model.check_kind("classify")
         inputs = await self.inputs(request, request.input, model, "classify")
         jobs = self.jobs(request, exchange, model, inputs, task="classify")
         answering = answering_of("classify-", jobs, model, inputs)
-        return Plan(jobs, ClassifyWriter(answering, labels=model.card.labels), answering.tally)
+        return Plan(jobs, ClassifyWriter(answering, labels=model.card.labels), answering.counter)
 
 
 class PoolingApi(_VectorApi):
@@ -107,7 +107,7 @@ class PoolingApi(_VectorApi):
         request = await decode_request(_pooling, body)
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
-        model = await self._shelf.get(request.model)
+        model = await self._model_cache.get(request.model)
         task = _task(request.task, model)
         if request.dimensions is not None and task != "embed":
             raise BadRequest("dimensions are of embeddings", param="dimensions")
@@ -115,7 +115,7 @@ class PoolingApi(_VectorApi):
         jobs = self.jobs(request, exchange, model, inputs, task=task, dimensions=request.dimensions)
         answering = answering_of("pool-", jobs, model, inputs)
         base64 = request.encoding_format == "base64"
-        return Plan(jobs, EmbeddingWriter(answering, base64=base64, kind="pooling", field="data"), answering.tally)
+        return Plan(jobs, EmbeddingWriter(answering, base64=base64, kind="pooling", field="data"), answering.counter)
 
 
 def _task(wanted: str | None, model: LoadedModel) -> PoolingTask:
@@ -123,10 +123,10 @@ def _task(wanted: str | None, model: LoadedModel) -> PoolingTask:
         raise unsupported("task", f"{wanted!r} is not supported here: embed and classify are")
     kinds = model.card.kinds
     if wanted == "embed" or (wanted is None and "embedding" in kinds):
-        check_kind(model, "embedding")
+        model.check_kind("embedding")
         return "embed"
     if not {"classify", "score"} & set(kinds):
-        check_kind(model, "classify" if wanted else "embedding")
+        model.check_kind("classify" if wanted else "embedding")
     return "classify"
 
 
@@ -140,7 +140,7 @@ def answering_of(prefix: str, jobs: Sequence[Job], model: LoadedModel, inputs: S
     """What the writer of an answer to these jobs needs."""
     return Answering(
         head=Head(f"{prefix}{jobs[0].id}", int(time.time()), model.card.model, model.fingerprint),
-        tally=UsageCounter([encoded.tokens for encoded in inputs], 1),
+        counter=UsageCounter([encoded.tokens for encoded in inputs], 1),
         inputs=len(inputs),
         encoder=model.encoder,
     )

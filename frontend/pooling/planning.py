@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Pooling, PoolingTask
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.job_options import terms_of
-from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.generation.job_options import job_options_of
+from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.inputs import Encoded
 from headrace.frontend.pooling.schema import PoolingBase
@@ -28,7 +28,7 @@ def pooling_jobs(
     normalize: bool | None = None,
 ) -> list[Job]:
     """Jobs of several inputs each, in order: choice i of all jobs, counted through, is input i. Raises BadRequest."""
-    terms, routing = terms_of(request, exchange, settings, session_id=None)
+    options, routing = job_options_of(request, exchange, settings, session_id=None)
     jobs: list[Job] = []
     for part in split(inputs, most=settings.job_inputs, most_tokens=settings.job_input_tokens):
         pooling = Pooling(
@@ -40,7 +40,7 @@ def pooling_jobs(
         )
         jobs.append(
             Job(
-                **terms,
+                **options,
                 id=exchange.job_id(),
                 card=model.card,
                 pooling=pooling,

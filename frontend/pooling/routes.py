@@ -9,12 +9,16 @@ from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.settings import FrontendSettings
 
 
-def pooling_routes(shelf: ModelCache, settings: FrontendSettings) -> dict[str, Api]:
+def pooling_routes(model_cache: ModelCache, settings: FrontendSettings) -> dict[str, Api]:
     """Path → API; POST only."""
-    rerank, score, classify = RerankApi(shelf, settings), ScoreApi(shelf, settings), ClassifyApi(shelf, settings)
-    pooling = PoolingApi(shelf, settings)
+    rerank, score, classify = (
+        RerankApi(model_cache, settings),
+        ScoreApi(model_cache, settings),
+        ClassifyApi(model_cache, settings),
+    )
+    pooling = PoolingApi(model_cache, settings)
     return {
-        "/v1/embeddings": EmbeddingApi(shelf, settings),
+        "/v1/embeddings": EmbeddingApi(model_cache, settings),
         "/v1/rerank": rerank,
         "/v2/rerank": rerank,
         "/rerank": rerank,

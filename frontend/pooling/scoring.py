@@ -12,9 +12,9 @@ import msgspec
 
 from headrace.broker.messages import PoolingTask
 from headrace.frontend.errors import BadRequest, FrontendError
-from headrace.frontend.generation.plan import Plan, check_kind
-from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.generation.plan import Plan
 from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.embeddings import answering_of
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, encode_pairs
@@ -33,8 +33,8 @@ SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), (
 class _ScoringApi:
     """Base of those that compare texts."""
 
-    def __init__(self, shelf: ModelCache, settings: FrontendSettings) -> None:
-        self._shelf = shelf
+    def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
+        self._model_cache = model_cache
         self._settings = settings
         self.error_form = FrontendError.body
 
@@ -43,9 +43,9 @@ class _ScoringApi:
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
                 raise unsupported(name, "is not supported here: pairs are put together by the tokenizer")
-        model = await self._shelf.get(request.model)
+        model = await self._model_cache.get(request.model)
         if "embedding" not in model.card.kinds:
-            check_kind(model, "score")
+            model.check_kind("score")
         return model
 
     async def encode(
@@ -102,7 +102,7 @@ class ScoreApi(_ScoringApi):
         inputs, task, queries = await self.encode(request, model, texts_of(one, params[0]), texts_of(two, params[1]), params)
         jobs = pooling_jobs(request, exchange, model, self._settings, inputs, task=task, normalize=activation_of(request))
         answering = answering_of("score-", jobs, model, inputs)
-        return Plan(jobs, ScoreWriter(answering, queries=queries), answering.tally)
+        return Plan(jobs, ScoreWriter(answering, queries=queries), answering.counter)
 
 
 class RerankApi(_ScoringApi):
@@ -125,7 +125,7 @@ class RerankApi(_ScoringApi):
             most=request.top_n or 0,
             with_documents=request.return_documents is not False,
         )
-        return Plan(jobs, writer, answering.tally)
+        return Plan(jobs, writer, answering.counter)
 
 
 def _sides(request: ScoreRequest) -> tuple[Texts, Texts, tuple[str, str]]:

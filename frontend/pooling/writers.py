@@ -40,7 +40,7 @@ class Answering:
     """What every answer needs. `encoder` lends its threads."""
 
     head: Head
-    tally: UsageCounter
+    counter: UsageCounter
     inputs: int
     encoder: PromptEncoder
 
@@ -62,7 +62,7 @@ class VectorWriter(WholeWriter):
             if fin is not None:
                 self._numbers += len(fin.vector) // 4
                 self.vectors[row.choice] = fin.vector
-                self._answering.tally.end(row.choice, fin)
+                self._answering.counter.end(row.choice, fin)
                 self.open -= 1
 
     async def settle(self) -> None:
@@ -81,7 +81,7 @@ class VectorWriter(WholeWriter):
         return self._answering.head
 
     def usage(self) -> PoolingUsage:
-        tokens = self._answering.tally.prompt
+        tokens = self._answering.counter.prompt
         return PoolingUsage(prompt_tokens=tokens, total_tokens=tokens)
 
     def listing(self, entries: Iterator[bytes]) -> bytes:

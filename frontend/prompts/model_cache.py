@@ -51,6 +51,13 @@ class LoadedModel:
         """What answers call it."""
         return self.adapter or self.card.model
 
+    def check_kind(self, kind: str) -> None:
+        """Refuse a kind of request that this model does not serve. Raises BadRequest."""
+        if kind not in self.card.kinds:
+            served = ", ".join(self.card.kinds)
+            message = f"{self.card.model!r} does not serve {kind} requests, only: {served}"
+            raise BadRequest(message, param="model", code="wrong_kind")
+
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -88,7 +95,7 @@ class ModelCache:
     def __init__(self, models: Models, settings: FrontendSettings, metrics: Metrics | None = None) -> None:
         self._models = models
         self._settings = settings
-        self._memory = _memory(settings, metrics)
+        self._prompt_cache = _prompt_cache(settings, metrics)
         self._ready: dict[str, LoadedModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -159,7 +166,7 @@ class ModelCache:
             card,
             executor=executor,
             inline_bytes=inline_bytes,
-            memory=self._memory,
+            cache=self._prompt_cache,
             special_tokens=files.special_tokens,
         )
         of_card = {n: token for n, token in (("bos_token", card.bos_token), ("eos_token", card.eos_token)) if token is not None}
@@ -169,14 +176,14 @@ class ModelCache:
         return LoadedModel(card, encoder, template, fingerprint, executor, inline_bytes)
 
 
-def _memory(settings: FrontendSettings, metrics: Metrics | None) -> PromptCache | None:
+def _prompt_cache(settings: FrontendSettings, metrics: Metrics | None) -> PromptCache | None:
     if not settings.prompt_cache_bytes:
         return None
     if metrics is None:
         return PromptCache(settings.prompt_cache_bytes)
-    memory = PromptCache(settings.prompt_cache_bytes, on_reuse=metrics.count_prefix)
-    metrics.prefix_bytes.set_function(lambda: memory.size)
-    return memory
+    cache = PromptCache(settings.prompt_cache_bytes, on_reuse=metrics.count_prefix)
+    metrics.prefix_bytes.set_function(lambda: cache.size)
+    return cache
 
 
 def _is_heavy(values: Sequence[object], limit: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.broker.torch_tensors import TensorUnreadable, read_matrix
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.media.inline import Malformed, TooMuch, decode_base64
 from headrace.frontend.prompts.model_cache import LoadedModel
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt
@@ -26,7 +26,7 @@ def listed(request: CompletionRequest) -> list[str]:
     return [embeds] if isinstance(embeds, str) else embeds
 
 
-async def take(text: str, model: LoadedModel, fit: LengthLimit, settings: FrontendSettings) -> Prompt:
+async def take(text: str, model: LoadedModel, limit: LengthLimit, settings: FrontendSettings) -> Prompt:
     """Only as much is read here as it takes to know the length; nothing is unpickled.
 
     Raises BadRequest for a model that does not take them, and for anything but a matrix; ContextTooLong.
@@ -43,5 +43,5 @@ async def take(text: str, model: LoadedModel, fit: LengthLimit, settings: Fronte
         return Prompt(tokens, b"", b"", embeds=file)
 
     prompt = await model.encoder.aside(work, size=len(text))
-    fit.check(prompt.tokens)
+    limit.check(prompt.tokens)
     return prompt

@@ -96,7 +96,7 @@ class PromptEncoder:
         *,
         executor: Executor,
         inline_bytes: int,
-        memory: PromptCache | None = None,
+        cache: PromptCache | None = None,
         special_tokens: Sequence[str] = (),
     ) -> None:
         """`special_tokens` as `TextEncoder` has them.
@@ -111,8 +111,8 @@ class PromptEncoder:
         self._inline_bytes = inline_bytes
         self._inline_run = 0  # characters encoded on the event loop without a pause
         self._adds_special = self._tokenizer.num_special_tokens_to_add(is_pair=False) > 0
-        self._memory = memory
-        self._boundaries = SplitPoints(self._tokenizer)
+        self._prompt_cache = cache
+        self._split_points = SplitPoints(self._tokenizer)
         self._digest = hashlib.sha256(tokenizer_json + repr(self._text.added).encode()).hexdigest()
         self._vocab_size = card.vocab_size or self._tokenizer.get_vocab_size()
 
@@ -148,7 +148,7 @@ class PromptEncoder:
         text: str,
         *,
         add_special_tokens: bool,
-        fit: LengthLimit,
+        limit: LengthLimit,
         salt: str | None = None,
         media: Sequence[MediaItem] = (),
     ) -> Prompt:
@@ -159,7 +159,7 @@ class PromptEncoder:
 
         def work() -> Prompt:
             try:
-                return self.encode_now(text, add_special_tokens=add_special_tokens, fit=fit, salt=salt, media=media)
+                return self.encode_now(text, add_special_tokens=add_special_tokens, limit=limit, salt=salt, media=media)
             finally:
                 if len(text) > LONG:
                     give_back()
@@ -173,50 +173,56 @@ class PromptEncoder:
         return work()
 
     def encode_now(
-        self, text: str, *, add_special_tokens: bool, fit: LengthLimit, salt: str | None = None, media: Sequence[MediaItem] = ()
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        limit: LengthLimit,
+        salt: str | None = None,
+        media: Sequence[MediaItem] = (),
     ) -> Prompt:
         try:
-            if is_suspicious(text, fit.context_length):
-                self._refuse_endless(text, fit)
-            packed = self._ids_of(text, fit, add_special_tokens=add_special_tokens)
+            if is_suspicious(text, limit.context_length):
+                self._refuse_endless(text, limit)
+            packed = self._ids_of(text, limit, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError as error:
-            raise BadRequest(f"the prompt is not valid Unicode: {error}", param=fit.param) from None
+            raise BadRequest(f"the prompt is not valid Unicode: {error}", param=limit.param) from None
         if media:
-            return self._pack_media(place(unpack_u32(packed), media, self._card.media), fit, salt)
-        return self._prompt(packed, fit, salt)
+            return self._pack_media(place(unpack_u32(packed), media, self._card.media), limit, salt)
+        return self._prompt(packed, limit, salt)
 
-    async def refuse_endless(self, text: str, fit: LengthLimit) -> None:
+    async def refuse_endless(self, text: str, limit: LengthLimit) -> None:
         """Before a part of a prompt is copied into it: whether it alone is too long. Raises ContextTooLong."""
-        if is_suspicious(text, fit.context_length):
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._refuse_endless, text, fit)
+        if is_suspicious(text, limit.context_length):
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._refuse_endless, text, limit)
 
-    def _refuse_endless(self, text: str, fit: LengthLimit) -> None:
-        tokens = least_tokens(self._tokenizer, text, enough=fit.context_length)
-        if tokens > fit.context_length:
-            if fit.truncate is not None:
+    def _refuse_endless(self, text: str, limit: LengthLimit) -> None:
+        tokens = least_tokens(self._tokenizer, text, enough=limit.context_length)
+        if tokens > limit.context_length:
+            if limit.truncate is not None:
                 message = f"a text of {len(text)} characters is too long to be truncated here"
-                raise ContextTooLong(message, param=fit.param)
+                raise ContextTooLong(message, param=limit.param)
             try:
-                fit.check(tokens)
+                limit.check(tokens)
             except ContextTooLong as error:
                 error.tokens = None  # there are more: nobody has counted to the end
                 raise
 
-    async def take_ids(self, ids: Sequence[int], *, fit: LengthLimit, salt: str | None = None) -> Prompt:
+    async def take_ids(self, ids: Sequence[int], *, limit: LengthLimit, salt: str | None = None) -> Prompt:
         """A prompt that came as ids. Raises BadRequest for ids outside the vocabulary, and as `encode`."""
         if len(ids) <= self._inline_bytes:
-            return self._take_ids_now(ids, fit, salt)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._take_ids_now, ids, fit, salt)
+            return self._take_ids_now(ids, limit, salt)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._take_ids_now, ids, limit, salt)
 
-    def _take_ids_now(self, ids: Sequence[int], fit: LengthLimit, salt: str | None) -> Prompt:
+    def _take_ids_now(self, ids: Sequence[int], limit: LengthLimit, salt: str | None) -> Prompt:
         packed = []
         for at in range(0, len(ids), _SLICE):  # one call on all of a million ids would hold up every other thread
             some = ids[at : at + _SLICE]
             if min(some) < 0 or max(some) >= self._vocab_size:
                 wrong = next(i for i in some if not 0 <= i < self._vocab_size)
-                raise BadRequest(f"token id {wrong} is outside the vocabulary of {self._vocab_size}", param=fit.param)
+                raise BadRequest(f"token id {wrong} is outside the vocabulary of {self._vocab_size}", param=limit.param)
             packed.append(pack_u32(some))
-        return self._prompt(b"".join(packed), fit, salt)
+        return self._prompt(b"".join(packed), limit, salt)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of prompt ids, for `echo`."""
@@ -228,52 +234,52 @@ class PromptEncoder:
             return self.decode(unpack_u32(prompt.packed))
         return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self.decode(unpack_u32(prompt.packed)))
 
-    def _ids_of(self, text: str, fit: LengthLimit, *, add_special_tokens: bool) -> bytes:
+    def _ids_of(self, text: str, limit: LengthLimit, *, add_special_tokens: bool) -> bytes:
         """Packed. Long texts go through the memory of prefixes, piece by piece, where this gives the same ids."""
         whole = add_special_tokens and self._adds_special  # what is added stands around all of it
-        if self._memory is not None and len(text) > self._inline_bytes and not whole:
-            pieces = self._boundaries.split(text)
+        if self._prompt_cache is not None and len(text) > self._inline_bytes and not whole:
+            pieces = self._split_points.split(text)
             if len(pieces) > 1:
-                return self._memory.ids(self._digest, pieces, partial(self._encode_pieces, fit=fit))
-        return self._encode_pieces([text], fit=fit, special=add_special_tokens)[0]
+                return self._prompt_cache.ids(self._digest, pieces, partial(self._encode_pieces, limit=limit))
+        return self._encode_pieces([text], limit=limit, special=add_special_tokens)[0]
 
-    def _encode_pieces(self, pieces: list[str], *, fit: LengthLimit, special: bool = False) -> list[bytes]:
+    def _encode_pieces(self, pieces: list[str], *, limit: LengthLimit, special: bool = False) -> list[bytes]:
         packed: list[bytes] = []
         for group in in_groups(pieces):
             if len(group[0]) > LONG:
-                self._refuse_endless(group[0], fit)
+                self._refuse_endless(group[0], limit)
             packed += self._text.encode(group, special=special)
         return packed
 
-    def _pack(self, ids: Sequence[int], fit: LengthLimit, salt: str | None) -> Prompt:
+    def _pack(self, ids: Sequence[int], limit: LengthLimit, salt: str | None) -> Prompt:
         try:
-            return self._prompt(pack_u32(ids), fit, salt)
+            return self._prompt(pack_u32(ids), limit, salt)
         except MalformedMessage as error:
-            raise BadRequest(str(error), param=fit.param) from None
+            raise BadRequest(str(error), param=limit.param) from None
 
-    def _prompt(self, packed: bytes, fit: LengthLimit, salt: str | None) -> Prompt:
+    def _prompt(self, packed: bytes, limit: LengthLimit, salt: str | None) -> Prompt:
         tokens = len(packed) // 4
-        kept = fit.kept(tokens)
+        kept = limit.kept(tokens)
         packed, tokens = packed[(tokens - kept) * 4 :], kept
         if not tokens:
-            raise BadRequest("the prompt is empty", param=fit.param)
-        fit.check(tokens)
+            raise BadRequest("the prompt is empty", param=limit.param)
+        limit.check(tokens)
         return Prompt(tokens, packed, self._hashes(packed, salt))
 
     def _hashes(self, packed: bytes, salt: str | None) -> bytes:
         size = self._card.block_size
         if not size:
             return b""
-        if self._memory is not None and len(packed) > self._inline_bytes * 4:
-            return self._memory.chain(packed, size, adapter=self._adapter, salt=salt)
+        if self._prompt_cache is not None and len(packed) > self._inline_bytes * 4:
+            return self._prompt_cache.chain(packed, size, adapter=self._adapter, salt=salt)
         return pack_u64(block_chain(packed, size, adapter=self._adapter, salt=salt))
 
-    def _pack_media(self, placed: Placed, fit: LengthLimit, salt: str | None) -> Prompt:
+    def _pack_media(self, placed: Placed, limit: LengthLimit, salt: str | None) -> Prompt:
         """Block hashes end where the engine's prompt is not known."""
-        if fit.truncate is not None:
+        if limit.truncate is not None:
             message = "truncate_prompt_tokens cannot be combined with images, videos or sounds"
             raise BadRequest(message, param="truncate_prompt_tokens")
-        plain = self._pack(placed.ids, fit, salt)
+        plain = self._pack(placed.ids, limit, salt)
         size = self._card.block_size
         if not size:
             return msgspec.structs.replace(plain, media=placed.media)

@@ -219,12 +219,12 @@ def item_of(block: ContentBlock, job_id: str, status: Status, logprobs: list[Con
     return FunctionCallItem(id=name, call_id=block.id, name=block.name, arguments=arguments, status=status)
 
 
-def usage_of(tally: UsageCounter) -> ResponseUsage:
+def usage_of(counter: UsageCounter) -> ResponseUsage:
     """The counts of an ended answer."""
     return ResponseUsage(
-        input_tokens=tally.prompt,
-        input_tokens_details=InputDetails(cached_tokens=tally.cached),
-        output_tokens=tally.completion,
-        output_tokens_details=OutputDetails(reasoning_tokens=tally.reasoning or 0),
-        total_tokens=tally.prompt + tally.completion,
+        input_tokens=counter.prompt,
+        input_tokens_details=InputDetails(cached_tokens=counter.cached),
+        output_tokens=counter.completion,
+        output_tokens_details=OutputDetails(reasoning_tokens=counter.reasoning or 0),
+        total_tokens=counter.prompt + counter.completion,
     )

@@ -14,12 +14,12 @@ from headrace.broker.errors import ResponseNotStored
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
 from headrace.frontend.generation.job_options import TENANT_HEADER
-from headrace.frontend.generation.plan import Draft, GenerationOptions, Plan
-from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.generation.plan import GenerationPlan, Plan
 from headrace.frontend.http.body_decoding import decode_request
+from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.metrics import Metrics
-from headrace.frontend.openai.chat_adapter import ChatAdapter, bounded, piecewise
+from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
 from headrace.frontend.responses.background import Background
@@ -66,30 +66,33 @@ class ResponsesApi:
         exchange.asked_bytes += past.size
         items = await self._history.items(request.input, past, tenant)
         chat = await exchange.aside(partial(_chat, request, past.items, items))
-        draft, wishes = await self._draft(chat, exchange)
-        draft, _ = bounded(draft, request.max_output_tokens)
-        if wishes.top_logprobs is not None or request.background:
-            draft = piecewise(draft)
-        job = draft.jobs[0]
+        options = ChatOptions(
+            id_prefix=RESPONSE_PREFIX,
+            at_most=request.max_output_tokens,
+            by_token=bool(chat.logprobs or request.background),
+        )
+        planned = await self._plan(chat, exchange, options)
+        job = planned.jobs[0]
         sampling = job.generation.sampling
         sampled = Sampled(temperature=sampling.temperature, top_p=sampling.top_p)
         store = self._store is not None and request.store is not False
-        logprobs = LogprobWriter(wishes.top_logprobs, choices=1) if wishes.top_logprobs is not None else None
+        top_logprobs = planned.options.top_logprobs
+        logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
         turn = _Turn(tenant=tenant, job_id=job.id, items=items, past=past)
-        response = opened(request, draft.head, sampled, store=store, background=bool(request.background))
-        progress = Progress(response, job.id, draft.tally, logprobs)
+        response = opened(request, planned.head, sampled, store=store, background=bool(request.background))
+        progress = Progress(response, job.id, planned.counter, logprobs)
         if request.background:
-            return self._in_background(draft, progress, turn, stream=bool(request.stream))
+            return self._in_background(planned, progress, turn, stream=bool(request.stream))
         keep = self._keeper(turn) if store else None
         writer = ResponseEvents(progress, keep) if request.stream else ResponseWriter(progress, keep)
-        return Plan(draft.jobs, writer, draft.tally)
+        return planned.answered_by(writer)
 
-    def _in_background(self, draft: Draft, progress: Progress, turn: _Turn, *, stream: bool) -> Plan:
+    def _in_background(self, planned: GenerationPlan, progress: Progress, turn: _Turn, *, stream: bool) -> Plan:
         """Raises BadRequest where nothing is stored."""
         if self._background is None:
             raise unsupported("background", "is not supported here: nothing is stored")
         writer = BackgroundEvents(progress)
-        plan = Plan(draft.jobs, writer, draft.tally)
+        plan = planned.answered_by(writer)
         start = partial(self._background.start, plan, writer, progress.response, turn.record)
 
         async def detached(exchange: HttpExchange, watch: DisconnectWatch) -> None:
@@ -114,17 +117,17 @@ class ResponsesApi:
         chat = await exchange.aside(partial(_chat, request, past.items, items))
         chat.truncate_prompt_tokens = None
         try:
-            draft, _ = await self._draft(chat, exchange)
-            tokens = draft.jobs[0].prompt_tokens
+            planned = await self._plan(chat, exchange, ChatOptions(id_prefix=RESPONSE_PREFIX))
+            tokens = planned.jobs[0].prompt_tokens
         except ContextTooLong as error:
             if error.tokens is None:
                 raise
             tokens = error.tokens
         return msgspec.json.encode(InputTokens(input_tokens=tokens))
 
-    async def _draft(self, chat: ChatRequest, exchange: HttpExchange) -> tuple[Draft, GenerationOptions]:
+    async def _plan(self, chat: ChatRequest, exchange: HttpExchange, options: ChatOptions) -> GenerationPlan:
         try:
-            return await self._chat.draft(chat, exchange, id_prefix=RESPONSE_PREFIX)
+            return await self._chat.plan_chat(chat, exchange, options)
         except BadRequest as error:
             if error.param is not None and error.param.startswith("messages"):
                 error.param = "input"

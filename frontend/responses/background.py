@@ -137,8 +137,10 @@ class Background:
             answer.cancel()
             self._running.pop(one.response.id, None)
             self._metrics.background.dec()
-            tally = one.plan.tally
-            self._metrics.count_tokens(one.response.model, prompt=tally.prompt, cached=tally.cached, output=tally.completion)
+            counter = one.plan.counter
+            self._metrics.count_tokens(
+                one.response.model, prompt=counter.prompt, cached=counter.cached, output=counter.completion
+            )
 
     async def _read(self, one: _Running, answer: JobAnswer) -> None:
         begun: asyncio.Task[None] | None = None

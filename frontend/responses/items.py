@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
-from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, wrong
+from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
 from headrace.frontend.schema.chat import Message
 
 Item = Mapping[str, Any]

@@ -14,7 +14,7 @@ from headrace.broker.errors import ResponseUnknown
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.job_options import TENANT_HEADER
-from headrace.frontend.generation.sampling import unsupported
+from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import DeletedResponse, ItemList
 from headrace.frontend.responses.background import Background

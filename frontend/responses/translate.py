@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
-from headrace.frontend.http.field_checks import missing, text_at
+from headrace.frontend.http.field_checks import missing, text_at, unsupported
 from headrace.frontend.responses.items import Item, MessageBuilder
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
 from headrace.frontend.schema.chat import (

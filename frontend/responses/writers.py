@@ -42,10 +42,10 @@ class Keep(Protocol):
 class Progress:
     """A response as it comes into being. `logprobs` None = not asked for."""
 
-    def __init__(self, response: ResponseAnswer, job_id: str, tally: UsageCounter, logprobs: LogprobWriter | None) -> None:
+    def __init__(self, response: ResponseAnswer, job_id: str, counter: UsageCounter, logprobs: LogprobWriter | None) -> None:
         self.response = response
         self.job_id = job_id
-        self._tally = tally
+        self._counter = counter
         self._writer = logprobs
         self._blocks = ContentBlocks()
         self._waiting: list[TokenLogprob] = []  # of tokens whose text was held back
@@ -54,7 +54,7 @@ class Progress:
 
     def steps(self, row: Row) -> Iterator[tuple[BlockStep, list[ContentLogprob]]]:
         """What the row adds; with every piece of text the log probabilities of its tokens. Raises PartsOutOfOrder."""
-        self._tally.completion += len(row.ids)
+        self._counter.completion += len(row.ids)
         if self._writer is None or not row.logprobs:
             yield from self._take(row.texts)
         else:
@@ -93,8 +93,8 @@ class Progress:
         for step in self._blocks.end():
             yield step, self._logprobs(step)
         self.response.completed_at = None if cut else int(time.time())
-        self._tally.end(0, fin)
-        self.response.usage = usage_of(self._tally)
+        self._counter.end(0, fin)
+        self.response.usage = usage_of(self._counter)
         self.response.output = [self.item(block, self.closed(block)) for block in self._blocks.all]
 
     def closed(self, block: ContentBlock) -> Status:

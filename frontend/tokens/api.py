@@ -8,10 +8,9 @@ import msgspec
 
 from headrace.broker.codec import unpack_u32
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.sampling import unsupported
 from headrace.frontend.generation.tools import toolbox_of
 from headrace.frontend.http.body_decoding import decode_request
-from headrace.frontend.http.field_checks import model_name
+from headrace.frontend.http.field_checks import model_name, unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.openai.chat_messages import named_roles, plain_messages
 from headrace.frontend.ports import Models
@@ -29,8 +28,8 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 class TokensApi:
     """Stateless but for the models it looks up."""
 
-    def __init__(self, shelf: ModelCache, models: Models) -> None:
-        self._shelf = shelf
+    def __init__(self, model_cache: ModelCache, models: Models) -> None:
+        self._model_cache = model_cache
         self._models = models
 
     async def tokenize(self, body: bytes, exchange: HttpExchange) -> bytes:
@@ -47,8 +46,8 @@ class TokensApi:
         ids: list[int] = []
         if text:
             most = max(_MOST, model.card.context_length)
-            fit = LengthLimit(context_length=most, wanted=None, truncate=None, param=param)
-            ids = unpack_u32((await model.encoder.encode(text, add_special_tokens=special, fit=fit)).packed)
+            limit = LengthLimit(context_length=most, wanted=None, truncate=None, param=param)
+            ids = unpack_u32((await model.encoder.encode(text, add_special_tokens=special, limit=limit)).packed)
 
         def answer() -> bytes:
             token = model.encoder.tokenizer.id_to_token
@@ -73,7 +72,7 @@ class TokensApi:
         return await model.encoder.aside(answer, size=len(ids))
 
     async def _model(self, name: str | None) -> LoadedModel:
-        return await self._shelf.get(model_name(name, self._models))
+        return await self._model_cache.get(model_name(name, self._models))
 
 
 async def _conversation(request: TokenizeRequest, model: LoadedModel, exchange: HttpExchange) -> str:

@@ -19,15 +19,15 @@ class EchoWriter(EventWriter):
     back and comes as one event.
     """
 
-    def __init__(self, form: EventForm, head: Head, tally: UsageCounter, *, choices: int, options: AnswerOptions) -> None:
-        super().__init__(form, head, tally, choices=choices, options=msgspec.structs.replace(options, echo=()))
+    def __init__(self, form: EventForm, head: Head, counter: UsageCounter, *, choices: int, options: AnswerOptions) -> None:
+        super().__init__(form, head, counter, choices=choices, options=msgspec.structs.replace(options, echo=()))
         self._echo = options.echo
         self._held: dict[int, list[Row]] = {}
 
     def events(self, rows: list[Row]) -> bytes:
         out: list[bytes] = []
         for row in rows:
-            self.tally.completion += len(row.ids)
+            self.counter.completion += len(row.ids)
             held = self._held.setdefault(row.choice, [])
             held.append(row)
             if (fin := row.fin) is not None:

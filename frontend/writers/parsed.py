@@ -25,7 +25,7 @@ class ParsedWriter(EventWriter):
             opening = self.opening(choice)
             if opening is not None:
                 out.append(opening)
-            self.tally.completion += len(row.ids)
+            self.counter.completion += len(row.ids)
             fin = row.fin
             parts = parts_of(row.texts if fin is None or not fin.tail else [*row.texts, fin.tail])
             if parts or (row.ids and self.tells_tokens):

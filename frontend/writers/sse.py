@@ -83,7 +83,7 @@ class EventWriter(StreamWriter):
         self,
         form: EventForm,
         head: Head,
-        tally: UsageCounter,
+        counter: UsageCounter,
         *,
         choices: int,
         options: AnswerOptions,
@@ -91,7 +91,7 @@ class EventWriter(StreamWriter):
         self.open = choices
         self.form = form
         self.options = options
-        self.tally = tally
+        self.counter = counter
         fixed: dict[str, Any] = {"id": head.id, "object": form.object, "created": head.created, "model": head.model}
         if head.service_tier is not None and form.chat:
             fixed["service_tier"] = head.service_tier
@@ -141,7 +141,7 @@ class EventWriter(StreamWriter):
         """All events of these rows, in order; empty when there is nothing to say (text is being held back)."""
         out: list[bytes] = []
         add = out.append
-        tally = self.tally
+        counter = self.counter
         prefix, suffix, first = self._prefix, self._suffix, self._first
         simple = self._simple
         before, after = self.form.text
@@ -152,7 +152,7 @@ class EventWriter(StreamWriter):
                 first[choice] = None
             texts = cast("list[str]", row.texts)  # nothing was taken apart here
             text = texts[0] if len(texts) == 1 else "".join(texts)
-            tally.completion += len(row.ids)
+            counter.completion += len(row.ids)
             fin = row.fin
             if fin is not None and fin.tail:
                 text += plain([fin.tail])
@@ -171,7 +171,7 @@ class EventWriter(StreamWriter):
         """What follows the last row."""
         if not self.options.usage:
             return DONE
-        usage = b'"choices":[],"usage":' + _encode(self.tally.usage()) + b"}\n\n"
+        usage = b'"choices":[],"usage":' + _encode(self.counter.usage()) + b"}\n\n"
         return self._start + self._fingerprint + usage + DONE
 
     def failure(self, error: FrontendError) -> bytes:
@@ -196,12 +196,12 @@ class EventWriter(StreamWriter):
     def finish(self, choice: int, fin: Finish) -> bytes:
         """The event that ends a choice."""
         self.open -= 1
-        self.tally.end(choice, fin)
+        self.counter.end(choice, fin)
         reason = b',"logprobs":null,"finish_reason":' + _encode(fin.reason) + b',"stop_reason":' + _encode(fin.stop) + b"}"
         index = b'"choices":[{"index":%d,' % choice
         return b"".join((self._start, self._fingerprint, index, self.form.finish, reason, self._end()))
 
     def _end(self) -> bytes:
         if self.options.usage_always:
-            return b'],"usage":' + _encode(self.tally.usage()) + b"}\n\n"
+            return b'],"usage":' + _encode(self.counter.usage()) + b"}\n\n"
         return self._plain_end

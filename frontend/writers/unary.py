@@ -36,10 +36,10 @@ class _Choice:
 class UnaryWriter(WholeWriter):
     """The answers of chat and completions."""
 
-    def __init__(self, head: Head, tally: UsageCounter, *, choices: int, chat: bool, options: AnswerOptions) -> None:
+    def __init__(self, head: Head, counter: UsageCounter, *, choices: int, chat: bool, options: AnswerOptions) -> None:
         self.open = choices
         self._head = head
-        self._tally = tally
+        self._counter = counter
         self._chat = chat
         self._options = options
         self._choices = [_Choice([options.echo[i]] if options.echo else []) for i in range(choices)]
@@ -49,11 +49,11 @@ class UnaryWriter(WholeWriter):
             choice = self._choices[row.choice]
             if not self._options.silent:
                 self._add(choice, row)
-            self._tally.completion += len(row.ids)
+            self._counter.completion += len(row.ids)
             if (fin := row.fin) is not None:
                 choice.fin = fin
                 self.open -= 1
-                self._tally.end(row.choice, fin)
+                self._counter.end(row.choice, fin)
 
     def _add(self, choice: _Choice, row: Row) -> None:
         texts = row.texts if row.fin is None or not row.fin.tail else [*row.texts, row.fin.tail]
@@ -77,7 +77,7 @@ class UnaryWriter(WholeWriter):
                     system_fingerprint=head.fingerprint,
                     service_tier=head.service_tier,
                     choices=[self._chat_choice(i, c) for i, c in enumerate(self._choices)],
-                    usage=self._tally.usage(),
+                    usage=self._counter.usage(),
                     prompt_logprobs=self._prompt_logprobs(self._choices[0]),
                     prompt_token_ids=options.prompt_ids[0] if options.prompt_ids else UNSET,
                     prompt_text=options.prompt_text if options.prompt_text is not None else UNSET,
@@ -90,7 +90,7 @@ class UnaryWriter(WholeWriter):
                 model=head.model,
                 system_fingerprint=head.fingerprint,
                 choices=[self._completion_choice(i, c) for i, c in enumerate(self._choices)],
-                usage=self._tally.usage(),
+                usage=self._counter.usage(),
             )
         )
 

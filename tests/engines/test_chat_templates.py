@@ -27,7 +27,7 @@ from tests.unit.frontend.prompts.test_templates import CASES, CHATML, TALK, TRIM
 pytestmark = pytest.mark.engine
 TEXTS = ["Hello, world!", "  two  spaces\n\nand lines\t", "naïve 💧 日本語", "<|im_start|>user\nhi<|im_end|>", "x" * 3000]
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=0)
-FIT = LengthLimit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
+LIMIT = LengthLimit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
 MORE = "HEADRACE_TOKENIZERS"  # a folder with one folder per tokenizer, to hold more of them against transformers
 
 
@@ -112,14 +112,14 @@ def both(folder: Path) -> tuple[Any, PromptEncoder, PromptEncoder, ModelFiles]:
     files = ModelFiles.read({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}, folder.name)
     pool = ThreadPoolExecutor(1)
     ours, remembering = (
-        PromptEncoder(files.tokenizer, CARD, executor=pool, inline_bytes=0, memory=memory, special_tokens=files.special_tokens)
-        for memory in (None, PromptCache(1 << 22))
+        PromptEncoder(files.tokenizer, CARD, executor=pool, inline_bytes=0, cache=cache, special_tokens=files.special_tokens)
+        for cache in (None, PromptCache(1 << 22))
     )
     return AutoTokenizer.from_pretrained(folder), ours, remembering, files
 
 
 def ids_of(encoder: PromptEncoder, text: str, *, special: bool) -> list[int]:
-    return unpack_u32(encoder.encode_now(text, add_special_tokens=special, fit=FIT).packed)
+    return unpack_u32(encoder.encode_now(text, add_special_tokens=special, limit=LIMIT).packed)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

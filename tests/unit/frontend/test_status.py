@@ -128,10 +128,10 @@ async def test_models_are_loaded_as_they_appear_and_dropped_as_they_go() -> None
 
     async def until(names: set[str]) -> None:
         async with asyncio.timeout(5):
-            while built.shelf.names() != names:
+            while built.model_cache.names() != names:
                 await asyncio.sleep(0.001)
 
-    task = asyncio.create_task(built.shelf.run())
+    task = asyncio.create_task(built.model_cache.run())
     try:
         ingress.models.served[MODEL] = FakeServed(CARD, FILES)
         ingress.models.served["bad"] = FakeServed(msgspec.structs.replace(CARD, model="bad", aliases=[]), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import msgspec
@@ -12,6 +13,9 @@ from openai.types.chat import ChatCompletion
 from headrace.broker.blocks import block_chain
 from headrace.broker.codec import unpack_u32, unpack_u64
 from headrace.broker.messages import Sampling
+from headrace.frontend.generation import plan
+from headrace.frontend.openai import chat as openai_chat
+from headrace.frontend.openai import completions as openai_completions
 from tests.support.frontend_fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, end, frontend, post, row, say
 
 
@@ -247,3 +251,29 @@ async def test_the_end_of_a_long_prompt_is_kept_when_truncation_is_asked_for() -
     assert text_of(job.generation.token_ids) == "aaaz"
     job = await job_of("/v1/completions", model=MODEL, prompt="a" * 600, truncate_prompt_tokens=-1, max_tokens=12)
     assert job.prompt_tokens == 500
+
+
+PROMPTS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": ["a", "b"]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_a_request_enters_the_planning_step_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = [
+        name for name, function in inspect.getmembers(plan, inspect.isfunction) if function.__module__ == plan.__name__
+    ]
+    assert [name for name in functions if not name.startswith("_")] == ["plan_generation"]
+    entered: list[object] = []
+
+    def counted(*args: Any) -> plan.GenerationPlan:
+        entered.append(args[0])
+        return plan.plan_generation(*args)
+
+    for module in (openai_chat, openai_completions):
+        monkeypatch.setattr(module, "plan_generation", counted)
+    await job_of(path, model=MODEL, **PROMPTS[path])
+    assert len(entered) == 1

@@ -283,10 +283,10 @@ async def test_the_worker_is_told_where_an_item_stood_in_the_request() -> None:
 
 
 async def test_usage_has_the_engines_count_where_only_it_knows() -> None:
-    tally = UsageCounter([7, 3], 2)
+    counter = UsageCounter([7, 3], 2)
     for choice, tokens in ((0, 40), (1, 40), (2, 3), (3, 0)):
-        tally.end(choice, Finish(reason="stop", prompt_tokens=tokens, cached_tokens=2))
-    assert (tally.usage().prompt_tokens, tally.usage().total_tokens) == (43, 43)
+        counter.end(choice, Finish(reason="stop", prompt_tokens=tokens, cached_tokens=2))
+    assert (counter.usage().prompt_tokens, counter.usage().total_tokens) == (43, 43)
 
 
 async def test_videos_and_images_keep_their_order() -> None:

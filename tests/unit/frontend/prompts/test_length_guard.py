@@ -95,11 +95,11 @@ def test_a_long_text_is_counted_before_it_is_tokenised_even_where_the_context_is
         encoder = PromptEncoder(TOKENIZER, card, executor=pool, inline_bytes=100)
         tokenizer: Any = CountingTokenizer()
         encoder._tokenizer = tokenizer
-        fit = LengthLimit(context_length=LONG // 2, wanted=1, truncate=None, param="prompt")
+        limit = LengthLimit(context_length=LONG // 2, wanted=1, truncate=None, param="prompt")
         text = "x" * (LONG + 1)
-        assert not is_suspicious(text, fit.context_length)
+        assert not is_suspicious(text, limit.context_length)
         with pytest.raises(ContextTooLong):
-            encoder.encode_now(text, add_special_tokens=False, fit=fit)
+            encoder.encode_now(text, add_special_tokens=False, limit=limit)
         assert max(tokenizer.given) == PIECE
 
 
@@ -123,11 +123,11 @@ def test_memory_is_given_back_after_a_long_prompt_and_only_then(monkeypatch: pyt
         with ThreadPoolExecutor(1) as pool:
             card = ModelCard(model="m", pool="m-0", context_length=4096, block_size=16, vocab_size=2000)
             encoder = PromptEncoder(TOKENIZER, card, executor=pool, inline_bytes=100)
-            fit = LengthLimit(context_length=4096, wanted=1, truncate=None, param="prompt")
-            await encoder.encode("water " * 100, add_special_tokens=False, fit=fit)
+            limit = LengthLimit(context_length=4096, wanted=1, truncate=None, param="prompt")
+            await encoder.encode("water " * 100, add_special_tokens=False, limit=limit)
             assert given == []
             with pytest.raises(ContextTooLong):
-                await encoder.encode("x" * (LONG + 1), add_special_tokens=False, fit=fit)
+                await encoder.encode("x" * (LONG + 1), add_special_tokens=False, limit=limit)
             assert given == [1]
 
     asyncio.run(encode())

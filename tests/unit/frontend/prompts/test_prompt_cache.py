@@ -21,7 +21,7 @@ from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
 from headrace.frontend.prompts.split_points import SplitPoints, cut_tokens
 from tests.support.tokenizers import MAKES, SPECIAL, make
 
-FIT = LengthLimit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
+LIMIT = LengthLimit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4)
 ODD = ("<l>", "<r>", "<w>", "<n>", "<ab>", "b><c", "<c>", " <d>", "<d>", "  ", "<f>", "<f>g", "xx", "<ok>")
 NO_SURROGATES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -46,8 +46,8 @@ def boundaries(name: str) -> SplitPoints:
     return SplitPoints(tokenizer(name))
 
 
-def encoder(name: str, memory: PromptCache | None, pool: ThreadPoolExecutor, *, inline_bytes: int = 0) -> PromptEncoder:
-    return PromptEncoder(make(name), CARD, executor=pool, inline_bytes=inline_bytes, memory=memory)
+def encoder(name: str, cache: PromptCache | None, pool: ThreadPoolExecutor, *, inline_bytes: int = 0) -> PromptEncoder:
+    return PromptEncoder(make(name), CARD, executor=pool, inline_bytes=inline_bytes, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +94,12 @@ def test_markers_on_the_edge_of_a_search_window_are_found(offset: int) -> None:
 def test_a_growing_conversation_costs_less_and_says_the_same(
     name: str, turns: list[str], salt: str | None, pool: ThreadPoolExecutor
 ) -> None:
-    memory = PromptCache(1 << 20)
-    cached, plain = shared_encoder(name, pool, memory), shared_encoder(name, pool, None)
+    cache = PromptCache(1 << 20)
+    cached, plain = shared_encoder(name, pool, cache), shared_encoder(name, pool, None)
     for count in range(1, len(turns) + 1):
         text = "".join(f"<|im_start|>user\n{turn}<|im_end|>\n" for turn in turns[:count])
-        ours = cached.encode_now(text, add_special_tokens=False, fit=FIT, salt=salt)
-        assert ours == plain.encode_now(text, add_special_tokens=False, fit=FIT, salt=salt)
+        ours = cached.encode_now(text, add_special_tokens=False, limit=LIMIT, salt=salt)
+        assert ours == plain.encode_now(text, add_special_tokens=False, limit=LIMIT, salt=salt)
         assert ours.hashes == pack_u64(block_chain(ours.packed, CARD.block_size, salt=salt))
 
 
@@ -108,49 +108,49 @@ def _bare(name: str, pool: ThreadPoolExecutor) -> PromptEncoder:
     return encoder(name, None, pool)
 
 
-def shared_encoder(name: str, pool: ThreadPoolExecutor, memory: PromptCache | None) -> PromptEncoder:
+def shared_encoder(name: str, pool: ThreadPoolExecutor, cache: PromptCache | None) -> PromptEncoder:
     """Loading the bundled tokenizer takes long, so the memory is changed instead of the encoder."""
     twin = copy.copy(_bare(name, pool))
-    twin._memory = memory
+    twin._prompt_cache = cache
     return twin
 
 
 @settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=1200), cut=st.integers(0, 1200), size=st.sampled_from([1, 3, 4]))
 def test_hashes_are_those_of_the_plain_chain(ids: list[int], cut: int, size: int) -> None:
-    memory = PromptCache(1 << 20)
+    cache = PromptCache(1 << 20)
     for some in (ids[:cut], ids, ids[: cut // 2] + ids):
         packed = pack_u32(some)
         for adapter, salt in ((None, None), ("poet", None), (None, "s"), ("poet", "s")):
             chain = pack_u64(block_chain(packed, size, adapter=adapter, salt=salt))
-            assert memory.chain(packed, size, adapter=adapter, salt=salt) == chain
+            assert cache.chain(packed, size, adapter=adapter, salt=salt) == chain
 
 
 def test_the_next_turn_encodes_only_what_is_new(pool: ThreadPoolExecutor) -> None:
     told: list[tuple[int, int]] = []
     asked: list[list[str]] = []
-    memory = PromptCache(1 << 20, on_reuse=lambda reused, encoded: told.append((reused, encoded)))
-    ours = encoder("byte BPE", memory, pool)
+    cache = PromptCache(1 << 20, on_reuse=lambda reused, encoded: told.append((reused, encoded)))
+    ours = encoder("byte BPE", cache, pool)
     encode = ours._encode_pieces
 
-    def counting(pieces: list[str], *, fit: LengthLimit) -> list[bytes]:
+    def counting(pieces: list[str], *, limit: LengthLimit) -> list[bytes]:
         asked.append(pieces)
-        return encode(pieces, fit=fit)
+        return encode(pieces, limit=limit)
 
     ours._encode_pieces = counting  # type: ignore[method-assign]
     first = "<|im_start|>system\nsea<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
-    ours.encode_now(first, add_special_tokens=False, fit=FIT)
-    before = ours.encode_now(first, add_special_tokens=False, fit=FIT).tokens
-    whole = ours.encode_now(first + "<|im_start|>user\nyo<|im_end|>", add_special_tokens=False, fit=FIT).tokens
+    ours.encode_now(first, add_special_tokens=False, limit=LIMIT)
+    before = ours.encode_now(first, add_special_tokens=False, limit=LIMIT).tokens
+    whole = ours.encode_now(first + "<|im_start|>user\nyo<|im_end|>", add_special_tokens=False, limit=LIMIT).tokens
     assert asked[1:] == [["<|im_start|>user\nyo", "<|im_end|>"]]
     assert told == [(0, before), (before, 0), (before, whole - before)]
 
 
 def test_models_with_other_tokenizers_do_not_share(pool: ThreadPoolExecutor) -> None:
-    memory = PromptCache(1 << 20)
+    cache = PromptCache(1 << 20)
     text = "<|im_start|>user\nhello<|im_end|>"
     for name in MAKES:
-        ours = encoder(name, memory, pool).encode_now(text, add_special_tokens=False, fit=FIT)
+        ours = encoder(name, cache, pool).encode_now(text, add_special_tokens=False, limit=LIMIT)
         assert unpack_u32(ours.packed) == tokenizer(name).encode(text, add_special_tokens=False).ids
 
 
@@ -158,7 +158,7 @@ def test_what_the_tokenizer_adds_around_a_text_is_added_once(pool: ThreadPoolExe
     ours = encoder("BOS by template", PromptCache(1 << 20), pool)
     text = "a</s>x</s>"
     for _ in range(2):
-        ids = unpack_u32(ours.encode_now(text, add_special_tokens=True, fit=FIT).packed)
+        ids = unpack_u32(ours.encode_now(text, add_special_tokens=True, limit=LIMIT).packed)
         assert ids == tokenizer("BOS by template").encode(text).ids
         assert ids[0] == tokenizer("BOS by template").token_to_id("<s>")
 
@@ -176,35 +176,35 @@ def test_the_memory_keeps_to_its_bounds_and_forgets_what_was_not_used() -> None:
 
 
 def test_a_memory_that_is_too_small_for_anything_changes_nothing(pool: ThreadPoolExecutor) -> None:
-    memory = PromptCache(10)
-    ours = encoder("byte BPE", memory, pool)
+    cache = PromptCache(10)
+    ours = encoder("byte BPE", cache, pool)
     text = "<s>a</s>b" * 30
     for _ in range(2):
-        prompt = ours.encode_now(text, add_special_tokens=False, fit=FIT)
+        prompt = ours.encode_now(text, add_special_tokens=False, limit=LIMIT)
         assert unpack_u32(prompt.packed) == tokenizer("byte BPE").encode(text).ids
-    assert memory.size == 0
+    assert cache.size == 0
 
 
 def test_threads_may_share_it(pool: ThreadPoolExecutor) -> None:
-    memory = PromptCache(20_000)
-    ours, plain = encoder("byte BPE", memory, pool), encoder("byte BPE", None, pool)
+    cache = PromptCache(20_000)
+    ours, plain = encoder("byte BPE", cache, pool), encoder("byte BPE", None, pool)
     texts = ["".join(f"<s>hello {k % (i + 2)}</s>" for k in range(40)) for i in range(8)]
-    expected = [plain.encode_now(text, add_special_tokens=False, fit=FIT) for text in texts]
+    expected = [plain.encode_now(text, add_special_tokens=False, limit=LIMIT) for text in texts]
     start = Barrier(4)
 
     def work(shift: int) -> list[bool]:
         start.wait(5)
         turns = [(i + shift) % len(texts) for i in range(40)]
-        return [ours.encode_now(texts[i], add_special_tokens=False, fit=FIT) == expected[i] for i in turns]
+        return [ours.encode_now(texts[i], add_special_tokens=False, limit=LIMIT) == expected[i] for i in turns]
 
     with ThreadPoolExecutor(4) as threads:
         assert all(all(result) for result in threads.map(work, range(4)))
 
 
 def test_short_prompts_are_not_remembered(pool: ThreadPoolExecutor) -> None:
-    memory = PromptCache(1 << 20)
-    encoder("byte BPE", memory, pool, inline_bytes=100).encode_now("<s>a</s>", add_special_tokens=False, fit=FIT)
-    assert memory.size == 0
+    cache = PromptCache(1 << 20)
+    encoder("byte BPE", cache, pool, inline_bytes=100).encode_now("<s>a</s>", add_special_tokens=False, limit=LIMIT)
+    assert cache.size == 0
 
 
 def test_reuse_is_counted() -> None:

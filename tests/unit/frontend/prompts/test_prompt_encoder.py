@@ -27,7 +27,7 @@ from tests.support.tokenizers import make
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4, vocab_size=257)
 
 
-def fit(**changes: Any) -> LengthLimit:
+def limit(**changes: Any) -> LengthLimit:
     return LengthLimit(**{"context_length": 1_000_000, "wanted": 1, "truncate": None, "param": "prompt", **changes})
 
 
@@ -52,9 +52,9 @@ def threads_of(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[s
 async def test_long_prompts_are_worked_on_in_threads(encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = threads_of(PromptEncoder, "_prompt", monkeypatch)
     for size in (100, 101):
-        prompt = await encoder.encode("a" * size, add_special_tokens=False, fit=fit())
+        prompt = await encoder.encode("a" * size, add_special_tokens=False, limit=limit())
         assert prompt.tokens == size
-        assert (await encoder.take_ids(unpack_u32(prompt.packed), fit=fit())) == prompt
+        assert (await encoder.take_ids(unpack_u32(prompt.packed), limit=limit())) == prompt
         assert await encoder.text_of(prompt) == "a" * size
     here = threading.current_thread().name
     assert seen == [here, here, "pool_0", "pool_0"]
@@ -72,15 +72,15 @@ async def test_many_short_prompts_let_others_have_their_turn(encoder: PromptEnco
     async with asyncio.TaskGroup() as tasks:
         counting = tasks.create_task(count())
         for _ in range(20):
-            await encoder.encode("a" * 50, add_special_tokens=False, fit=fit())
+            await encoder.encode("a" * 50, add_special_tokens=False, limit=limit())
         counting.cancel()
     assert turns >= 5
 
 
 async def test_long_conversations_are_rendered_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = threads_of(ChatTemplate, "render", monkeypatch)
-    shelf = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=100), Metrics())
-    model = await shelf.get(MODEL)
+    model_cache = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=100), Metrics())
+    model = await model_cache.get(MODEL)
     short, long = ({"role": "user", "content": "a" * size} for size in (20, 100))
     assert await model.render([short]) == "<user>" + "a" * 20 + "</s><assistant>"
     assert await model.render([long], add_generation_prompt=False) == "<user>" + "a" * 100 + "</s>"
@@ -88,39 +88,39 @@ async def test_long_conversations_are_rendered_in_threads(monkeypatch: pytest.Mo
     await model.render([short] * 20)
     here = threading.current_thread().name
     assert [name == here for name in seen] == [True, False, False, False]
-    shelf.close()
+    model_cache.close()
 
 
 async def test_a_refusal_from_a_thread_is_a_bad_request() -> None:
     models = FakeModels()
     models.served[MODEL].files = {"tokenizer.json": TOKENIZER, "chat_template.jinja": b"{{ raise_exception('no') }}"}
-    shelf = ModelCache(models, FrontendSettings(inline_prompt_bytes=1))
+    model_cache = ModelCache(models, FrontendSettings(inline_prompt_bytes=1))
     with pytest.raises(BadRequest, match="refused the messages: no"):
-        await (await shelf.get(MODEL)).render([{"role": "user", "content": "aaaa"}])
-    shelf.close()
+        await (await model_cache.get(MODEL)).render([{"role": "user", "content": "aaaa"}])
+    model_cache.close()
 
 
 async def test_the_next_turn_is_counted_as_reused() -> None:
     metrics = Metrics()
-    shelf = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8), metrics)
-    encoder = (await shelf.get(MODEL)).encoder
+    model_cache = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8), metrics)
+    encoder = (await model_cache.get(MODEL)).encoder
     for text in ("</s>abcdefgh</s>x", "</s>abcdefgh</s>x</s>y"):
-        await encoder.encode(text, add_special_tokens=False, fit=fit())
+        await encoder.encode(text, add_special_tokens=False, limit=limit())
     told = metrics.render().decode()
     assert 'headrace_frontend_prefix_tokens_total{kind="reused"} 11.0' in told
     assert 'headrace_frontend_prefix_prompts_total{result="hit"} 1.0' in told
     assert "headrace_frontend_prefix_bytes 0.0" not in told
-    shelf.close()
+    model_cache.close()
 
 
 async def test_the_memory_can_be_turned_off() -> None:
     metrics = Metrics()
-    shelf = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8, prompt_cache_bytes=0), metrics)
-    encoder = (await shelf.get(MODEL)).encoder
-    prompt = await encoder.encode("</s>abcdefgh</s>x", add_special_tokens=False, fit=fit())
+    model_cache = ModelCache(FakeModels(), FrontendSettings(inline_prompt_bytes=8, prompt_cache_bytes=0), metrics)
+    encoder = (await model_cache.get(MODEL)).encoder
+    prompt = await encoder.encode("</s>abcdefgh</s>x", add_special_tokens=False, limit=limit())
     assert prompt.tokens == 11
     assert 'kind="encoded"} 0.0' in metrics.render().decode()
-    shelf.close()
+    model_cache.close()
 
 
 def test_words_the_configuration_calls_special_are_found_whole() -> None:
@@ -129,7 +129,7 @@ def test_words_the_configuration_calls_special_are_found_whole() -> None:
             PromptEncoder(make("byte BPE"), CARD, executor=pool, inline_bytes=8, special_tokens=names)
             for names in ((), ("hell", "unheard of", "<s>"))
         )
-        ids = [unpack_u32(e.encode_now("xhellox", add_special_tokens=False, fit=fit()).packed) for e in (plain, special)]
+        ids = [unpack_u32(e.encode_now("xhellox", add_special_tokens=False, limit=limit()).packed) for e in (plain, special)]
     hell = Tokenizer.from_str(make("byte BPE").decode()).token_to_id("hell")
     assert hell not in ids[0]
     assert ids[1].count(hell) == 1
@@ -139,18 +139,18 @@ def test_words_the_configuration_calls_special_are_found_whole() -> None:
     ("truncate", "wanted", "kept"), [(None, 1, "abcdef"), (3, 1, "def"), (9, 1, "abcdef"), (-1, 4, "ef"), (-1, None, "bcdef")]
 )
 def test_a_prompt_keeps_its_last_tokens(encoder: PromptEncoder, truncate: int | None, wanted: int | None, kept: str) -> None:
-    small = fit(context_length=6 if truncate == -1 else 100, wanted=wanted, truncate=truncate)
+    small = limit(context_length=6 if truncate == -1 else 100, wanted=wanted, truncate=truncate)
     if truncate == 9:
-        small = fit(truncate=9)
-    prompt = encoder.encode_now("abcdef", add_special_tokens=False, fit=small)
+        small = limit(truncate=9)
+    prompt = encoder.encode_now("abcdef", add_special_tokens=False, limit=small)
     assert encoder.decode(unpack_u32(prompt.packed)) == kept
 
 
 def test_nothing_left_of_a_prompt_is_an_empty_prompt(encoder: PromptEncoder) -> None:
     with pytest.raises(BadRequest, match="empty"):
-        encoder.encode_now("abc", add_special_tokens=False, fit=fit(truncate=0))
+        encoder.encode_now("abc", add_special_tokens=False, limit=limit(truncate=0))
     with pytest.raises(ContextTooLong) as caught:
-        encoder.encode_now("abc", add_special_tokens=False, fit=fit(context_length=10, truncate=11))
+        encoder.encode_now("abc", add_special_tokens=False, limit=limit(context_length=10, truncate=11))
     assert caught.value.param == "truncate_prompt_tokens"
 
 

@@ -140,21 +140,21 @@ def test_no_tokenizer_at_all_is_named() -> None:
 async def test_a_loaded_model_becomes_fast_by_itself_and_counts_what_is_refused() -> None:
     models, metrics = FakeModels(), Metrics()
     models.served[MODEL].files = {**FILES, "tokenizer.json": make("SmolLM2")}
-    shelf = ModelCache(models, FrontendSettings(), metrics)
-    encoder = (await shelf.get(MODEL)).encoder
-    assert shelf._quickening is not None
-    await shelf._quickening
+    model_cache = ModelCache(models, FrontendSettings(), metrics)
+    encoder = (await model_cache.get(MODEL)).encoder
+    assert model_cache._quickening is not None
+    await model_cache._quickening
     assert encoder._text.fast
     encoder._text.encode(["\x13"], special=False)
     assert b"headrace_frontend_slow_prompts_total 1.0" in metrics.render()
-    shelf.close()
+    model_cache.close()
 
 
 async def test_the_fast_library_can_be_left_out() -> None:
     models = FakeModels()
     models.served[MODEL].files = {**FILES, "tokenizer.json": make("SmolLM2")}
-    shelf = ModelCache(models, FrontendSettings(fast_tokenizer=False))
-    encoder = (await shelf.get(MODEL)).encoder
-    assert shelf._quickening is None
+    model_cache = ModelCache(models, FrontendSettings(fast_tokenizer=False))
+    encoder = (await model_cache.get(MODEL)).encoder
+    assert model_cache._quickening is None
     assert not encoder._text.fast
-    shelf.close()
+    model_cache.close()
