@@ -17,7 +17,7 @@ from headrace.frontend.admin.cancel import CancelRoute
 from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
 from headrace.frontend.admin.unserved import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
-from headrace.frontend.errors import Draining, FrontendError, MethodNotAllowed, translate
+from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
 from headrace.frontend.generation.endpoint import GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.middleware import Observe
@@ -35,7 +35,6 @@ from headrace.frontend.responses.routes import ResponseRoutes
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle, StatusRoutes
 from headrace.frontend.tokens.api import TokensApi
-from headrace.frontend.writers.base import ErrorForm
 from headrace.jetstream.errors import HeadraceError
 
 

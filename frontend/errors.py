@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -40,6 +41,13 @@ class FrontendError(HeadraceError):
 
     status = 500
     code: str | None = "internal_error"
+
+    def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, retriable: bool | None = None) -> None:
+        """Set the class's status, code and `retriable`. The base class gives those that are left out."""
+        super().__init_subclass__()
+        cls.status = cls.status if status is None else status
+        cls.code = cls.code if code is None else code
+        cls.retriable = cls.retriable if retriable is None else retriable
 
     def __init__(
         self,
@@ -75,109 +83,80 @@ class FrontendError(HeadraceError):
         return headers
 
 
-class BadRequest(FrontendError):
+class ErrorForm(Protocol):
+    """Writes the JSON body of an error that comes instead of an answer."""
+
+    def __call__(self, error: FrontendError, /) -> bytes: ...
+
+
+@runtime_checkable
+class StatusForm(ErrorForm, Protocol):
+    """Writes errors of an API that has statuses of its own."""
+
+    def status(self, error: FrontendError, /) -> int: ...
+
+
+class BadRequest(FrontendError, status=400, code="invalid_parameter"):
     """A parameter is wrong."""
 
-    status = 400
-    code = "invalid_parameter"
 
-
-class MalformedBody(BadRequest):
+class MalformedBody(BadRequest, code="malformed_json"):
     """The body could not be parsed as JSON."""
 
-    code = "malformed_json"
 
-
-class ContextTooLong(BadRequest):
+class ContextTooLong(BadRequest, code="context_length_exceeded"):
     """The prompt and the wanted tokens do not fit into the model's context. `tokens` is the prompt's length, where known."""
 
-    code = "context_length_exceeded"
     tokens: int | None = None
     most: int | None = None  # the context length
 
 
-class RouteNotFound(FrontendError):
+class RouteNotFound(FrontendError, status=404, code="not_found"):
     """There is no such route."""
 
-    status = 404
-    code = "not_found"
 
-
-class RequestUnknown(FrontendError):
+class RequestUnknown(FrontendError, status=404, code="request_not_found"):
     """No such request is running."""
 
-    status = 404
-    code = "request_not_found"
 
-
-class MethodNotAllowed(FrontendError):
+class MethodNotAllowed(FrontendError, status=405, code="method_not_allowed"):
     """The route does not take this method."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class BodyTimeout(FrontendError):
+class BodyTimeout(FrontendError, status=408, code="body_timeout"):
     """The body of the request did not arrive in time."""
 
-    status = 408
-    code = "body_timeout"
 
-
-class BodyTooLarge(FrontendError):
+class BodyTooLarge(FrontendError, status=413, code="body_too_large"):
     """The body of the request is larger than this server takes."""
 
-    status = 413
-    code = "body_too_large"
 
-
-class HeadersTimeout(FrontendError):
+class HeadersTimeout(FrontendError, status=408, code="headers_timeout"):
     """The headers of the request did not arrive in time."""
 
-    status = 408
-    code = "headers_timeout"
 
-
-class UrlTooLong(FrontendError):
+class UrlTooLong(FrontendError, status=414, code="url_too_long"):
     """The request line is longer than this server takes."""
 
-    status = 414
-    code = "url_too_long"
 
-
-class HeadersTooLarge(FrontendError):
+class HeadersTooLarge(FrontendError, status=431, code="headers_too_large"):
     """The request has more or larger headers than this server takes."""
 
-    status = 431
-    code = "headers_too_large"
 
-
-class TooManyConnections(FrontendError):
+class TooManyConnections(FrontendError, status=503, code="too_many_connections", retriable=True):
     """This server has as many connections, or this connection as many requests, as it takes."""
 
-    status = 503
-    code = "too_many_connections"
-    retriable = True
 
-
-class Draining(FrontendError):
+class Draining(FrontendError, status=503, code="draining", retriable=True):
     """This server is shutting down; another one, or the next start, will answer."""
 
-    status = 503
-    code = "draining"
-    retriable = True
 
-
-class ModelUnusable(FrontendError):
+class ModelUnusable(FrontendError, code="model_unusable"):
     """The model's card names a tokenizer or template that cannot be loaded."""
 
-    code = "model_unusable"
 
-
-class AddressUnavailable(FrontendError):
+class AddressUnavailable(FrontendError, code="address_unavailable"):
     """The address to listen on cannot be bound."""
-
-    code = "address_unavailable"
 
 
 class Translated(FrontendError):

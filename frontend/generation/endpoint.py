@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.broker.errors import SlowClient
 from headrace.broker.messages import Row
-from headrace.frontend.errors import Draining, FrontendError, translate
+from headrace.frontend.errors import Draining, ErrorForm, FrontendError, translate
 from headrace.frontend.generation.explain_header import Explained
 from headrace.frontend.generation.merged_answer import MergedAnswer, submit_all
 from headrace.frontend.generation.plan import Plan
@@ -25,7 +25,7 @@ from headrace.frontend.http.malloc import forget_frames
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.writers.base import ErrorForm, StreamWriter, WholeWriter
+from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.sse import KEEPALIVE
 
 log = structlog.get_logger()
@@ -42,12 +42,8 @@ class Api(Protocol):
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan: ...
 
 
-class Incomplete(FrontendError):
+class Incomplete(FrontendError, status=502, code="incomplete", retriable=True):
     """The answer ended before all its choices did."""
-
-    status = 502
-    code = "incomplete"
-    retriable = True
 
 
 class GenerationEndpoint:

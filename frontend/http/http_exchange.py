@@ -15,10 +15,9 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
-from headrace.frontend.errors import BodyTimeout, BodyTooLarge, FrontendError
+from headrace.frontend.errors import BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.writers.base import ErrorForm, StatusForm
 
 T = TypeVar("T")
 

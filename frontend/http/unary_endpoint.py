@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from headrace.frontend.errors import FrontendError, translate
+from headrace.frontend.errors import ErrorForm, FrontendError, translate
 from headrace.frontend.http.http_exchange import ClientGone, HttpExchange
 from headrace.frontend.http.malloc import forget_frames
 from headrace.frontend.settings import FrontendSettings
-from headrace.frontend.writers.base import ErrorForm
 
 log = structlog.get_logger()
 

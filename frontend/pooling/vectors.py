@@ -10,12 +10,8 @@ from headrace.broker.codec import unpack_f32
 from headrace.frontend.errors import FrontendError
 
 
-class BadVector(FrontendError):
+class BadVector(FrontendError, status=502, code="engine_error", retriable=True):
     """The engine gave a vector that has no meaning."""
-
-    status = 502
-    code = "engine_error"
-    retriable = True
 
 
 def floats(vector: bytes) -> list[float]:

@@ -10,11 +10,8 @@ from headrace.frontend.errors import FrontendError
 END = b"\n\n"  # of an event; inside of one JSON has no bare line end
 
 
-class EventsGone(FrontendError):
+class EventsGone(FrontendError, status=400, code="events_not_kept"):
     """They were too many to be kept."""
-
-    status = 400
-    code = "events_not_kept"
 
 
 class EventLog:

@@ -25,22 +25,16 @@ MAX_REFERENCES = 256
 Item = dict[str, Any]
 
 
-class PreviousUnknown(BadRequest):
+class PreviousUnknown(BadRequest, code="previous_response_not_found"):
     """The response to be continued is not there."""
 
-    code = "previous_response_not_found"
 
-
-class StillMade(BadRequest):
+class StillMade(BadRequest, code="response_in_progress"):
     """The response to be continued has not ended."""
 
-    code = "response_in_progress"
 
-
-class TooLong(BadRequest):
+class TooLong(BadRequest, code="conversation_too_long"):
     """The conversation has too many turns, or they are too large."""
-
-    code = "conversation_too_long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

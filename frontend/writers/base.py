@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol, runtime_checkable
 
 from headrace.broker.messages import Row
 from headrace.frontend.errors import FrontendError
@@ -48,16 +47,3 @@ class WholeWriter(ABC):
     @abstractmethod
     def body(self) -> bytes:
         """The JSON of the whole answer; call it once `open` is 0."""
-
-
-class ErrorForm(Protocol):
-    """The JSON body of an error that comes instead of an answer."""
-
-    def __call__(self, error: FrontendError, /) -> bytes: ...
-
-
-@runtime_checkable
-class StatusForm(ErrorForm, Protocol):
-    """An error form of an API that has statuses of its own."""
-
-    def status(self, error: FrontendError, /) -> int: ...

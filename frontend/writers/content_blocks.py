@@ -18,11 +18,8 @@ from headrace.frontend.errors import FrontendError
 Kind = Literal["content", "reasoning", "tool"]
 
 
-class PartsOutOfOrder(FrontendError):
+class PartsOutOfOrder(FrontendError, status=502, code="engine_error"):
     """The model's tool parser went back to a call that had ended."""
-
-    status = 502
-    code = "engine_error"
 
 
 class ContentBlock:
