@@ -28,6 +28,7 @@ from headrace.frontend.responses.answer import ResponseAnswer, ResponseFault
 from headrace.frontend.responses.eventlog import EventLog, unpacked
 from headrace.frontend.responses.writers import BackgroundEvents
 from headrace.jetstream.errors import HeadraceError
+from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
 
@@ -44,13 +45,8 @@ ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
 MakeRecord = Callable[[ResponseAnswer], StoredResponse]
 
 
-class TooManyInBackground(FrontendError):
+class TooManyInBackground(FrontendError, status=429, code="too_many_in_background", retriable=True):
     """This ingress makes as many as it may."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "too_many_in_background"
-    retriable = True
 
 
 @dataclass(slots=True, eq=False)
@@ -74,21 +70,16 @@ class Background:
         self._metrics = metrics
         self._max_events = PACKING_RATIO * max_bytes
         self._running: dict[str, _Running] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks = TaskScope()
 
     async def run(self) -> None:
         """Until cancelled; what is not through then ends as failed."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                await asyncio.get_running_loop().create_future()
-        finally:
-            self._tasks = None
+        async with self._tasks:
+            await asyncio.get_running_loop().create_future()
 
     async def start(self, plan: Plan, writer: BackgroundEvents, response: ResponseAnswer, record: MakeRecord) -> EventLog:
         """Store it and have it made. Returns its events. Raises TooManyInBackground, ResponseNotStored, an AdmissionError."""
-        tasks = self._tasks
-        if tasks is None:
+        if not self._tasks.is_open:
             raise _stopped()
         if len(self._running) >= MOST_AT_ONCE:
             raise TooManyInBackground(f"{len(self._running)} responses are being made in the background", retry_after_s=1.0)
@@ -99,7 +90,7 @@ class Background:
             answer = await self._port.submit(plan.jobs[0])
             one.log.add(writer.queued())
             try:
-                one.task = tasks.create_task(self._make(one, answer))
+                one.task = self._tasks.spawn(self._make(one, answer))
             except RuntimeError:  # the process has begun to end
                 answer.cancel()
                 raise _stopped() from None
@@ -150,8 +141,8 @@ class Background:
                 if not rows:
                     raise Incomplete
                 one.log.add(one.writer.events(rows))
-                if begun is None and one.writer.open and self._tasks is not None:
-                    begun = self._tasks.create_task(self._say_begun(one))
+                if begun is None and one.writer.open:
+                    begun = self._tasks.spawn(self._say_begun(one))
         finally:
             if begun is not None:  # or it could overwrite the end
                 await asyncio.wait([begun])
