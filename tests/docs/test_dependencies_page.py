@@ -31,3 +31,12 @@ def test_one_version_of_nixl_is_named_everywhere() -> None:
     }
     assert len(set.union(*found.values())) == 1
     assert all(found.values())
+
+
+def test_uvicorn_is_pinned_to_one_minor_version() -> None:
+    """The HTTP connections extend classes of uvicorn that are not public API."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (entry,) = (entry for entry in project["dependencies"] if entry.startswith("uvicorn"))
+    found = re.fullmatch(r"uvicorn>=0\.(\d+),<0\.(\d+)", entry)
+    assert found is not None
+    assert int(found[2]) == int(found[1]) + 1
