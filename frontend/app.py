@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and one shape for every error."""
+"""Builds the ASGI application: its routes, and one shape for every error."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ def build_frontend(
     stored: ResponsePort | None = None,
     adapters: AdapterLoader | None = None,
 ) -> Frontend:
-    """Everything that answers HTTP, over `port`. Nothing runs yet. Without `stored` no response can be continued by its id;
-    without `adapters` none can be loaded or unloaded from here, whatever the settings say."""
+    """Build the application over `port`. Nothing runs yet.
+
+    Without `stored` no response can be continued by its id. Without `adapters` no adapter can be loaded or unloaded over HTTP,
+    whatever the settings say.
+    """
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
     model_cache = ModelCache(port.models, settings, metrics)
@@ -97,7 +100,9 @@ def build_frontend(
     if adapters is not None and settings.adapter_routes:
         hot |= adapter_routes(adapters, port.models, settings)
     routes = [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached for other methods only
+        *(
+            Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()
+        ),  # reached only by requests with another method
         *ResponseRoutes(stored, background).routes(),
         *CancelRoute(port).routes(),
         Route("/v1/models", status.models),
@@ -118,14 +123,14 @@ def build_frontend(
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """For pages in browsers. No cookies: nothing here looks at them, and keys travel in headers."""
+    """Allow web pages of these origins to call the server. Cookies are left out: no route reads them, keys come in headers."""
     return CORSMiddleware(
         app, allow_origins=list(origins), allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"], expose_headers=["*"]
     )
 
 
 class _Gate:
-    """Turns new work away while the process drains; a class, because Starlette takes functions for something else."""
+    """Refuses new requests while the process drains. A class, because Starlette treats a function as a request handler."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle, form: ErrorForm = FrontendError.body) -> None:
         self._app = app

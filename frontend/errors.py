@@ -1,7 +1,7 @@
-"""Every error a client of the HTTP surface can see, and the one place that turns broker errors into HTTP statuses.
+"""Defines every error that HTTP clients can see, and translates broker errors into HTTP statuses: this happens only here.
 
 HeadraceError
-└── FrontendError                  has a status, a type, a code and the parameter it is about
+└── FrontendError                  has a status, a type, a code and the parameter at fault
     ├── BadRequest                 400  a parameter is missing, of the wrong type, out of range or not supported
     │   ├── MalformedBody          400  the body is not the JSON it should be
     │   └── ContextTooLong         400  prompt plus wanted tokens exceed the model's context
@@ -10,16 +10,16 @@ HeadraceError
     ├── MethodNotAllowed           405
     ├── BodyTimeout                408  the body did not arrive in time
     ├── BodyTooLarge               413
-    ├── HeadersTimeout             408  and the three below: the connection is closed
+    ├── HeadersTimeout             408  the connection is closed, as for the next three
     ├── UrlTooLong                 414
     ├── HeadersTooLarge            431
     ├── TooManyConnections         503
-    ├── Draining                   503  this process is going away
+    ├── Draining                   503  this process is shutting down
     ├── ModelUnusable              500  the card's tokenizer or template cannot be loaded
     ├── AddressUnavailable         at start: the port cannot be bound
-    └── Translated                 whatever `translate` made of an error from below
+    └── Translated                 an error of the broker or of NATS, made by `translate`
 
-A body in OpenAI's shape, `{"error": {message, type, param, code}}`, goes with every one of them.
+Every error has a body in OpenAI's shape: `{"error": {message, type, param, code}}`.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class FrontendError(HeadraceError):
 
     @property
     def type(self) -> str:
-        """OpenAI's error type, which follows from the status."""
+        """Return OpenAI's error type, which follows from the status."""
         return _TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self) -> bytes:
-        """The JSON body, also the data of the event that ends a stream which had begun."""
+        """Return the JSON body. A stream that has begun sends it as the data of its last event."""
         detail = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": detail})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """`Retry-After` where waiting helps; a plain no to the retry loop of the OpenAI clients where it never will."""
+        """Return `Retry-After` if waiting helps, and `x-should-retry: false` for OpenAI's clients if no retry can succeed."""
         headers = []
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
@@ -160,7 +160,7 @@ class AddressUnavailable(FrontendError, code="address_unavailable"):
 
 
 class Translated(FrontendError):
-    """An error from below, as the client sees it."""
+    """A broker or NATS error as the client sees it."""
 
     def __init__(
         self, error: BaseException, *, status: int, code: str, param: str | None = None, retry_after_s: float | None = None
@@ -171,9 +171,8 @@ class Translated(FrontendError):
 
 
 RETRY_SOON_S = 1.0
-NOBODY_THERE = frozenset(
-    {"draining", "no_worker", "no_eligible_worker", "unavailable", "engine_dead"}
-)  # refusals that say nothing about load
+UNAVAILABLE = frozenset({"draining", "no_worker", "no_eligible_worker", "unavailable", "engine_dead"})
+"""Reasons of refusals for want of a worker. The others are about load."""
 
 Rule = Callable[[BaseException], FrontendError]
 
@@ -189,7 +188,7 @@ def _overloaded(error: BaseException) -> FrontendError:
 
 def _refused(error: BaseException) -> FrontendError:
     assert isinstance(error, broker.JobRefused)  # noqa: S101
-    status = 503 if error.reason in NOBODY_THERE else 429
+    status = 503 if error.reason in UNAVAILABLE else 429
     return Translated(error, status=status, code=error.reason, retry_after_s=error.retry_after_s)
 
 
@@ -224,7 +223,7 @@ _RULES: dict[type[BaseException], Rule] = {
 
 
 def translate(error: BaseException) -> FrontendError:
-    """The error as the client sees it. What nobody foresaw becomes a plain 500 that gives nothing away."""
+    """Return the error as the client sees it. An unexpected exception becomes a 500 that reveals no details."""
     if isinstance(error, FrontendError):
         return error
     for kind in type(error).__mro__:

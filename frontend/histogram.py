@@ -1,7 +1,7 @@
-"""A histogram cheap enough to be fed once per streamed event.
+"""A Prometheus histogram that is cheap enough for one observation per streamed event.
 
-prometheus_client takes a lock and two method calls per observation, which is too much on the token path. This one belongs to
-one event loop: a bisect and two additions.
+prometheus_client takes a lock and two method calls per observation, which is too much on the token path. This histogram belongs
+to one event loop: an observation is a bisect and two additions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FastHistogram(Collector):
         registry.register(self)
 
     def series(self, value: str = "") -> Series:
-        """The series of this label value. Hold on to it where it is fed often."""
+        """Return the series of this label value. Callers that observe often keep it."""
         found = self._series.get(value)
         if found is None:
             found = self._series[value] = Series(self._bounds)

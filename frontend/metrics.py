@@ -1,4 +1,4 @@
-"""All metrics of the HTTP surface. One registry per application, so that two of them in one process do not mix."""
+"""Declares all metrics of the HTTP surface, in one registry per application, so that two in one process do not mix."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.frontend.histogram import BYTES, FastHistogram
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Below(Collector):
-    """What the packages below count in the registry of the process: the ingress's half of the job protocol, the connection."""
+class ProcessMetrics(Collector):
+    """Collects Headrace's metrics from the registry of the process: the ingress's half of the job protocol, the connection."""
 
     def collect(self) -> Iterable[Metric]:
         return (family for family in REGISTRY.collect() if family.name.startswith("headrace_"))
@@ -28,7 +28,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = r = registry or CollectorRegistry()
         ProcessCollector(registry=r)
-        r.register(Below())
+        r.register(ProcessMetrics())
         self.requests = Counter(
             "headrace_frontend_requests", "Answered HTTP requests by route and status", ["route", "status"], registry=r
         )
@@ -94,16 +94,17 @@ class Metrics:
         self._answered: dict[tuple[str, int], Counter] = {}
         self._tokens: dict[str, tuple[Counter, ...]] = {}
 
-    # Looking a labelled metric up costs several times what counting does, so the few there are get kept.
+    # Looking up a labelled metric costs several times as much as counting, so the few label values are kept.
 
     def answered(self, route: str, status: int) -> None:
-        """Count one answered request; status 0 = none was sent."""
+        """Count one answered request. Status 0 means that none was sent."""
         counter = self._answered.get((route, status))
         if counter is None:
             counter = self._answered[route, status] = self.requests.labels(route, status or "none")
         counter.inc()
 
     def count_tokens(self, model: str, *, prompt: int, cached: int, output: int) -> None:
+        """Count the tokens of one ended request."""
         counters = self._tokens.get(model)
         if counters is None:
             kinds = (self.prompt_tokens, self.cached_tokens, self.output_tokens)
@@ -118,5 +119,5 @@ class Metrics:
         (self._prefix_hit if reused else self._prefix_miss).inc()
 
     def render(self) -> bytes:
-        """The Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""`/openapi.json`, made from the same structs that check the requests, so that it cannot be out of date."""
+"""Builds `/openapi.json` from the structs that check the requests, so that it cannot be out of date."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ERRORS = {
 
 @cache
 def build_openapi() -> bytes:
-    """The OpenAPI 3.1 document as JSON."""
+    """Return the OpenAPI 3.1 document as JSON."""
     types = (
         *(ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer, CancelledRequest),
         *(ResponsesRequest, ResponseAnswer, InputTokensRequest, InputTokens, DeletedResponse, ItemList),
@@ -92,7 +92,7 @@ def build_openapi() -> bytes:
 
 
 def _responses() -> dict[str, Any]:
-    """The Responses API."""
+    """Return the paths of the Responses API."""
     where = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
     wrong = {status: _json(text, "ErrorAnswer") for status, text in _ERRORS.items() if status in ("400", "404", "503")}
     page = [
@@ -129,7 +129,7 @@ def _responses() -> dict[str, Any]:
 
 
 def _messages() -> dict[str, Any]:
-    """Anthropic's Messages API."""
+    """Return the paths of Anthropic's Messages API."""
     error = "AnthropicError"
     count = _generation("Count a prompt", "CountRequest", "TokenCount", error=error, streams=False)
     answer = _generation("Answer messages with a message", "MessagesRequest", "MessageAnswer", error=error)
@@ -137,7 +137,7 @@ def _messages() -> dict[str, Any]:
 
 
 def _pooling() -> dict[str, Any]:
-    """Vectors, and tokens."""
+    """Return the paths of the pooling and tokenizer routes."""
     routes = {
         ("/v1/embeddings",): ("Embed inputs", "EmbeddingRequest", "EmbeddingAnswer"),
         ("/v1/score", "/score"): ("Score pairs of texts", "ScoreRequest", "ScoreAnswer"),

@@ -1,7 +1,6 @@
-"""What the HTTP surface needs of the broker, as protocols.
+"""Ports between the HTTP surface and the broker, as protocols.
 
-`headrace.broker.ingress.ingress.Ingress` is the real thing; unit tests bring a fake.  Keeping the list here shows how
-narrow the seam is.
+`headrace.broker.ingress.ingress.Ingress` implements `JobPort`; unit tests bring a fake. The list shows how narrow the seam is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from headrace.broker.models.cards import ModelCard
 
 
 class Served(Protocol):
-    """A model with a card. `workers` counts those that are live, ready and not draining."""
+    """A model with a card. `workers` counts the workers that are live, ready and not draining."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -26,19 +25,19 @@ class Served(Protocol):
     def workers(self) -> int: ...
     @property
     def adapter(self) -> str | None:
-        """None is the model itself."""
+        """Return the adapter's name; None for the model itself."""
 
 
 class Models(Protocol):
-    """The models with a card, ready or not."""
+    """The directory of the models that have a card, ready or not."""
 
     def names(self) -> list[str]: ...
     def ready_names(self) -> list[str]: ...
     def adapters(self) -> list[str]:
-        """Those that some worker has."""
+        """Return the adapters that at least one worker has."""
 
     def get(self, name: str) -> Served:
-        """Resolves aliases and adapters. Raises UnknownModel."""
+        """Look up a model by its name, an alias or an adapter. Raises UnknownModel."""
 
     def on_change(self, callback: Callable[[], None]) -> None: ...
 
@@ -47,22 +46,22 @@ class JobAnswer(Protocol):
     """The rows of one job (`headrace.broker.ingress.ingress.JobStream`)."""
 
     async def rows(self) -> list[Row]:
-        """At least one row, in order per choice; none once the job has ended. Cancelling the wait loses no row.
+        """Wait for at least one row, in order per choice; return none once the job has ended. Cancelling loses no row.
 
-        Raises a JobError when the job ended badly, after the rows before that were returned.
+        Raises a JobError if the job failed, after the rows before that were returned.
         """
 
     def cancel(self) -> None:
-        """Idempotent; nothing happens once the job has ended."""
+        """Cancel the job. Idempotent; without effect once the job has ended."""
 
 
 class UnaryAnswer(JobAnswer, Protocol):
-    """One that can hand its rows on without waking its reader."""
+    """An answer that can deliver its rows to a callback without waking its reader's task."""
 
     async def pass_to(self, sink: Callable[[list[Row]], bool], /) -> None:
-        """Give rows to `sink` as they come, until it returns False or the answer has ended; `rows` tells the rest.
+        """Pass rows to `sink` as they arrive, until it returns False or the answer has ended; `rows` returns the rest.
 
-        Raises what `sink` raises. Cancelling the wait loses no row.
+        Raises every exception of `sink`. Cancelling the wait loses no row.
         """
 
 
@@ -70,16 +69,16 @@ class ResponsePort(Protocol):
     """`headrace.broker.ingress.response_store.ResponseStore` as the Responses API sees it."""
 
     async def put(self, response: StoredResponse, /) -> None:
-        """Raises ResponseNotStored."""
+        """Store a response. Raises ResponseNotStored."""
 
     async def get(self, response_id: str, tenant: str, /) -> StoredResponse:
-        """Raises ResponseUnknown, or a JetStreamError when the store cannot be reached."""
+        """Read a response. Raises ResponseUnknown, or a JetStreamError if the store cannot be reached."""
 
     async def get_all(self, response_ids: Sequence[str], tenant: str, /) -> list[StoredResponse]:
-        """In the order of the ids. Raises as `get`."""
+        """Read responses, in the order of their ids. Raises as `get`."""
 
     async def delete(self, response_id: str, tenant: str, /) -> None:
-        """Raises as `get`."""
+        """Delete a response. Raises as `get`."""
 
 
 class JobPort(Protocol):
@@ -87,24 +86,24 @@ class JobPort(Protocol):
 
     @property
     def id(self) -> str:
-        """This ingress among all of them."""
+        """Return the id of this ingress, unique in the deployment."""
 
     @property
     def ready(self) -> bool: ...
     @property
     def trouble(self) -> str:
-        """Why it is not ready, as the end of a sentence; nothing when it is."""
+        """Return why this ingress is not ready, as the end of a sentence; empty if it is ready."""
 
     @property
     def models(self) -> Models: ...
     async def submit(self, job: Job, /) -> JobAnswer:
-        """Raises an AdmissionError. Cancelling the wait withdraws the job."""
+        """Submit a job. Cancelling the wait withdraws it. Raises an AdmissionError."""
 
     async def cancel(self, name: str, tenant: str, /, *, timeout_s: float) -> bool:
-        """End a request by its id or by what its client called it; False when none is open. Raises BrokerUnavailable."""
+        """Cancel a request by its id or by its client's name for it; False if none is open. Raises BrokerUnavailable."""
 
     async def judge_gone(self, ingress: str, /) -> bool:
-        """The verdict that this ingress is dead. False while it cannot be known."""
+        """Return True if this ingress is known to be dead, False also while that cannot be known."""
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
-        """Why a job with `explain` was placed where it is. Never raises for what is not known."""
+        """Return why a job with `explain` was placed on its worker. Unknown parts are left out and raise nothing."""

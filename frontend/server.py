@@ -1,7 +1,7 @@
-"""The frontend process: connections, ingress and HTTP server under one task group, started and stopped in order.
+"""Runs the frontend process: connections, ingress and HTTP server under one task group, started and stopped in order.
 
-On SIGTERM the listener closes, running answers go on for the grace period, then what is left is told that the server goes away.
-A second signal ends the wait.
+On SIGTERM the listener closes and running answers go on for the grace period. Answers that are still running then end with an
+error saying that the server shuts down. A second signal ends the wait.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ async def run_frontend(
     *,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `on_listening` is given the base URL. Run it under uvloop: it halves the cost of a socket.
+    """Serve until SIGTERM or SIGINT. `on_listening` gets the base URL. Run it under uvloop, which halves the cost of a socket.
 
-    Raises AddressUnavailable, and the ConnectError family when the broker cannot be used at the start.
+    Raises AddressUnavailable, and the ConnectError family if the broker cannot be used at the start.
     """
     listener = listen(settings)
     with contextlib.closing(listener):
@@ -76,7 +76,7 @@ async def run_frontend(
 
 
 class _Work:
-    """Everything behind the port: it comes when the broker can be used."""
+    """Runs the ingress and the application behind the listener, once the broker can be used."""
 
     def __init__(self, settings: FrontendSettings, options: ConnectOptions, subjects: Subjects, front: StartupApp) -> None:
         self._settings = settings
@@ -86,7 +86,7 @@ class _Work:
         self._ingress: Ingress | None = None
 
     async def run(self, listening: asyncio.Future[str], on_listening: Callable[[str], None] | None) -> None:
-        """Until cancelled. `on_listening` is called when requests are taken."""
+        """Run until cancelled. `on_listening` is called once requests are accepted."""
         settings, subjects, front = self._settings, self._subjects, self._front
         topology = Topology(subjects)
         async with _connection(self._options, topology, settings, front) as work, asyncio.TaskGroup() as group:
@@ -132,18 +132,18 @@ class _Work:
                     task.cancel()
 
     async def drain(self, grace_s: float) -> None:
-        """Let what is open finish."""
+        """Let open requests finish within the grace period."""
         if self._ingress is not None:
             await self._ingress.drain(grace_s)
 
     def _on_mended(self, streams: frozenset[str]) -> None:
         queues = {self._subjects.stream(name) for name in WORK_QUEUES}
-        if self._ingress is not None and streams & queues:  # what lay in them is gone
+        if self._ingress is not None and streams & queues:  # messages in these streams are lost
             self._ingress.resubmit()
 
 
 class Served(Protocol):
-    """What `serve` answers with."""
+    """An application that `serve` can run."""
 
     @property
     def app(self) -> ASGIApp: ...
@@ -161,7 +161,7 @@ async def serve(
     drain: Callable[[float], Awaitable[None]],
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Answer HTTP on `listener` until a signal comes and running answers have ended. `drain(grace_s)` is awaited meanwhile."""
+    """Serve HTTP on `listener` until a signal arrives and running answers have ended; `drain(grace_s)` is awaited meanwhile."""
     connections = Connections(settings, frontend.metrics)
     server = _Server(
         uvicorn.Config(
@@ -189,7 +189,7 @@ async def serve(
             ]
             host, port = listener.getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            while not server.started and not serving.done():  # until then a client would be refused
+            while not server.started and not serving.done():  # a client that connected earlier would be refused
                 await asyncio.sleep(STARTING_S)
             log.info("frontend.listening", url=url)
             if on_listening is not None:
@@ -210,7 +210,7 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to us."""
+    """A uvicorn server that leaves signal handling to this module."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
@@ -218,7 +218,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
-    """The first signal asks to stop, the second stops waiting for clients."""
+    """Handle signals: the first one starts the shutdown, the second one ends the wait for clients."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
@@ -239,13 +239,13 @@ def _signals(server: uvicorn.Server, stop: asyncio.Event) -> Iterator[None]:
 async def _connection(
     options: ConnectOptions, topology: Topology, settings: FrontendSettings, front: StartupApp
 ) -> AsyncIterator[Connection]:
-    """One connection for everything: token frames on one of their own were measured slower (docs/performance.md)."""
+    """Open the connection that carries everything. A second one for token frames was measured slower (docs/performance.md)."""
     async with await connect_patiently(
         options, subjects=topology.subjects, timeout_s=settings.start_timeout_s, on_waiting=front.waiting
     ) as work:
         await ensure_topology(work, topology)
 
-        async def ensure_again() -> None:  # streams in memory do not survive a restart of the server
+        async def ensure_again() -> None:  # memory streams do not survive a restart of the NATS server
             try:
                 await ensure_topology(work, topology)
             except JetStreamError as error:  # the next reconnect tries again
@@ -256,7 +256,7 @@ async def _connection(
 
 
 def listen(settings: FrontendSettings) -> socket.socket:
-    """A bound socket. Raises AddressUnavailable."""
+    """Bind a socket to the configured address. Raises AddressUnavailable."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -271,12 +271,12 @@ def listen(settings: FrontendSettings) -> socket.socket:
 
 
 def share_evenly() -> None:
-    """Threads that compute for long give the interpreter back to the event loop after a millisecond instead of five."""
+    """Let threads release the interpreter to the event loop after one millisecond instead of five."""
     sys.setswitchinterval(SWITCH_S)
 
 
 def quiet_gc() -> None:
-    """What was loaded at the start stays: the collector never looks at it again, and less often at the rest."""
+    """Exclude objects made at the start from garbage collection, and collect the rest less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -1,4 +1,4 @@
-"""What the port answers before the broker can be used: alive, not ready, and why. Later it is the application's."""
+"""Answers HTTP before the broker can be used: alive, not ready, and why. Later requests go to the application."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.frontend.status import Lifecycle
 
 
 class StartupApp:
-    """An ASGI application that is there from the start. `open` lets everything through to the real one."""
+    """An ASGI application that exists from the start. After `open` it passes every request to the real one."""
 
     def __init__(self, metrics: Metrics, lifecycle: Lifecycle) -> None:
         self.metrics = metrics
@@ -22,16 +22,16 @@ class StartupApp:
         self._app: ASGIApp | None = None
 
     def open(self, app: ASGIApp) -> None:
-        """From now on `app` answers."""
+        """Pass all requests to `app` from now on."""
         self._app = app
 
     def waiting(self, reason: str) -> None:
-        """Why it is not open yet."""
+        """Set the reason for not being ready yet."""
         self.reason = reason
 
     @property
     def app(self) -> ASGIApp:
-        """Itself."""
+        """Return this object, which is an ASGI application."""
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""What is served and what is up: `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`."""
+"""Routes that report the served models and the health of the process: `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace.frontend.schema.answers import ModelEntry, ModelList
 
 
 class Lifecycle:
-    """Whether this process still takes new requests."""
+    """The state of the process: while `draining`, it refuses new requests."""
 
     def __init__(self) -> None:
         self.draining = False
 
 
 class StatusRoutes:
-    """Endpoints that look at the state and change nothing."""
+    """Endpoints that read the state and change nothing."""
 
     def __init__(self, port: JobPort, metrics: Metrics, lifecycle: Lifecycle) -> None:
         self._port = port
@@ -29,20 +29,20 @@ class StatusRoutes:
         self._lifecycle = lifecycle
 
     async def models(self, request: Request) -> Response:
-        """What requests would be answered for: models and adapters with a worker."""
+        """List the models and adapters that have a ready worker."""
         models = self._port.models
         names = [*models.ready_names(), *models.adapters()]
         return _json(ModelList(data=[_entry(models.get(name)) for name in names]))
 
     async def model(self, request: Request) -> Response:
-        """Raises UnknownModel. The name may contain slashes and may be an alias; a model without workers is known as well."""
+        """Describe one model, also one without workers. The name may contain slashes and may be an alias. Raises UnknownModel."""
         return _json(_entry(self._port.models.get(request.path_params["name"])))
 
     async def live(self, request: Request) -> Response:
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        """200 only when a request for some model could be answered now."""
+        """Answer 200 only if a request for at least one model could be answered now."""
         ready = self._port.models.ready_names()
         why = self._why_not(ready)
         return _json({"status": "not ready" if why else "ready", "reason": why, "models": ready}, status=503 if why else 200)
@@ -56,7 +56,7 @@ class StatusRoutes:
             "reason": why,
             "broker": {"ready": self._port.ready, **({"trouble": self._port.trouble} if self._port.trouble else {})},
             "draining": self._lifecycle.draining,
-            "models": {name: _standing(models.get(name), ready=name in ready) for name in models.names()},
+            "models": {name: _model_health(models.get(name), ready=name in ready) for name in models.names()},
         }
         return _json(state, status=503 if why else 200)
 
@@ -71,7 +71,7 @@ class StatusRoutes:
         return None if ready else "no model has a ready worker"
 
 
-def _standing(served: Served, *, ready: bool) -> dict[str, Any]:
+def _model_health(served: Served, *, ready: bool) -> dict[str, Any]:
     return {"workers": served.workers, "ready": ready, "kinds": served.card.kinds}
 
 

@@ -1,4 +1,4 @@
-"""A request body becomes a typed request, or an error that names the parameter."""
+"""Decodes the JSON of a request body into a typed request, or raises an error that names the parameter."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
 @functools.cache
-def _decoding() -> Executor:
-    """One thread: a decoder holds the interpreter to its end, so the event loop has to wait for one body, not for more."""
+def _decoder_thread() -> Executor:
+    """Return a pool of one thread: a decoder never releases the interpreter, so the event loop waits for one body at a time."""
     return ThreadPoolExecutor(1, thread_name_prefix="decode")
 
 
 async def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """`decode_body`, in a thread when the body is long, one after the other. Raises as it."""
+    """Call `decode_body`, in a thread if the body is long, one body after the other. Raises as `decode_body`."""
     if len(body) <= INLINE_BYTES:
         return decode_body(decoder, body)
-    return await asyncio.get_running_loop().run_in_executor(_decoding(), decode_body, decoder, body)
+    return await asyncio.get_running_loop().run_in_executor(_decoder_thread(), decode_body, decoder, body)
 
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Raises MalformedBody (not JSON) or BadRequest (wrong type, out of range, missing) with `param` set."""
+    """Decode a body. Raises MalformedBody (not JSON) or BadRequest (wrong type, out of range, missing) with `param` set."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -48,7 +48,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def explain(problem: str) -> BadRequest:
-    """msgspec's words, turned around so that the parameter comes first, as clients of OpenAI's API expect it in `param`."""
+    """Turn a message of msgspec into an error with the parameter in `param`, where clients of OpenAI's API expect it."""
     where = _WHERE.search(problem)
     path = where["path"] if where else ""
     what = problem[: where.start()] if where else problem
@@ -62,7 +62,7 @@ def explain(problem: str) -> BadRequest:
 
 
 async def kinds_of(items: Sequence[object]) -> set[type]:
-    """The types in a list that may have a million items: others have their turn in between."""
+    """Return the types in a list that may have a million items, yielding to the event loop in between."""
     kinds: set[type] = set()
     for at in range(0, len(items), _SLICE):
         if at:

@@ -1,9 +1,9 @@
-"""HTTP/1.1 connections with limits: how many, how long the headers of a request may take, how large they may be.
+"""HTTP/1.1 connections with limits on their number and on the size and duration of request headers.
 
-uvicorn's protocol leaves all of this to a proxy in front of it: a connection that never finishes its headers stays for ever,
-headers and request lines may have any size, and as many pipelined requests as fit into a read are all taken at once.  Where
-there is no proxy, each of these is a way to use up memory, descriptors or the event loop.  A crowd of connections that all have
-something to say at the same time is heard over several turns of the loop (`headrace.frontend.http.loop_budget`).
+uvicorn's protocol leaves all of this to a proxy in front of it: a connection that never finishes its headers stays open forever,
+headers and request lines may have any size, and all pipelined requests of one read are accepted at once. Without a proxy, each of
+these can exhaust memory, descriptors or the event loop. Data that arrives on many connections at the same time is processed over
+several iterations of the event loop (`headrace.frontend.http.loop_budget`).
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 
 log = structlog.get_logger()
-_quiet = logging.getLogger(
-    "frontend.connections"
-)  # uvicorn's: a line per malformed request would let clients fill the log; the metric counts them
+# uvicorn would log a line per malformed request, with which clients could fill the log. The metric counts them instead.
+_quiet = logging.getLogger("frontend.connections")
 _quiet.setLevel(logging.ERROR)
 
 MAX_HEADERS = 128
 MAX_URL = 16 * 1024
 SWEEP_S = 0.5
-SWEEP_BUDGET_S = 0.002  # of one turn of the loop: what is closed costs the next turn about twice as much again
-LINGER_S = 10.0  # for a client to take the end of its last answer, or to send the rest of a body that nobody reads
-SPARE_FILES = 128  # descriptors for everything that is no connection of a client
-_HEAD_BYTES = 16 * 1024  # of a request's head, parsed at a time: what is too long is noticed before the rest is looked at
-_SHED = 0.02  # of the connections are closed at once when there are too many
+SWEEP_BUDGET_S = 0.002  # per loop iteration; the connections closed cost the next iteration about twice as much again
+LINGER_S = 10.0  # for a client to read the end of its last answer, or to send the rest of a body that is discarded
+SPARE_FILES = 128  # descriptors kept for anything but client connections
+_HEAD_BYTES = 16 * 1024  # of a request's head, parsed at a time, so that a head over the limit is refused before its end
+_SHED = 0.02  # share of the connections that are closed at once if there are too many
 
 
 class Watcher(Protocol):
-    """Somebody who works for the client of a connection."""
+    """An observer that is told when the client of a connection leaves."""
 
     def left(self) -> None:
         """The client has closed the connection."""
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. `waits_since`: when it began to owe us something, on the loop's clock; None = it does not."""
+    """A client connection. `waits_since`: the loop's time since when the client has owed `owes`; None = nothing is due."""
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
@@ -59,16 +58,16 @@ class Connection(HttpToolsProtocol):
         self.logger = _quiet
         self.waits_since: float | None = None
         self.owes = "headers"
-        self.idle_since: float | None = None  # no request is open on it
+        self.idle_since: float | None = None  # None while a request is open
         self._head = 0  # bytes read of a head that is not complete
         self._read = 0  # bytes of the last read
         self._begun = 0  # requests so far
         self._in_head = False
         self._in_message = False
         self._refusal: FrontendError | None = None
-        self._late: list[bytes] = []  # read, but not looked at yet
+        self._late: list[bytes] = []  # read, but not parsed yet
         self.lost = False
-        self.watcher: Watcher | None = None  # told when the client leaves
+        self.watcher: Watcher | None = None  # called when the client leaves
 
     # -- asyncio.Protocol ------------------------------------------------------------------------------------
 
@@ -82,29 +81,29 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():
             return
-        turns = self.board.turns(self.loop)
-        if self._late or turns.is_late():
+        budget = self.board.loop_budget(self.loop)
+        if self._late or budget.is_spent():
             if not self._late:
-                turns.wait(self._catch_up)
+                budget.defer(self._parse_late)
             self._late.append(data)
             self.transport.pause_reading()
         else:
-            self._hear(data)
+            self._parse_read(data)
 
-    def _catch_up(self) -> None:
+    def _parse_late(self) -> None:
         late, self._late = self._late, []
         for data in late:
-            self._hear(data)
+            self._parse_read(data)
         if not self.transport.is_closing() and not self.flow.read_paused:
             self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
         if self._answering:
-            self.cycle.disconnected = True  # nothing more is written, even if the task is told a little later
-        turns = self.board.turns(self.loop)
-        if turns.is_late():
-            turns.wait(partial(self._lose, exc))
+            self.cycle.disconnected = True  # nothing more is written, even if the task learns of it later
+        budget = self.board.loop_budget(self.loop)
+        if budget.is_spent():
+            budget.defer(partial(self._lose, exc))
         else:
             self._lose(exc)
 
@@ -114,8 +113,8 @@ class Connection(HttpToolsProtocol):
         if self.watcher is not None:
             self.watcher.left()
 
-    def _hear(self, data: bytes) -> None:
-        """Through the parser: a body as it came, heads in pieces."""
+    def _parse_read(self, data: bytes) -> None:
+        """Feed the parser with one read: a body as a whole, heads in pieces."""
         if len(data) <= _HEAD_BYTES:
             self._parse(data)
             return
@@ -132,7 +131,7 @@ class Connection(HttpToolsProtocol):
         self._read = len(data)
         super().data_received(data)
         if self._in_head:
-            # what came before it in the same read is not its own
+            # bytes before this head in the same read belong to another request
             self._head += len(data) if self._begun == begun + outside else 0
             if self.waits_since is None:
                 self.waits_since, self.owes = self.loop.time(), "headers"
@@ -140,11 +139,11 @@ class Connection(HttpToolsProtocol):
                 self.refuse(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
             elif self._head > self.board.settings.max_header_bytes:
                 self.refuse(HeadersTooLarge(f"the headers have more than {self.board.settings.max_header_bytes} bytes"))
-        elif self.waits_since is None and not self._in_message and not self._answering:  # line ends, and no request yet
+        elif self.waits_since is None and not self._in_message and not self._answering:  # only line ends so far, no request
             self.waits_since, self.owes = self.loop.time(), "headers"
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser did not take. In the middle of an answer nothing can be said any more."""
+        """Answer a request that the parser refused. While an answer is being sent, close the connection without one."""
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             self.refuse(refusal)
@@ -156,11 +155,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn's types say
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, although uvicorn's types say otherwise
         return cycle is not None and not cycle.response_complete
 
     def refuse(self, error: FrontendError) -> None:
-        """Tell why, if no answer is on its way, and close."""
+        """Send the error, unless an answer is being sent, and close the connection."""
         self.board.refused(error.code or "refused")
         if not self._answering and not self.transport.is_closing():
             body = error.body()
@@ -177,28 +176,33 @@ class Connection(HttpToolsProtocol):
 
     @property
     def whole(self) -> bool:
-        """Every request that has begun here is here with all of its body."""
+        """Return True if every request that has begun on this connection has arrived with its whole body."""
         return not self._in_message
 
     @property
     def full(self) -> bool:
-        """The client takes nothing now, and as much as may be waits for it."""
+        """Return True if the client does not read and the write buffer is full."""
         return self.flow.write_paused
 
     def begin(self, head: bytes, data: bytes) -> bool:
-        """Write the head of a streamed answer of status 200 and its first part at once. `head`: valid headers, with line ends.
-        False: nothing was written, it has to go its usual way."""
+        """Write the head of a streamed answer of status 200 together with its first part. `head`: valid headers, with line ends.
+
+        Returns False if nothing was written and the caller has to send through ASGI.
+        """
         cycle: RequestResponseCycle = self.cycle
         if self.pipeline or cycle.response_started or cycle.disconnected or not cycle.keep_alive or self.flow.write_paused:
-            return False  # in the first case it is the answer of another request
+            return False  # with a pipeline, the cycle belongs to another request
         cycle.response_started = cycle.chunked_encoding = True
         cycle.waiting_for_100_continue = False
         self.transport.write(b"%b%b\r\n%x\r\n%b\r\n" % (self.board.stream_head(cycle.default_headers), head, len(data), data))
         return True
 
     def push(self, data: bytes) -> bool:
-        """Write a part of a streamed answer now, past the layers of the server. False: nothing was written, it has to go its
-        usual way (the client takes nothing, it has left, or another request waits behind this one)."""
+        """Write a part of a streamed answer to the transport, past the layers of the server.
+
+        Returns False if nothing was written and the caller has to send through ASGI, because the client does not read or has
+        left, or because another request waits behind this one.
+        """
         cycle: RequestResponseCycle = self.cycle
         if not data or not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or self.flow.write_paused:
             return False
@@ -206,7 +210,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def cut(self, last_words: bytes) -> None:
-        """End an answer that its client does not take. It gets the last words if it reads what waits for it soon."""
+        """Close the connection of a client that does not read. `last_words` reach it if it reads its backlog soon."""
         cycle: RequestResponseCycle | None = self.cycle
         if not self.transport.is_closing():
             if last_words and cycle is not None and cycle.chunked_encoding and not cycle.response_complete:
@@ -257,7 +261,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self.waits_since, self.owes = self.loop.time(), "end"
         elif self._in_message and not self._in_head and not self._answering:
-            self.waits_since, self.owes = self.loop.time(), "body"  # the rest of it; it is thrown away
+            self.waits_since, self.owes = self.loop.time(), "body"  # the rest of the body is due and discarded
         else:
             self._rest()
 
@@ -266,26 +270,26 @@ class Connection(HttpToolsProtocol):
             self.idle_since = self.loop.time()
 
     def _stop(self, error: FrontendError) -> None:
-        """Raised through the parser, which then takes nothing more."""
+        """Raise the error through the parser, which then stops."""
         self._refusal = error
         raise error
 
 
 class Connections:
-    """All of them. Run `sweep` next to the server."""
+    """All client connections of the server, with their limits. Run `sweep` beside the server."""
 
     def __init__(self, settings: FrontendSettings, metrics: Metrics) -> None:
         self.settings = settings
         self._metrics = metrics
         self._state: ServerState | None = None
-        self._turns: LoopBudget | None = None
+        self._loop_budget: LoopBudget | None = None
         self._stream_head: tuple[list[tuple[bytes, bytes]] | None, bytes] = (None, b"")
         self.most = min(settings.max_connections, max(16, _raise_file_limit() - SPARE_FILES))
         if self.most < settings.max_connections:
             log.warning("connections.limited", wanted=settings.max_connections, most=self.most, why="open files (ulimit -n)")
 
     def protocol(self) -> type[Connection]:
-        """What uvicorn makes its connections with."""
+        """Return the protocol class that uvicorn instantiates per connection."""
 
         class Bound(Connection):
             board = self
@@ -293,7 +297,7 @@ class Connections:
         return Bound
 
     def stream_head(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Status and the headers of the server, which makes a new list of them every second, for its date."""
+        """Return the status line and the server's own headers. uvicorn makes a new list of these every second, for the date."""
         made_for, head = self._stream_head
         if made_for is not default_headers:
             lines = b"".join(b"%b: %b\r\n" % header for header in default_headers)
@@ -301,37 +305,38 @@ class Connections:
             self._stream_head = default_headers, head
         return head
 
-    def turns(self, loop: asyncio.AbstractEventLoop) -> LoopBudget:
-        """Those of the loop the connections are on, which is always the same one."""
-        if self._turns is None:
-            self._turns = LoopBudget(loop)
-        return self._turns
+    def loop_budget(self, loop: asyncio.AbstractEventLoop) -> LoopBudget:
+        """Return the budget of the event loop, which is the same one for all connections."""
+        if self._loop_budget is None:
+            self._loop_budget = LoopBudget(loop)
+        return self._loop_budget
 
     def refused(self, code: str) -> None:
+        """Count a refused connection."""
         self._metrics.connections_refused.labels(code).inc()
 
     def admit(self, connection: Connection) -> bool:
-        """Whether there is room. Makes some by closing those that have been idle longest."""
+        """Return True if there is room for the connection, made by closing the longest idle ones if necessary."""
         self._state = connection.server_state
-        everybody = connection.connections
-        self._metrics.connections.set(len(everybody))
-        if len(everybody) <= self.most:
+        connections = connection.connections
+        self._metrics.connections.set(len(connections))
+        if len(connections) <= self.most:
             return True
         idle = [
             (other.idle_since, id(other), other)
-            for other in everybody
+            for other in connections
             if isinstance(other, Connection) and other.idle_since is not None and other is not connection
         ]
         idle.sort()
         closed = idle[: max(1, int(self.most * _SHED))]
         for _, _, other in closed:
-            everybody.discard(other)
+            connections.discard(other)
             other.transport.abort()
         self._metrics.connections_shed.inc(len(closed))
         return bool(closed)
 
     async def sweep(self) -> None:
-        """Close what owes us something for too long, until cancelled."""
+        """Close connections that exceed their time limits, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
@@ -342,12 +347,12 @@ class Connections:
             pause = time.perf_counter() + SWEEP_BUDGET_S
             for connection in list(self._state.connections):
                 if isinstance(connection, Connection):
-                    self._look_at(connection, now)
+                    self._check(connection, now)
                 if time.perf_counter() > pause:
                     await asyncio.sleep(0)
                     pause = time.perf_counter() + SWEEP_BUDGET_S
 
-    def _look_at(self, connection: Connection, now: float) -> None:
+    def _check(self, connection: Connection, now: float) -> None:
         since = connection.waits_since
         if since is None:
             return
@@ -365,7 +370,7 @@ class Connections:
 
 
 def _raise_file_limit() -> int:
-    """As many open files as the system allows us. Returns how many these are."""
+    """Raise the limit on open files as far as the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -1,6 +1,6 @@
-"""What a request must have, and of which type: parts of it are mappings, and what they may be depends on theirs.
+"""Checks fields of parts that are decoded as plain mappings, because their type depends on their content.
 
-Errors name the place.
+Errors name the path of the field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.frontend.ports import Models
 
 
 def text_at(value: Mapping[str, Any], key: str, where: str) -> str:
-    """Raises BadRequest when it is missing or no string."""
+    """Return the text under `key`. Raises BadRequest if it is missing or no string."""
     param = f"{where}.{key}"
     text = value.get(key)
     if text is None:
@@ -24,7 +24,7 @@ def text_at(value: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def mapping_at(value: Any, where: str) -> Mapping[str, Any]:
-    """Raises BadRequest when it is missing or no object."""
+    """Return the value as an object. Raises BadRequest if it is missing or no object."""
     if value is None:
         raise missing(where)
     if not isinstance(value, Mapping):
@@ -33,14 +33,14 @@ def mapping_at(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def list_at(value: Any, where: str) -> Sequence[Any]:
-    """Raises BadRequest when it is no list."""
+    """Return the value as a list. Raises BadRequest if it is no list."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise wrong(where, "a list")
     return value
 
 
 def model_name(name: str | None, models: Models) -> str:
-    """The only one there is where the request names none. Raises BadRequest when there are others, or none at all."""
+    """Return `name`, or the only served model if the request names none. Raises BadRequest if there is not exactly one."""
     if name is not None:
         return name
     names = models.names()
@@ -50,15 +50,15 @@ def model_name(name: str | None, models: Models) -> str:
 
 
 def missing(param: str, more: str = "") -> BadRequest:
-    """The error for a parameter that must be there. `more` ends the message."""
+    """Return the error for a missing required parameter. `more` ends the message."""
     return BadRequest(f"missing required parameter: {param}{more}", param=param, code="missing_required_parameter")
 
 
 def wrong(param: str, wanted: str) -> BadRequest:
-    """The error for a value of the wrong type."""
+    """Return the error for a value of the wrong type."""
     return BadRequest(f"invalid value for {param}: expected {wanted}", param=param)
 
 
 def unsupported(param: str, why: str = "is not supported here") -> BadRequest:
-    """The error for something Headrace knows of and does not do."""
+    """Return the error for a parameter that Headrace knows and does not support."""
     return BadRequest(f"{param} {why}", param=param, code="unsupported_parameter")

@@ -1,7 +1,7 @@
-"""One HTTP exchange on the token path: its headers, its body within limits, its answer, and whether the client is still there.
+"""An HTTP exchange on the token path: headers, body within limits, answer, and detection of a client that leaves.
 
-Plain ASGI instead of Starlette's Request and StreamingResponse: those start a task group and several tasks per answer, which
-costs more than everything else this process does for a short one.
+It is plain ASGI instead of Starlette's Request and StreamingResponse. These start a task group and several tasks per answer,
+which costs more than all other work of this process for a short answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 REQUEST_ID = b"x-request-id"
 
-SLOW_CLIENT_S = 60.0  # where no setting says otherwise
+SLOW_CLIENT_S = 60.0  # default
 
-_LARGE = 1 << 20  # bytes; joining fewer takes less than a hop to a thread
+_LARGE = 1 << 20  # bytes; joining fewer takes less time than handing them to a thread
 _JSON = (b"content-type", b"application/json")
 _SSE = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -33,22 +33,22 @@ _SSE = [
     (b"x-accel-buffering", b"no"),  # tells nginx to pass events on at once
 ]
 
-# The same, written once, with the id of the request.
+# The headers of a stream as bytes, with a place for the id of the request.
 _SSE_HEAD = b"".join(b"%b: %b\r\n" % header for header in _SSE) + REQUEST_ID + b": %b\r\n"
 
-_PIECE = 256 * 1024  # of an answer, handed to the server at a time
+_PIECE = 256 * 1024  # bytes of an answer handed to the server at a time
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody reads an answer any more."""
+    """The client closed the connection before its answer was complete."""
 
 
 class SlowReader(Exception):
-    """The client took nothing of its answer for too long."""
+    """The client has read nothing of its answer for too long."""
 
 
 class Wire(Protocol):
-    """The connection below, where there is one (`headrace.frontend.http.connections.Connection`)."""
+    """The connection under an exchange, if the server has one (`headrace.frontend.http.connections.Connection`)."""
 
     lost: bool
     watcher: Any
@@ -63,8 +63,11 @@ class Wire(Protocol):
 
 
 class HttpExchange:
-    """`started` once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` go with
-    it. `asked_bytes`: of the body, and of what it refers to."""
+    """One request and its answer.
+
+    `started` is True once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` are added
+    to the head. `asked_bytes` is the size of the body and of stored items that it refers to.
+    """
 
     __slots__ = (
         "_receive",
@@ -95,17 +98,17 @@ class HttpExchange:
         return value.decode("latin-1") if value is not None else None
 
     def job_id(self) -> str:
-        """A new id for a job. The first one is the request's own id where we made that, so that logs need no translation."""
+        """Return a new id for a job. If this server made the request's id, the first job takes it, so that logs show one id."""
         fresh: str | None = self.scope.pop("headrace.fresh_id", None)
         return fresh or new_id()
 
     @property
     def name(self) -> str:
-        """What the client calls the request, where it has a name for it."""
+        """Return the client's own id of the request, or an empty string."""
         return "" if "headrace.fresh_id" in self.scope else str(self.scope.get("headrace.request_id", ""))
 
     async def read_body(self, settings: FrontendSettings) -> bytes:
-        """The body, of a shape that is safe to decode.
+        """Read the body and check that it is safe to decode.
 
         Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, MalformedBody (too deep, too many values), ClientGone.
         """
@@ -113,7 +116,7 @@ class HttpExchange:
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge(f"the body has {int(declared)} bytes; this server takes at most {limit}")
-        if self._wire is not None and self._wire.whole:  # as mostly: there is nothing to wait for
+        if self._wire is not None and self._wire.whole:  # the usual case: the body has arrived
             body = await self._read(limit)
         else:
             try:
@@ -126,7 +129,7 @@ class HttpExchange:
         return body
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """`work()` on what was asked: in a thread when that is long, so that others have their turn meanwhile."""
+        """Return `work()`, run in a thread if the request is long, so that the event loop stays free."""
         return await asyncio.to_thread(work) if self.asked_bytes > INLINE_BYTES else work()
 
     async def _read(self, limit: int) -> bytes:
@@ -142,21 +145,23 @@ class HttpExchange:
                 raise BodyTooLarge(f"the body is larger than the {limit} bytes this server takes")
             parts.append(part)
             if not message.get("more_body", False):
-                if size > _LARGE:  # copied in a thread, where this lets others run
+                if size > _LARGE:  # in a thread, because the copy releases the interpreter
                     return await asyncio.to_thread(b"".join, parts)
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    # answering ----------------------------------------------------------------------------------------------------------
+    # -- the answer ----------------------------------------------------------------------------------------------------
 
     async def send_json(self, body: bytes, *, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Send a whole JSON answer. Raises SlowReader."""
         await self._start(status, [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())])
         start = 0
-        while len(body) - start > _PIECE:  # so that what the socket does not take yet is not copied into its buffer at once
+        while len(body) - start > _PIECE:  # so that a slow socket's buffer does not take the whole answer
             await self._write({"type": "http.response.body", "body": body[start : start + _PIECE], "more_body": True})
             start += _PIECE
         await self._write({"type": "http.response.body", "body": body[start:] if start else body, "more_body": False})
 
     async def send_error(self, error: FrontendError, *, form: ErrorForm = FrontendError.body) -> None:
+        """Send an error in place of an answer. Raises SlowReader."""
         headers = error.headers()
         if isinstance(error, (BodyTooLarge, BodyTimeout)):
             headers.append((b"connection", b"close"))  # the rest of the body is not read
@@ -164,7 +169,7 @@ class HttpExchange:
         await self.send_json(form(error), status=status, headers=headers)
 
     async def start_stream(self, events: bytes = b"") -> None:
-        """`events` leave together with the head."""
+        """Send the head of a stream together with its first `events`. Raises SlowReader."""
         scope = self.scope
         if self._wire is not None and events and not self.more_headers:
             head = _SSE_HEAD % scope["headrace.request_id"].encode()
@@ -184,11 +189,11 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": marked})
 
     def push(self, events: bytes) -> bool:
-        """`send_events` where that need not wait. False: nothing was sent."""
+        """Send events if that is possible without waiting. Returns False if nothing was sent."""
         return self._wire is not None and self._wire.push(events)
 
     async def send_events(self, events: bytes, *, more: bool = True) -> None:
-        """Returns once the socket takes more: a slow reader holds back only its own stream. Raises SlowReader."""
+        """Send events and wait until the socket takes more: a slow reader delays only its own stream. Raises SlowReader."""
         if more and self._wire is not None and self._wire.push(events):
             return
         await self._write({"type": "http.response.body", "body": events, "more_body": more})
@@ -205,20 +210,21 @@ class HttpExchange:
             raise SlowReader from None
 
     def cut(self, last_words: bytes) -> None:
-        """Close the connection under an answer that nobody takes."""
+        """Close the connection of an answer that its client does not read."""
         if self._wire is not None:
             self._wire.cut(last_words)
 
     def watch(self) -> DisconnectWatch:
+        """Return a guard that cancels the work for this exchange if the client leaves."""
         return DisconnectWatch(self._receive, self._wire)
 
 
 class DisconnectWatch:
-    """`async with` around work that only makes sense while the client is there; raises ClientGone when it leaves.
+    """An async context manager that cancels its block when the client leaves, and then raises ClientGone.
 
-    Works like `asyncio.timeout`: the body is cancelled and the cancellation turned into the exception at the end of the block.
-    Call `stop` before the last write, because a complete answer looks like a disconnect, too.  Where there is a connection it
-    tells by itself; under other servers a task has to ask.
+    It works like `asyncio.timeout`: the block is cancelled, and the cancellation becomes the exception at the end of the block.
+    Call `stop` before the last write, because a complete answer looks like a disconnect, too. A `Wire` reports the disconnect;
+    under other servers a task waits for it.
     """
 
     __slots__ = ("_gone", "_owner", "_receive", "_stopped", "_task", "_wire")
@@ -232,10 +238,10 @@ class DisconnectWatch:
 
     async def __aenter__(self) -> DisconnectWatch:
         owner = asyncio.current_task()
-        assert owner is not None  # noqa: S101  # we are inside a coroutine
+        assert owner is not None  # noqa: S101  # a coroutine always runs in a task
         self._owner = owner
         if self._wire is None:
-            self._task = asyncio.get_running_loop().create_task(self._wait())  # ended by __aexit__, always
+            self._task = asyncio.get_running_loop().create_task(self._wait())  # always cancelled by __aexit__
             return self
         self._wire.watcher = self
         if self._wire.lost:
@@ -243,7 +249,7 @@ class DisconnectWatch:
         return self
 
     def left(self) -> None:
-        """The client has closed the connection."""
+        """Cancel the block, because the client has closed the connection."""
         if not self._stopped and not self._gone:
             self._gone = True
             self._owner.cancel()
@@ -258,6 +264,7 @@ class DisconnectWatch:
                 return
 
     def stop(self) -> None:
+        """Ignore a disconnect from now on."""
         self._stopped = True
 
     async def __aexit__(
@@ -269,7 +276,7 @@ class DisconnectWatch:
         if self._wire is not None and self._wire.watcher is self:
             self._wire.watcher = None
         if self._gone and self._owner.uncancel() <= 0:
-            if kind is not asyncio.CancelledError:  # the body ended by itself: the cancellation is still on its way
+            if kind is not asyncio.CancelledError:  # the block ended by itself and the cancellation is still pending
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
             raise ClientGone from None

@@ -1,11 +1,11 @@
-"""The shape of a JSON body, before anything is built from it: how deep it is and how much of everything is in it.
+"""Limits the depth and the number of values of a JSON body before it is decoded.
 
-A decoder turns a body of some megabytes into millions of objects in one go, and nothing else runs meanwhile; a deep one uses up
-the stack of whoever handles it later, also in other processes.  So what stands outside of texts is counted first:
-at once for short bodies, in a thread for long ones, some kilobytes at a time, so that other threads get their turn.
+A decoder turns a body of some megabytes into millions of objects in one call, and nothing else runs meanwhile. A deeply nested
+body exhausts the stack of code that handles it later, also in other processes. So the values outside of strings are counted
+first: at once for short bodies, in a thread for long ones, some kilobytes at a time, so that other threads can run.
 
-What is allowed is what a decoder makes in some 30 ms, counted in numbers: a text is one more, two escaped characters are one,
-and so are eight bytes of what is not ASCII.  Lists and objects have a limit of their own; of both at once, half of each.
+The limit corresponds to some 30 ms of decoding, counted in numbers: a string counts as one value, two escaped characters as one,
+and eight bytes of non-ASCII characters as one. Lists and objects have a limit of their own; a body may have half of each limit.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 async def check_shape(body: bytes, settings: FrontendSettings) -> None:
-    """Raises MalformedBody."""
+    """Check a body, in a thread if it is long. Raises MalformedBody."""
     size = len(body)
     if size <= INLINE_BYTES:
-        if body.count(b"[") + body.count(b"{") > settings.max_json_depth:  # only then it can be too deep
+        if body.count(b"[") + body.count(b"{") > settings.max_json_depth:  # fewer brackets cannot nest too deeply
             check_shape_now(body, settings)
     else:
         await asyncio.to_thread(check_shape_now, body, settings)
 
 
 def check_shape_now(body: bytes, settings: FrontendSettings) -> None:
-    """Takes about 5 ns per byte. Raises MalformedBody."""
+    """Check a body in about 5 ns per byte. Raises MalformedBody."""
     depth = containers = values = 0
     at = 0
     in_text = False
     while at < len(body):
         end = min(at + _WINDOW, len(body))
-        while end < len(body) and body[end - 1] == 0x5C:  # a backslash and what it escapes stay together
+        while end < len(body) and body[end - 1] == 0x5C:  # a backslash and the character it escapes stay together
             end += 1
-        # With one quote more than it has, a window that ends inside of a text has it closed, and another one ends with a quote.
+        # One more quote closes a string that continues after the window. Otherwise the window then ends with a lone quote.
         window = (b'"' if in_text else b"") + body[at:end] + b'"'
         plain, texts = _TEXT.subn(b"", window)
         in_text = not plain.endswith(b'"')

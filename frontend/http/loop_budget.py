@@ -1,8 +1,8 @@
-"""Fair turns of the event loop: what comes in crowds is handled over several of them.
+"""Limits the time that socket callbacks take in one iteration of the event loop, and defers the rest to later iterations.
 
-One turn of the loop takes everything that every socket has to say.  With thousands of sockets that is longer than anybody else
-wants to wait, and it is up to clients.  So what they cause is run at once only while the turn is young; the rest waits in a
-line, some of it run in each of the turns that follow.
+One iteration runs the callbacks of every socket with data. With thousands of sockets this takes longer than streams may wait, and
+clients decide how long. So the work that they cause runs at once only while the iteration is within its budget. The rest waits in
+a queue, and each following iteration runs a part of it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-BUDGET_S = 0.008  # for what sockets bring, and as much for what waits; the rest of a turn is tasks that these woke up
+BUDGET_S = 0.008  # per iteration for new data, and as much for the queue; the rest of the iteration runs the tasks they woke
 
 
 class LoopBudget:
-    """The line of one event loop. What is in it is bounded by the connections: each has at most a few things waiting."""
+    """The budget and the queue of one event loop. Each connection has at most a few entries, which bounds the queue."""
 
-    __slots__ = ("_began", "_budget_s", "_line", "_loop")
+    __slots__ = ("_began", "_budget_s", "_loop", "_queue")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, budget_s: float = BUDGET_S) -> None:
         self._loop = loop
         self._budget_s = budget_s
-        self._began = 0.0  # of this turn, by what came first in it; 0 = nothing came yet
-        self._line: deque[Callable[[], None]] = deque()
+        self._began = 0.0  # time of the first data in this iteration; 0 = none yet
+        self._queue: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
-    def is_late(self) -> bool:
-        """Whether something new has to wait in the line."""
+    def is_spent(self) -> bool:
+        """Return True if new work has to be deferred."""
         began = self._began
         if not began:
             self._began = time.perf_counter()
@@ -38,21 +38,21 @@ class LoopBudget:
             return False
         return time.perf_counter() - began > self._budget_s
 
-    def wait(self, work: Callable[[], None]) -> None:
-        """Run it in one of the next turns, after everything that waits already."""
-        self._line.append(work)
-        self.is_late()  # makes sure that there is a next turn
+    def defer(self, work: Callable[[], None]) -> None:
+        """Run `work` in one of the next iterations, after all work that was deferred before."""
+        self._queue.append(work)
+        self.is_spent()  # schedules the next iteration
 
     def _next(self) -> None:
-        """Another turn: for what waits first, and then for what sockets bring."""
+        """Begin another iteration: run deferred work first, before new data."""
         self._began = 0.0
-        line = self._line
-        if not line:
+        queue = self._queue
+        if not queue:
             return
         until = time.perf_counter() + self._budget_s
         try:
-            while line and time.perf_counter() < until:
-                line.popleft()()
+            while queue and time.perf_counter() < until:
+                queue.popleft()()
         finally:
-            if line:
-                self.is_late()
+            if queue:
+                self.is_spent()

@@ -1,4 +1,4 @@
-"""How late the event loop is: what blocks it blocks every stream, so this is the first number to look at."""
+"""Measures the lag of the event loop. Work that blocks the loop blocks every stream, so look at this figure first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARN_EVERY_S = 10.0
 
 
 async def watch_lag(series: Series, *, period_s: float = PERIOD_S) -> None:
-    """Sleep and see how much later it became than asked for, until cancelled."""
+    """Observe how much later than requested a sleep ends, again and again, until cancelled."""
     loop = asyncio.get_running_loop()
     silent_until = 0.0
     while True:

@@ -1,6 +1,6 @@
-"""Memory that a large request needed goes back to the system: the allocator would keep it for the next one.
+"""Returns the memory of large requests to the system, which the allocator would otherwise keep.
 
-This is about glibc's allocator. Other C libraries have nothing like these calls, or need nothing like them.
+The calls are those of glibc's allocator. Other C libraries do not have them, or do not need them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ def _libc() -> Any:
 
 
 def return_large() -> None:
-    """From now on large blocks (bodies, texts) go back as soon as they are free; by itself the allocator gets used to them."""
+    """Return large blocks (bodies, texts) as soon as they are free, from now on. By default glibc raises its threshold."""
     if (libc := _libc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         libc.mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE)
 
 
 def give_back() -> None:
-    """What many small blocks took, too. Takes some milliseconds and lets other threads run meanwhile."""
+    """Return the memory of many small blocks as well. Takes some milliseconds, in which other threads can run."""
     if (libc := _libc()) is not None:
         libc.malloc_trim(0)
 
 
 def forget_frames(error: BaseException) -> None:
-    """For an error that was answered: what its frames hold, such as the request's body, is free at once.
+    """Release the frames of an error that was answered, and with them objects such as the request's body.
 
-    An error that came out of a thread or a task is part of a cycle (error, traceback, frame, future, error), so it would stay
-    until the garbage collector comes by, which is seldom here, and a hundred refused bodies of 30 MB would stay with it.
+    An error from a thread or a task is part of a cycle (error, traceback, frame, future, error). It would stay until the garbage
+    collector runs, which is seldom here, and a hundred refused bodies of 30 MB would stay with it.
     """
     left: list[BaseException | None] = [error]
     seen: set[int] = set()

@@ -1,7 +1,7 @@
-"""Around every request: its id, its line in the log, its place in the metrics.
+"""ASGI middleware that gives every request its id, its log line and its metrics.
 
-The generation routes are called straight from here, past Starlette's middleware and router: those cost some 15 us per request
-and, worse, three more coroutines per write.
+It calls the generation routes directly, past Starlette's middleware and router: these cost some 15 µs per request and, worse,
+three more coroutines per write.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from headrace.frontend.metrics import Metrics
 
 log = structlog.get_logger()
 
-_PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # asked every second by somebody, for ever
+_PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # requested every second by probes
 _BELOW = (("/v1/models/", "/v1/models/{id}"), ("/v1/responses/", "/v1/responses/{id}"), ("/v1/requests/", "/v1/requests/{id}"))
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
 
 
 class Observe:
-    """Takes the client's `x-request-id` if it is a sensible one, makes one otherwise, and sends it back with every answer."""
+    """Uses the client's `x-request-id` if it is well-formed, or makes a new id, and returns it with every answer."""
 
     def __init__(
         self, app: ASGIApp, *, hot: Mapping[str, ASGIApp], metrics: Metrics, routes: frozenset[str], access_log: bool
     ) -> None:
-        """`hot`: POST routes that answer through `HttpExchange`, which does its own marking; the rest goes to `app`.
+        """`hot`: POST routes that answer through `HttpExchange`, which adds the id by itself. Other requests go to `app`.
 
-        `routes` are the paths that get their own label; others share one, so that scanners cannot fill the metrics.
+        `routes` are the paths that have a label of their own. All others share one, so that scanners cannot fill the metrics.
         """
         self._app = app
         self._hot = hot
@@ -57,7 +57,7 @@ class Observe:
         except Exception as error:
             log.error("request.crashed", request_id=scope["headrace.request_id"], exc_info=error)
             if "headrace.status" in scope:
-                raise  # the server closes the connection: half an answer must not look like a whole one
+                raise  # the server closes the connection, so that a partial answer does not look complete
             await HttpExchange(scope, receive, send).send_error(translate(error))
         finally:
             self._metrics.in_flight.dec()

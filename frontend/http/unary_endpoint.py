@@ -1,4 +1,4 @@
-"""Routes that answer a body with a body, without a job: counting tokens and the like."""
+"""An ASGI endpoint for routes that answer without a job, such as counting tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.frontend.settings import FrontendSettings
 log = structlog.get_logger()
 
 Handler = Callable[[bytes, HttpExchange], Awaitable[bytes]]
-"""The request's body → the JSON of the answer."""
+"""Takes the body of a request and returns the JSON of the answer."""
 
 
 class UnaryEndpoint:
-    """An ASGI application for one route, with the limits on bodies that all routes have."""
+    """An ASGI application for one route, with the same limits on bodies as all routes."""
 
     def __init__(self, handler: Handler, settings: FrontendSettings, *, form: ErrorForm = FrontendError.body) -> None:
         self._handler = handler

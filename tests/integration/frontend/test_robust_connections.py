@@ -15,7 +15,7 @@ from tests.support.rude_server import error, post, request, running, status
 
 async def test_what_has_to_wait_for_its_turn_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a crowd used up every turn: requests, their bodies and the ends of connections all come through the line."""
-    monkeypatch.setattr("headrace.frontend.http.loop_budget.LoopBudget.is_late", always_late)
+    monkeypatch.setattr("headrace.frontend.http.loop_budget.LoopBudget.is_spent", always_spent)
     async with running() as server:
         body = json.dumps(chat()).encode()
         raw = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 2 + post(chat())[: -len(body)]
@@ -40,8 +40,8 @@ async def test_what_has_to_wait_for_its_turn_is_heard_in_order(monkeypatch: pyte
                 await asyncio.sleep(0.01)
 
 
-def always_late(turns: LoopBudget) -> bool:
-    turns._loop.call_soon(turns._next)
+def always_spent(budget: LoopBudget) -> bool:
+    budget._loop.call_soon(budget._next)
     return True
 
 

@@ -30,19 +30,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def test_a_turn_is_late_once_its_budget_is_used_up_and_the_next_one_is_not(clock: Clock) -> None:
-    line = LoopBudget(asyncio.get_running_loop(), budget_s=2.5)
-    assert [line.is_late() for _ in range(5)] == [False, False, False, True, True]
+    budget = LoopBudget(asyncio.get_running_loop(), budget_s=2.5)
+    assert [budget.is_spent() for _ in range(5)] == [False, False, False, True, True]
     await asyncio.sleep(0)
-    assert not line.is_late()
+    assert not budget.is_spent()
 
 
 async def test_what_waits_runs_in_order_a_few_in_each_turn(clock: Clock) -> None:
-    line = LoopBudget(asyncio.get_running_loop(), budget_s=2.5)
+    budget = LoopBudget(asyncio.get_running_loop(), budget_s=2.5)
     done: list[int] = []
     for i in range(5):
-        line.wait(partial(done.append, i))
+        budget.defer(partial(done.append, i))
     seen = []
-    while len(line):
+    while len(budget):
         seen.append(len(done))
         await asyncio.sleep(0)
     assert done == [0, 1, 2, 3, 4]
@@ -53,14 +53,14 @@ async def test_work_that_fails_does_not_keep_the_rest_from_running(clock: Clock)
     loop = asyncio.get_running_loop()
     told: list[str] = []
     loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
-    line = LoopBudget(loop, budget_s=100.0)
+    budget = LoopBudget(loop, budget_s=100.0)
 
     def fail() -> None:
         raise ValueError("broken")
 
     done: list[int] = []
-    line.wait(fail)
-    line.wait(partial(done.append, 1))
+    budget.defer(fail)
+    budget.defer(partial(done.append, 1))
     for _ in range(3):
         await asyncio.sleep(0)
     assert done == [1]
