@@ -17,6 +17,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import uvloop
@@ -37,6 +38,21 @@ WORKLOADS = (
 def snapshot(parts: dict[str, int]) -> dict[str, Usage]:
     """What every process has used so far."""
     return {name: usage(pid) for name, pid in parts.items()} | {"client": usage(os.getpid())}
+
+
+def parts_of(data_dir: Path, pid: int, *, routers: int) -> dict[str, int]:
+    """The processes of a deployment, by name. Waits for its routers, which start last and are not needed to answer.
+
+    Raises SystemExit if a router is missing after 30 s: its share would be left out of the figures.
+    """
+    end = time.monotonic() + 30.0
+    while True:
+        parts = processes_of(data_dir, pid)
+        if sum(name.startswith("router") for name in parts) == routers:
+            return parts
+        if time.monotonic() > end:
+            raise SystemExit(f"{routers} router(s) were asked for, these parts run: {', '.join(parts)}")
+        time.sleep(0.1)
 
 
 def row(workload: Workload, outcome: Outcome, before: dict[str, Usage], after: dict[str, Usage]) -> dict[str, object]:
@@ -140,7 +156,7 @@ def main() -> None:
         data_dir = Path(folder)
         arguments = ["--engine-arg", f"slots={args.slots}"]
         with Deployment(data_dir, args.port, args.workers, routers=args.routers, arguments=arguments) as deployment:
-            runs = uvloop.run(measure(args, processes_of(data_dir, deployment.pid)))
+            runs = uvloop.run(measure(args, parts_of(data_dir, deployment.pid, routers=args.routers)))
     direct = uvloop.run(direct_first_token_s(200))
     rows = median_rows(runs)
     light = rows[0]["ttft_p50_ms"]
