@@ -1,16 +1,23 @@
-"""The engines by name, imported only when asked for: an ordinary worker must not pay for another engine's imports."""
+"""Makes engines by name, importing only the one that is asked for: other engines' imports take seconds."""
 
 from __future__ import annotations
+
+import importlib
 
 from headrace.workers.engine import Engine
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.selection import ParserFamily
 
 NAMES = ("sim", "vllm")
+MEMBERS = tuple(name for name in vars(Engine) if not name.startswith("_"))
+"""What the engine protocol asks for."""
 
 
 def create(name: str) -> Engine:
-    """A new, not yet started engine. Raises EngineStartFailed for an unknown name or an engine that is not installed."""
+    """Return a new engine that is not started yet: one of `NAMES`, or `module:Class` of the user's own.
+
+    Raises EngineStartFailed for an unknown name, or an engine that is not installed or does not implement the protocol.
+    """
     try:
         if name == "sim":
             from headrace.workers.sim.engine import SimEngine
@@ -22,11 +29,30 @@ def create(name: str) -> Engine:
             return VllmEngine()
     except ModuleNotFoundError as error:
         raise EngineStartFailed(f"engine {name!r} is not installed here: {error}") from error
-    raise EngineStartFailed(f"engine {name!r} is unknown; there are {', '.join(NAMES)}")
+    if ":" in name:
+        return _load(name)
+    raise EngineStartFailed(f"engine {name!r} is unknown; there are {', '.join(NAMES)}, or your own as module:Class")
+
+
+def _load(name: str) -> Engine:
+    """Import `module:Class` and make one. The code is the operator's own; whatever it raises stops the start."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module_name), class_name)()
+    except AttributeError as error:
+        raise EngineStartFailed(f"engine {name!r}: {error}") from error
+    except ImportError as error:
+        raise EngineStartFailed(f"engine {name!r} cannot be imported: {error}; is its folder on PYTHONPATH?") from error
+    except Exception as error:
+        raise EngineStartFailed(f"engine {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
+        raise EngineStartFailed(f"engine {name!r} does not implement headrace.workers.engine.Engine: no {', '.join(missing)}")
+    engine: Engine = made
+    return engine
 
 
 def parser_brand(name: str) -> ParserFamily:
-    """The parsers for tool calls and reasoning that come with this engine."""
+    """Return the parsers for tool calls and reasoning that come with this engine; the built-in ones for all but vLLM."""
     if name == "vllm":
         from headrace.workers.vllm.parsing import VllmParserFamily
 

@@ -1,0 +1,90 @@
+"""The engine of examples/ serves requests from HTTP to its tokens and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from examples.echo_engine import EOS, EchoEngine
+from headrace.broker.messages import Sampling
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.subjects import Subjects
+from headrace.workers.engine import EngineConfig, Output, Sequence
+from headrace.workers.settings import WorkerSettings
+from tests.support.serving import serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TEXT = "The quick brown fox jumps over 13 lazy dogs; naïve café ☕."
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(nats_server: EmbeddedServer) -> AsyncIterator[AsyncOpenAI]:
+    settings = WorkerSettings(
+        engine="examples.echo_engine:EchoEngine",
+        model="echo",
+        served_name="echo",
+        engine_args={"step_s": 0.0},
+        drain_grace_s=0.0,
+    )
+    async with (
+        serving(nats_server, Subjects(f"echo{os.getpid()}"), settings) as running,
+        AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+async def chat(client: AsyncOpenAI, **options: Any) -> Any:
+    return await client.chat.completions.create(model="echo", messages=[{"role": "user", "content": TEXT}], **options)
+
+
+async def test_a_chat_is_answered_with_its_last_message(client: AsyncOpenAI) -> None:
+    answer = await chat(client)
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == answer.usage.prompt_tokens + 1  # the end token
+
+
+async def test_a_stream_says_the_same(client: AsyncOpenAI) -> None:
+    stream = await chat(client, stream=True)
+    assert "".join([event.choices[0].delta.content or "" async for event in stream]) == TEXT
+
+
+async def test_the_length_and_stop_strings_are_obeyed(client: AsyncOpenAI) -> None:
+    short = await chat(client, max_tokens=3)
+    assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (3, "length")
+    stopped = await chat(client, stop="jumps")
+    assert stopped.choices[0].message.content == TEXT[: TEXT.index("jumps")]
+
+
+async def test_a_completion_goes_round_when_the_end_is_ignored(client: AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="echo", prompt=[5, 6, 7], max_tokens=7, extra_body={"ignore_eos": True})
+    again = await client.completions.create(model="echo", prompt=[5, 6, 7, 5, 6, 7, 5], max_tokens=7)
+    assert answer.choices[0].text == again.choices[0].text
+
+
+async def test_a_resumed_sequence_goes_on_behind_what_was_emitted() -> None:
+    engine, outputs = EchoEngine(), list[Output]()
+    ended = asyncio.Event()
+
+    def sink(step: list[Output]) -> None:
+        outputs.extend(step)
+        if outputs[-1].finish is not None:
+            ended.set()
+
+    await engine.start(EngineConfig(model="echo", served_name="echo"), sink)
+    await engine.submit(Sequence(id="s", token_ids=[5, 6, 7, 5], prompt_tokens=3, sampling=Sampling(max_tokens=9)))
+    await asyncio.wait_for(ended.wait(), 5)
+    await engine.stop(1.0)
+    assert [output.ids for output in outputs] == [[6], [7], [EOS]]
+
+
+async def test_more_requests_than_slots_are_all_answered(client: AsyncOpenAI) -> None:
+    answers = await asyncio.gather(*(chat(client) for _ in range(40)))
+    assert {answer.choices[0].message.content for answer in answers} == {TEXT}
