@@ -46,7 +46,7 @@ Conversation = list[dict[str, Any]]
 def model(cache: PromptCache | None, pool: ThreadPoolExecutor) -> LoadedModel:
     """The bundled model, as the frontend has it ready."""
     encoder = PromptEncoder((ASSETS / "tokenizer.json").read_bytes(), CARD, executor=pool, inline_bytes=INLINE, cache=cache)
-    encoder.quicken(lambda: None)
+    encoder.use_fast_tokenizer(lambda: None)
     template = ChatTemplate((ASSETS / "chat_template.jinja").read_text(), names={})
     return LoadedModel(CARD, encoder, template, "fp", pool, INLINE)
 

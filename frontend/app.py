@@ -100,9 +100,7 @@ def build_frontend(
     if adapters is not None and settings.adapter_routes:
         hot |= adapter_routes(adapters, port.models, settings)
     routes = [
-        *(
-            Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()
-        ),  # reached only by requests with another method
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached only by other methods
         *ResponseRoutes(stored, background).routes(),
         *CancelRoute(port).routes(),
         Route("/v1/models", status.models),

@@ -1,4 +1,4 @@
-"""Routes that report the served models and the health of the process: `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`."""
+"""Routes that report served models and the health of the process: `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StatusRoutes:
         return _json(ModelList(data=[_entry(models.get(name)) for name in names]))
 
     async def model(self, request: Request) -> Response:
-        """Describe one model, also one without workers. The name may contain slashes and may be an alias. Raises UnknownModel."""
+        """Describe one model, even without workers. The name may contain slashes and may be an alias. Raises UnknownModel."""
         return _json(_entry(self._port.models.get(request.path_params["name"])))
 
     async def live(self, request: Request) -> Response:

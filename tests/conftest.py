@@ -63,23 +63,23 @@ def _load_table_once(tokenizer_dir: str | Path) -> TokenTable:
 
 mock.patch.object(TokenTable, "load", _load_table_once).start()
 
-_quicken = TextEncoder.quicken
-_quickened: dict[Any, Any] = {}
+_use_fast_tokenizer = TextEncoder.use_fast_tokenizer
+_fast_tokenizers: dict[Any, Any] = {}
 
 
-def _quicken_once(encoder: TextEncoder) -> None:
+def _use_fast_tokenizer_once(encoder: TextEncoder) -> None:
     """Threads may share it, and so may the frontends of all tests: the bundled one takes half a second, hundreds are small."""
     library = getattr(text_encoder.fastokens, "Tokenizer", None)  # a test may put another one there
     kind = (library, encoder._json, tuple(encoder.added))
-    if kind in _quickened:
-        encoder._fast = _quickened[kind]
+    if kind in _fast_tokenizers:
+        encoder._fast = _fast_tokenizers[kind]
         return
-    _quicken(encoder)
+    _use_fast_tokenizer(encoder)
     if encoder.fast:
-        _quickened[kind] = encoder._fast
+        _fast_tokenizers[kind] = encoder._fast
 
 
-mock.patch.object(TextEncoder, "quicken", _quicken_once).start()
+mock.patch.object(TextEncoder, "use_fast_tokenizer", _use_fast_tokenizer_once).start()
 
 # every client reads all certificates of the world for connections that none of them makes
 mock.patch.object(http_transports, "create_ssl_context", functools.cache(http_transports.create_ssl_context)).start()

@@ -1,6 +1,6 @@
-"""The life of a generation request in this process: read, plan, submit, answer.
+"""The endpoint of a generation request: it reads, plans and submits the request, and delivers its answer.
 
-The status is sent with the first rows or the error that came instead, never before: until then nobody knows how it went.
+The status is sent with the first rows or with the error in their place, because the outcome is not known before.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ LAST_WORDS_S = 1.0
 
 
 class Api(Protocol):
-    """One way to ask for generation (chat, completions, …)."""
+    """A generating API (chat, completions, …): plans requests and has a form for errors."""
 
     @property
     def error_form(self) -> ErrorForm: ...
 
-    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan: ...
+    async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
+        """Decode and check a body and plan its jobs. Raises a FrontendError or an AdmissionError."""
 
 
 class Incomplete(FrontendError, status=502, code="incomplete", retriable=True):
@@ -78,8 +79,8 @@ class GenerationEndpoint:
             scope["headrace.outcome"] = "client_gone"
             forget_frames(gone)
         except asyncio.CancelledError:
-            # the server's grace period is over: say so instead of just closing the connection
-            with contextlib.suppress(TimeoutError):  # a client that does not read cannot be told
+            # the server's grace period is over: send an error instead of just closing the connection
+            with contextlib.suppress(TimeoutError):  # the client does not read
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self._fail(exchange, Draining(), plan)
         except Exception as error:
@@ -122,7 +123,7 @@ class GenerationEndpoint:
         events = flow.events(await answer.rows())
         await exchange.start_stream(events if writer.open else b"")
         keepalive_s = self._settings.sse_keepalive_s
-        # not isinstance: of a protocol that takes as long as writing several events
+        # isinstance on a protocol would take as long as writing several events
         direct = cast("UnaryAnswer", answer) if not keepalive_s and hasattr(answer, "pass_to") else None
         while writer.open:
             if direct is not None:
@@ -144,7 +145,7 @@ class GenerationEndpoint:
         await exchange.send_events(events + writer.closing(), more=False)
 
     async def _patient(self, answer: JobAnswer, exchange: HttpExchange, keepalive_s: float) -> list[Row]:
-        """The next rows; a comment goes out whenever they keep a proxy waiting too long."""
+        """Return the next rows. Send a comment whenever they take long enough for a proxy to give up."""
         while True:
             try:
                 async with asyncio.timeout(keepalive_s):
@@ -167,7 +168,10 @@ class GenerationEndpoint:
         await exchange.send_json(writer.body())
 
     def _cut(self, exchange: HttpExchange, plan: Plan | None) -> None:
-        """Its job has been cancelled by now. A stream gets the reason as its last event; nothing else has a place for one."""
+        """Close the connection of a slow reader, whose job has been cancelled by now.
+
+        A stream gets the reason as its last event; other answers have no place for one.
+        """
         error = translate(SlowClient(f"the answer was not read for {self._settings.slow_client_s:g} s"))
         exchange.scope["headrace.outcome"] = error.code
         self._metrics.slow_clients.inc()
@@ -176,21 +180,21 @@ class GenerationEndpoint:
         exchange.cut(plan.writer.failure(error) if streamed and plan is not None else b"")  # type: ignore[union-attr]
 
     async def _fail(self, exchange: HttpExchange, error: BaseException, plan: Plan | None) -> None:
-        told = translate(error)
-        exchange.scope["headrace.outcome"] = told.code
-        if type(told) is FrontendError:
+        answer = translate(error)
+        exchange.scope["headrace.outcome"] = answer.code
+        if type(answer) is FrontendError:
             log.error("request.crashed", request_id=exchange.scope.get("headrace.request_id"), exc_info=error)
         try:
             if not exchange.started:
-                await exchange.send_error(told, form=self._api.error_form)
+                await exchange.send_error(answer, form=self._api.error_form)
             elif plan is not None and isinstance(plan.writer, StreamWriter):
-                await exchange.send_events(plan.writer.failure(told), more=False)
+                await exchange.send_events(plan.writer.failure(answer), more=False)
         except SlowReader:
             self._cut(exchange, plan)
 
 
 class _Flow:
-    """Rows to events, and by itself as far as the socket while nothing has to be waited for."""
+    """Turns rows into events, and writes them to the socket as long as that is possible without waiting."""
 
     __slots__ = ("_exchange", "_pace", "_unsent", "_writer")
 
@@ -201,13 +205,14 @@ class _Flow:
         self._unsent = b""
 
     def events(self, rows: list[Row]) -> bytes:
+        """Return the events of these rows. Raises Incomplete if there are none."""
         if not rows:
             raise Incomplete
         self._pace.rows(rows)
         return self._writer.events(rows)
 
     def __call__(self, rows: list[Row]) -> bool:
-        """False: its turn is over, the answer has ended or the client takes nothing now; see `unsent`."""
+        """Send rows. Returns False if the answer has ended or the client does not read; `unsent` then has their events."""
         events = self.events(rows)
         if self._writer.open and (not events or self._exchange.push(events)):
             return True
@@ -215,22 +220,23 @@ class _Flow:
         return False
 
     def unsent(self) -> bytes:
-        """The last events, where they were not sent."""
+        """Return the last events if they were not sent, and forget them."""
         events, self._unsent = self._unsent, b""
         return events
 
 
 class _Pace:
-    """Time to the first token and between tokens, as they leave for the client."""
+    """Measures the time to the first token and between tokens, as they are sent to the client."""
 
     __slots__ = ("_first", "_gap", "_last")
 
     def __init__(self, metrics: Metrics, model: str, began: float) -> None:
-        self._first: Series | None = metrics.first_token.series(model)  # None once it was fed
+        self._first: Series | None = metrics.first_token.series(model)  # None after its observation
         self._gap = metrics.gap.series(model)
         self._last = began
 
     def rows(self, rows: list[Row]) -> None:
+        """Observe the time since the rows before these."""
         now = time.perf_counter()
         count = len(rows)
         gap = (now - self._last) / count

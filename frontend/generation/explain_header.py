@@ -1,4 +1,4 @@
-"""The response header that says why a request was placed where it is, for requests that ask for it."""
+"""Adds a response header that explains the router's placement, for requests that ask for it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.messages import Candidate, Explanation, Row
+from headrace.broker.messages import Explanation, Row
 from headrace.frontend.generation.routing_headers import DECISION_HEADER
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.ports import JobAnswer, JobPort
 
-EXPLAIN_TIMEOUT_S = 0.5  # the first token waits for it
+EXPLAIN_TIMEOUT_S = 0.5  # the first token waits for this long
 MAX_HEADER_BYTES = 4096  # servers and proxies refuse much longer ones
 DIGITS = 4
 
 
 class Explained:
-    """An answer whose first rows come with the word of the router. The request has been placed by then, so it can be asked."""
+    """An answer that fetches the router's explanation with its first rows, when the request has been placed."""
 
     def __init__(self, answer: JobAnswer, port: JobPort, job: str, exchange: HttpExchange) -> None:
-        """`job`: the one that is explained, the first one of the request."""
+        """`job` is the id of the job to explain, the first one of the request."""
         self._answer = answer
         self._port = port
         self._job = job
         self._exchange = exchange
-        self._told = False
+        self._explained = False
 
     async def rows(self) -> list[Row]:
         rows = await self._answer.rows()
-        if not self._told:
-            self._told = True
+        if not self._explained:
+            self._explained = True
             explanation = await self._port.explain(self._job, timeout_s=EXPLAIN_TIMEOUT_S)
             self._exchange.more_headers.append((DECISION_HEADER, decision_header(explanation)))
         return rows
@@ -41,24 +41,20 @@ class Explained:
 
 
 def decision_header(explanation: Explanation) -> bytes:
-    """One line of JSON: the chosen worker first, then the cheapest ones, as many as fit."""
-    told: dict[str, Any] = _rounded(msgspec.to_builtins(explanation))
-    told.pop("v", None)
+    """Return the explanation as one line of JSON, with the chosen worker first, then the cheapest ones that fit."""
+    values: dict[str, Any] = _rounded(msgspec.to_builtins(explanation))
+    values.pop("v", None)
     candidates = sorted(explanation.candidates, key=lambda c: (c.worker != explanation.worker, bool(c.why_not), c.cost_s))
-    told["known"] = explanation.known
+    values["known"] = explanation.known
     while True:
         if candidates:
-            told["candidates"] = [_told(candidate) for candidate in candidates]
-        line = json.dumps(told, separators=(",", ":")).encode("ascii")
+            values["candidates"] = [_rounded(msgspec.to_builtins(candidate)) for candidate in candidates]
+        line = json.dumps(values, separators=(",", ":")).encode("ascii")
         if len(line) <= MAX_HEADER_BYTES or not candidates:
             return line[:MAX_HEADER_BYTES]
         candidates = candidates[: len(candidates) // 2]
-        told["left_out"] = len(explanation.candidates) - len(candidates)
-        told.pop("candidates")
-
-
-def _told(candidate: Candidate) -> dict[str, Any]:
-    return _rounded(msgspec.to_builtins(candidate))
+        values["left_out"] = len(explanation.candidates) - len(candidates)
+        values.pop("candidates")
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""When and where a request may run, and for how long: what generating and pooling requests have in common."""
+"""Job options common to generation and pooling: tenant, class, priority, deadline, routing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MOST_PRIORITY = 2**31 - 1
 
 
 class Tier(NamedTuple):
-    """What a service tier of OpenAI's means here: the class it waits in, how much later inside it, and what the answer says."""
+    """A service tier of OpenAI's API: the class it queues in, its priority in the class, and its name in the answer."""
 
     request_class: RequestClass
-    later: int
+    later: int  # added to the priority; lower priorities run sooner
     name: str
 
 
 STANDARD = Tier("std", 0, "default")
-FLEX_LATER = 1 << 20  # behind everything that has a priority of its own within reason
+FLEX_LATER = 1 << 20  # behind every request with a priority below this
 TIERS: dict[str, Tier] = {
     "auto": STANDARD,
     "default": STANDARD,
@@ -35,12 +35,12 @@ TIERS: dict[str, Tier] = {
 
 
 def tier_of(name: str | None) -> Tier:
-    """A tier that nobody knows, and none, is the usual one."""
+    """Return the tier of this name; an unknown name or None is the standard tier."""
     return TIERS.get(name or "auto", STANDARD)
 
 
-class Asking(Protocol):
-    """A request's body, as far as it matters here."""
+class RequestOptions(Protocol):
+    """The fields of a request's body that become job options."""
 
     @property
     def timeout(self) -> float | None: ...
@@ -51,7 +51,7 @@ class Asking(Protocol):
 
 
 class JobOptions(TypedDict):
-    """Fields of `headrace.broker.jobs.Job` that are the same for all jobs of a request."""
+    """The fields of `headrace.broker.jobs.Job` that are the same for all jobs of a request."""
 
     name: str
     request_class: RequestClass
@@ -66,9 +66,12 @@ class JobOptions(TypedDict):
 
 
 def job_options_of(
-    request: Asking, exchange: HttpExchange, settings: FrontendSettings, *, session_id: str | None
+    request: RequestOptions, exchange: HttpExchange, settings: FrontendSettings, *, session_id: str | None
 ) -> tuple[JobOptions, Routing]:
-    """Ask before the first job takes the request's own id. `session_id` is the body's. Raises BadRequest."""
+    """Return the job options of a request. `session_id` is the body's. Raises BadRequest.
+
+    Call it before the first job takes the request's own id.
+    """
     tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
     deadline_s = deadline_of(request.timeout, exchange, settings)
     tier = tier_of(request.service_tier)
@@ -89,7 +92,7 @@ def job_options_of(
 
 
 def deadline_of(wanted: float | None, exchange: HttpExchange, settings: FrontendSettings) -> float:
-    """Seconds from now; `wanted` is the body's timeout, the header wins. Raises BadRequest naming the header."""
+    """Return the deadline in seconds from now. The header wins over `wanted`, the body's timeout. Raises BadRequest."""
     asked = exchange.header(TIMEOUT_HEADER)
     if asked is not None:
         name = TIMEOUT_HEADER.decode()

@@ -1,4 +1,4 @@
-"""Several jobs read as one: a completions request with several prompts."""
+"""Merges the answers of several jobs into one, for a completions request with several prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.frontend.ports import JobAnswer, JobPort
 
 
 async def submit_all(port: JobPort, jobs: Sequence[Job]) -> list[JobAnswer]:
-    """Submit all jobs at once. When one is refused the others are withdrawn and its error is raised."""
+    """Submit all jobs at once. If one is refused, withdraw the others and raise its error."""
     answers: list[JobAnswer | None] = [None] * len(jobs)
 
     async def one(i: int, job: Job) -> None:
@@ -34,10 +34,13 @@ async def submit_all(port: JobPort, jobs: Sequence[Job]) -> list[JobAnswer]:
 
 
 class MergedAnswer:
-    """The choices of all jobs, counted through. Use as a context manager; the first job that fails fails all."""
+    """An answer with the choices of all jobs, numbered in the order of the jobs. The first job that fails, fails the answer.
+
+    Use it as a context manager.
+    """
 
     def __init__(self, answers: Sequence[JobAnswer], *, choices: Sequence[int]) -> None:
-        """`choices`: how many each job has."""
+        """`choices` has the number of choices per job."""
         self._answers = answers
         self._first = [0, *accumulate(choices)]
         self._open = list(choices)
@@ -57,11 +60,11 @@ class MergedAnswer:
         self.cancel()
 
     def _read(self, index: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._answers[index].rows())  # ended by __aexit__ at the latest
+        task = asyncio.get_running_loop().create_task(self._answers[index].rows())  # cancelled by __aexit__ at the latest
         self._reading[task] = index
 
     async def rows(self) -> list[Row]:
-        """The rows of whichever jobs have some. Empty once all are read; raises what the first failing job raised."""
+        """Return the rows of all jobs that have some; empty once all are read. Raises the error of the first failing job."""
         if not self._reading:
             return []
         done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
@@ -83,5 +86,6 @@ class MergedAnswer:
         return merged
 
     def cancel(self) -> None:
+        """Cancel all jobs."""
         for answer in self._answers:
             answer.cancel()

@@ -1,4 +1,4 @@
-"""What a request may say about where it is to run, in headers. Routers decide by it; without a router it has no effect."""
+"""Reads the routing headers of a request. Routers place requests by them; without a router they have no effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Affinity = Literal["soft", "hard"]
 
 
 class Routing(NamedTuple):
-    """The wishes of one request, valid."""
+    """The checked routing headers of one request."""
 
     session: str = ""
     affinity: Affinity = "soft"
@@ -40,7 +40,7 @@ class Routing(NamedTuple):
 
 
 def routing_of(exchange: HttpExchange, *, session_id: str | None) -> Routing:
-    """`session_id` is the body's; the header wins. Raises BadRequest naming header and value."""
+    """Read the routing headers. A session header wins over the body's `session_id`. Raises BadRequest with header and value."""
     headers = exchange.headers
     named = (SESSION_HEADER, AFFINITY_HEADER, WORKER_HEADER, REQUIRE_HEADER, PREFER_HEADER, EXPLAIN_HEADER)
     if not any(name in headers for name in named):
@@ -88,7 +88,7 @@ def _worker(exchange: HttpExchange) -> str:
 
 
 def _labels(exchange: HttpExchange, name: bytes) -> dict[str, str]:
-    """Label → what follows `=`, or nothing."""
+    """Return the text after `=` by label; empty without one."""
     value = exchange.header(name)
     if value is None:
         return {}

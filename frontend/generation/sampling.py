@@ -1,4 +1,4 @@
-"""How tokens are chosen: the request's wishes over the model's own defaults."""
+"""Sampling, stop strings and guided decoding of a request, with the model's defaults for parameters that are not given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ GUIDED_OPTIONS = frozenset({"disable_any_whitespace", "disable_additional_proper
 
 
 def sampling_of(request: GenerationRequest, card: ModelCard, *, max_tokens: int) -> Sampling:
-    """Raises BadRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`."""
+    """Return the sampling parameters.
+
+    Raises BadRequest for token ids outside the vocabulary and for `min_tokens` above `max_tokens`.
+    """
     defaults = card.default_sampling
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
@@ -63,7 +66,7 @@ def _check_ids(ids: Any, vocab_size: int, param: str) -> None:
 
 
 def stops_of(request: GenerationRequest) -> list[str]:
-    """The stop strings. Raises BadRequest for too many or an empty one."""
+    """Return the stop strings. Raises BadRequest for too many or an empty one."""
     stop = request.stop
     if not stop:
         if stop == "":
@@ -78,39 +81,39 @@ def stops_of(request: GenerationRequest) -> list[str]:
 
 
 def guided_of(request: GenerationRequest) -> dict[str, Any] | None:
-    """What the output must conform to, as `Generation.guided` has it. Raises BadRequest when there is more than one wish."""
-    wishes: dict[str, tuple[str, Any]] = {}  # kind → (parameter it came from, value)
+    """Return the constraint on the output as `Generation.guided` has it. Raises BadRequest if there is more than one."""
+    constraints: dict[str, tuple[str, Any]] = {}  # kind → (its parameter, value)
 
-    def wish(kind: str, param: str, value: Any) -> None:
+    def add(kind: str, param: str, value: Any) -> None:
         if value is None or value is False:
             return
-        if wishes:
-            raise BadRequest(f"{param} cannot be combined with {next(iter(wishes.values()))[0]}", param=param)
-        wishes[kind] = (param, value)
+        if constraints:
+            raise BadRequest(f"{param} cannot be combined with {next(iter(constraints.values()))[0]}", param=param)
+        constraints[kind] = (param, value)
 
-    wish("json", "guided_json", request.guided_json)
-    wish("regex", "guided_regex", request.guided_regex)
-    wish("choice", "guided_choice", request.guided_choice)
-    wish("grammar", "guided_grammar", request.guided_grammar)
+    add("json", "guided_json", request.guided_json)
+    add("regex", "guided_regex", request.guided_regex)
+    add("choice", "guided_choice", request.guided_choice)
+    add("grammar", "guided_grammar", request.guided_grammar)
     options: dict[str, Any] = {}
     if (outputs := request.structured_outputs) is not None:
         for kind in outputs.__struct_fields__:
             if kind not in GUIDED_OPTIONS:
-                wish(kind, f"structured_outputs.{kind}", getattr(outputs, kind))
+                add(kind, f"structured_outputs.{kind}", getattr(outputs, kind))
             elif value := getattr(outputs, kind):
                 options[kind] = value
     if request.response_format is not None:
-        wish(*_shaped(request.response_format))
-    if not wishes:
+        add(*_response_format(request.response_format))
+    if not constraints:
         if request.structured_outputs is not None:
             kinds = ", ".join(kind for kind in StructuredOutputs.__struct_fields__ if kind not in GUIDED_OPTIONS)
             raise BadRequest(f"structured_outputs needs one of {kinds}", param="structured_outputs")
         return None
-    return {kind: value for kind, (_, value) in wishes.items()} | options
+    return {kind: value for kind, (_, value) in constraints.items()} | options
 
 
-def _shaped(shape: ResponseFormat) -> tuple[str, str, Any]:
-    """Kind, parameter and value; None for plain text."""
+def _response_format(shape: ResponseFormat) -> tuple[str, str, Any]:
+    """Return kind, parameter and value; the value is None for plain text."""
     if shape.type == "json_object":
         return "json_object", "response_format", True
     if shape.type == "structural_tag":
@@ -123,7 +126,7 @@ def _shaped(shape: ResponseFormat) -> tuple[str, str, Any]:
 
 
 def _structural_tag(shape: ResponseFormat) -> str:
-    """As JSON text, which is what the grammar engines take."""
+    """Return the structural tag as JSON text, the form that grammar engines take."""
     tag: dict[str, Any] = {"type": "structural_tag"}
     if shape.format is not None:
         tag["format"] = shape.format

@@ -1,4 +1,4 @@
-"""The tools of a chat request: checked, and as the chat template and the worker's parser want them."""
+"""Checks the tools of a chat request, and brings them into the form for the chat template and the worker's parser."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CHOICES = ("none", "auto", "required")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolbox:
-    """`tools` with all the keys that templates print; `choice` is auto, none, required or a named tool."""
+    """The tools of a request with all keys that templates print. `choice` is auto, none, required or a named tool."""
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     choice: Choice = "none"
 
     @property
     def wanted(self) -> bool:
-        """The answer may have calls in it."""
+        """Return True if the answer may contain tool calls."""
         return bool(self.tools) and self.choice != "none"
 
 
@@ -33,7 +33,7 @@ NO_TOOLS = Toolbox()
 
 
 def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
-    """Raises BadRequest naming the place."""
+    """Check the tools of a request. Raises BadRequest with the path of the field."""
     tools, choice = request.tools, request.tool_choice
     if tools is None:
         if choice is not None and choice != "none":
@@ -67,7 +67,7 @@ def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
 
 
 def _tool(tool: Tool, index: int) -> dict[str, Any]:
-    """With the keys that vLLM's server hands to templates, in its order: some templates print them as they are."""
+    """Return a tool with the keys of vLLM's server, in its order, because some templates print tools as they are."""
     if tool.type != "function":
         raise unsupported(f"tools[{index}].type", f"{tool.type[:100]!r} is not supported here: functions only")
     function = tool.function
@@ -96,7 +96,7 @@ def _named(choice: ToolChoice | NamedTool, names: set[str], param: str) -> str:
 
 
 def _allowed(tools: list[dict[str, Any]], names: set[str], choice: ToolChoice) -> Toolbox:
-    """The model is shown only the tools it may use."""
+    """Return only the tools that the model may use."""
     allowed = choice.allowed_tools
     if allowed is None:
         raise missing("tool_choice.allowed_tools")
@@ -105,5 +105,5 @@ def _allowed(tools: list[dict[str, Any]], names: set[str], choice: ToolChoice) -
 
 
 def calls_in(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many tool calls the conversation has so far."""
+    """Count the tool calls in the conversation so far."""
     return sum(len(message.get("tool_calls") or ()) for message in messages)

@@ -1,9 +1,9 @@
 """HTTP/1.1 connections with limits on their number and on the size and duration of request headers.
 
-uvicorn's protocol leaves all of this to a proxy in front of it: a connection that never finishes its headers stays open forever,
-headers and request lines may have any size, and all pipelined requests of one read are accepted at once. Without a proxy, each of
-these can exhaust memory, descriptors or the event loop. Data that arrives on many connections at the same time is processed over
-several iterations of the event loop (`headrace.frontend.http.loop_budget`).
+uvicorn's protocol leaves all of this to a proxy in front of it: a connection that never finishes its headers stays open
+forever, headers and request lines may have any size, and all pipelined requests of one read are accepted at once. Without a
+proxy, each of these can exhaust memory, descriptors or the event loop. Data that arrives on many connections at the same time
+is processed over several iterations of the event loop (`headrace.frontend.http.loop_budget`).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Connection(HttpToolsProtocol):
         return self.flow.write_paused
 
     def begin(self, head: bytes, data: bytes) -> bool:
-        """Write the head of a streamed answer of status 200 together with its first part. `head`: valid headers, with line ends.
+        """Write the head of a streamed answer of status 200 and its first part. `head`: valid headers, with line ends.
 
         Returns False if nothing was written and the caller has to send through ASGI.
         """

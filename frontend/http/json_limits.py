@@ -4,8 +4,9 @@ A decoder turns a body of some megabytes into millions of objects in one call, a
 body exhausts the stack of code that handles it later, also in other processes. So the values outside of strings are counted
 first: at once for short bodies, in a thread for long ones, some kilobytes at a time, so that other threads can run.
 
-The limit corresponds to some 30 ms of decoding, counted in numbers: a string counts as one value, two escaped characters as one,
-and eight bytes of non-ASCII characters as one. Lists and objects have a limit of their own; a body may have half of each limit.
+The limit corresponds to some 30 ms of decoding, counted in numbers: a string counts as one value, two escaped characters as
+one, and eight bytes of non-ASCII characters as one. Lists and objects have a limit of their own; a body may have half of each
+limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Limits the time that socket callbacks take in one iteration of the event loop, and defers the rest to later iterations.
 
-One iteration runs the callbacks of every socket with data. With thousands of sockets this takes longer than streams may wait, and
-clients decide how long. So the work that they cause runs at once only while the iteration is within its budget. The rest waits in
-a queue, and each following iteration runs a part of it.
+One iteration runs the callbacks of every socket with data. With thousands of sockets this takes longer than streams may wait,
+and clients decide how long. So the work that they cause runs at once only while the iteration is within its budget. The rest
+waits in a queue, and each following iteration runs a part of it.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def give_back() -> None:
 def forget_frames(error: BaseException) -> None:
     """Release the frames of an error that was answered, and with them objects such as the request's body.
 
-    An error from a thread or a task is part of a cycle (error, traceback, frame, future, error). It would stay until the garbage
-    collector runs, which is seldom here, and a hundred refused bodies of 30 MB would stay with it.
+    An error from a thread or a task is part of a cycle (error, traceback, frame, future, error). It would stay until the
+    garbage collector runs, which is seldom here, and a hundred refused bodies of 30 MB would stay with it.
     """
     left: list[BaseException | None] = [error]
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: messages → prompt → job."""
+"""Plans requests of `POST /v1/chat/completions`: messages become a prompt, and the prompt a job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 class ChatApi:
-    """Plans chat requests. Stateless but for the models it looks up."""
+    """Plans chat requests. It keeps no state but the cache of loaded models."""
 
     def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
         self._model_cache = model_cache
@@ -39,7 +39,7 @@ class ChatApi:
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         plan = await self.plan_chat(request, exchange, ChatOptions(id_prefix="chatcmpl-"))
         return plan.answered_by(answer_writer(request, plan, CHAT_EVENTS, echo=_echo(request, plan.options.role)))
@@ -73,9 +73,9 @@ class ChatApi:
         limit = LengthLimit(
             context_length=model.card.context_length, wanted=wanted, truncate=request.truncate_prompt_tokens, param="messages"
         )
-        for each in messages:  # a template copies what it is given several times over
+        for each in messages:  # a template copies its input several times
             if isinstance(content := each.get("content"), str):
-                await model.encoder.refuse_endless(content, limit)
+                await model.encoder.check_length(content, limit)
         text = await model.render(
             with_parts(named_roles(messages, model.template), contents),
             add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
@@ -117,7 +117,7 @@ class ChatApi:
 
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
-    """What the client hands to the template by itself. Effort turns thinking on and off, as vLLM's server has it."""
+    """Return the client's arguments for the template. As in vLLM's server, the effort turns thinking on and off."""
     kwargs = dict(request.chat_template_kwargs or {})
     if (effort := request.reasoning_effort) is not None:
         kwargs.setdefault("enable_thinking", effort != "none")
@@ -126,14 +126,14 @@ def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
 
 
 def _prompt_logprobs(request: ChatRequest) -> int | None:
-    """With `echo` those of the prompt come along, as vLLM's server has it."""
+    """Return the number of alternatives per prompt token. As in vLLM's server, `echo` includes them."""
     if request.prompt_logprobs is None and request.echo and not request.stream:
         return request.top_logprobs or 0
     return request.prompt_logprobs
 
 
 def _echo(request: ChatRequest, role: str) -> list[str]:
-    """The last message once more, where the answer goes on with it."""
+    """Return the last message's text if the answer continues it."""
     if not request.echo or has_media(request.messages[-1:]):
         return []
     last = plain_messages(request.messages[-1:])[0]

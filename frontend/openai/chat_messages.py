@@ -1,7 +1,7 @@
-"""The messages of a chat request as chat templates expect them.
+"""Converts the messages of a chat request into the form that chat templates expect.
 
 The rules are those of vLLM's server, so that the same request gives the same prompt: text parts are joined by newlines,
-arguments of past tool calls become objects, reasoning is there under both names it has had.
+arguments of past tool calls become objects, and reasoning is given under both of its names.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from headrace.frontend.schema.chat import Message
 log = structlog.get_logger()
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
-"""Type of a part that is text → the key its text is under."""
+"""Type of a text part → the key of its text."""
 
 
 def plain_messages(messages: Sequence[Message], *, parts: bool = False) -> list[dict[str, Any]]:
-    """`parts`: the template wants contents as lists of parts, not as text. Raises BadRequest naming message and part."""
+    """Convert messages; with `parts` their contents become lists of parts. Raises BadRequest with the path of the field."""
     return [_plain(message, f"messages[{i}]", parts) for i, message in enumerate(messages)]
 
 
 def _plain(message: Message, where: str, parts: bool) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")
-    if content is None and role != "assistant":  # an assistant may have said nothing but called tools
+    if content is None and role != "assistant":  # an assistant message may consist of tool calls alone
         raise missing(f"{where}.content")
     texts = [content] if isinstance(content, str) else _texts(content or (), where)
     plain: dict[str, Any] = {"role": role}
@@ -79,7 +79,7 @@ def _past_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
-    """What cannot be understood becomes {}: it lies in the past, and an error would end the conversation for good."""
+    """Parse the arguments of a past call. Invalid ones become {}, because an error would end the conversation for good."""
     if not arguments:
         return {}
     if not isinstance(arguments, str):
@@ -98,7 +98,7 @@ def _arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Mapping
 
 
 def named_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
-    """OpenAI's newer name for `system` under the older one, for templates that do not know it."""
+    """Rename the role `developer` to `system` for templates that know only the older name."""
     if all(message["role"] != "developer" for message in messages) or template.knows_role("developer"):
         return messages
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]

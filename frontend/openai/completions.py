@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: prompts as text or ids → one job each."""
+"""Plans requests of `POST /v1/completions`: every prompt, a text or ids, becomes a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
 class CompletionApi:
-    """Plans completions requests. Stateless but for the models it looks up."""
+    """Plans completions requests. It keeps no state but the cache of loaded models."""
 
     def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
         self._model_cache = model_cache
@@ -32,19 +32,19 @@ class CompletionApi:
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         _refuse(request)
         prompts, given = await list_prompts(request), prompt_embeds.listed(request)
         check_choices(request.n or 1, len(prompts) + len(given), self._settings)
         model = await self._model_cache.get(request.model)
         model.check_kind("completion")
-        silent = request.max_tokens == 0  # the prompt alone: vLLM, too, computes one token and drops it
+        silent = request.max_tokens == 0  # an answer of the prompt alone; as in vLLM, one token is computed and dropped
         wanted = 1 if silent else DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         limit = LengthLimit(
             context_length=model.card.context_length, wanted=wanted, truncate=request.truncate_prompt_tokens, param="prompt"
         )
-        encoded = [await prompt_embeds.take(text, model, limit, self._settings) for text in given]
+        encoded = [await prompt_embeds.prompt_of(text, model, limit, self._settings) for text in given]
         encoded += [await self._encode(prompt, request, model, limit) for prompt in prompts]
         echo = []
         if request.echo:
@@ -84,7 +84,7 @@ def _first(*values: int | None) -> int | None:
 
 
 async def list_prompts(request: CompletionRequest) -> list[str | list[int]]:
-    """The four forms a prompt may have, as a list of texts or ids. Raises BadRequest for a mixture."""
+    """Return a prompt in any of its four forms as a list of texts or ids. Raises BadRequest for a mixture."""
     prompt = request.prompt
     if not prompt and request.prompt_embeds:
         return []

@@ -1,6 +1,6 @@
-"""Does a template want a message's content as text or as a list of parts?
+"""Detects the content format of a chat template: whether it expects a message's content as text or as a list of parts.
 
-A template that loops over the content was written for parts; handed a string it would loop over its characters, or miss the
+A template that loops over the content was written for parts. Given a string, it would loop over its characters, or miss the
 parts of a message that has several.
 """
 
@@ -12,7 +12,7 @@ from jinja2 import nodes
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """True when the template loops over the content of messages."""
+    """Return True if the template loops over the content of messages."""
     passed = set(_macro_names(template))
     in_macros = {id(loop): macro for macro in template.find_all(nodes.Macro) for loop in macro.find_all(nodes.For)}
     for loop in template.find_all(nodes.For):
@@ -28,7 +28,7 @@ def takes_parts(template: nodes.Template) -> bool:
 
 
 def _macro_names(template: nodes.Template) -> Iterator[tuple[str, str]]:
-    """(macro, parameter) for every parameter that is given the content of a message somewhere."""
+    """Yield (macro, parameter) for every parameter that some call fills with the content of a message."""
     macros = {macro.name: macro for macro in template.find_all(nodes.Macro)}
     for call in template.find_all(nodes.Call):
         macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
@@ -43,7 +43,7 @@ def _macro_names(template: nodes.Template) -> Iterator[tuple[str, str]]:
 
 
 def _bare(node: nodes.Node | None) -> nodes.Node | None:
-    """The expression without the filters and slices around it."""
+    """Return the expression without the filters and slices around it."""
     while isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
         node = node.node
     return node

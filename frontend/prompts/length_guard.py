@@ -1,7 +1,7 @@
-"""Texts that are far too long, told so before they are tokenised as a whole.
+"""Refuses texts that are far too long before they are tokenised as a whole.
 
-A tokenizer keeps some 150 bytes per token while it works, so a text of 30 MB can take gigabytes on its way to the words "too
-long".  Long ones are therefore counted piece by piece, until it is clear; and many are tokenised a few at a time.
+A tokenizer keeps some 150 bytes per token while it works, so a text of 30 MB can take gigabytes before it is refused. Long
+texts are therefore counted piece by piece until they exceed the limit, and many texts are tokenised a few at a time.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from tokenizers import Tokenizer
 
 T = TypeVar("T", bound="str | tuple[str, str]")
 
-LONG = 1 << 20  # characters; up to here the tokens of any text fit into some hundred megabytes
-SUSPICIOUS = 8  # characters per token of the context: ordinary text has three to five
+LONG = 1 << 20  # characters; the tokens of a text up to this length fit into some hundred megabytes
+SUSPICIOUS = 8  # characters per token of the context; ordinary text has three to five
 PIECE = 256 * 1024  # characters
 _CUT = 16  # tokens that cutting a text in two may add
 
 
 def is_suspicious(text: str, context_length: int) -> bool:
-    """Whether the text would have to be unusual to fit."""
+    """Return True if only an unusual text of this length would fit into the context."""
     return len(text) > max(PIECE, SUSPICIOUS * context_length)
 
 
 def least_tokens(tokenizer: Tokenizer, text: str, *, enough: int) -> int:
-    """At least so many tokens are in the text; counted no further than a little above `enough`."""
+    """Return a lower bound of the number of tokens. Counting stops a little above `enough`."""
     tokens = 0
     for at in range(0, len(text), PIECE):
         piece = tokenizer.encode_batch_fast([text[at : at + PIECE]], add_special_tokens=False)[0]
@@ -36,7 +36,7 @@ def least_tokens(tokenizer: Tokenizer, text: str, *, enough: int) -> int:
 
 
 def in_groups(texts: Sequence[T]) -> Iterator[list[T]]:
-    """The texts, or pairs of them, in order: as many at a time as are no longer than `LONG` together, and at least one."""
+    """Yield texts, or pairs of them, in order, in groups of at most `LONG` characters or of a single one."""
     group: list[T] = []
     size = 0
     for text in texts:

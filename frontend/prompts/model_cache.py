@@ -1,7 +1,7 @@
-"""Models made ready to take prompts: tokenizer loaded, template compiled, once per card.
+"""Caches loaded models: per card a tokenizer and a compiled template.
 
-Loading a tokenizer takes a tenth of a second and more, so it happens in a thread, and as soon as a model appears rather than
-when its first request comes.
+Loading a tokenizer takes a tenth of a second and more, so it happens in a thread, and as soon as a model appears instead of
+with its first request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`fingerprint` changes with anything in the card but its adapters."""
+    """A model that is ready to encode prompts. `fingerprint` changes with everything in the card but its adapters."""
 
     card: ModelCard
     encoder: PromptEncoder
@@ -48,7 +48,7 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """What answers call it."""
+        """Return the name of the model in answers: the adapter's, if there is one."""
         return self.adapter or self.card.model
 
     def check_kind(self, kind: str) -> None:
@@ -68,9 +68,9 @@ class LoadedModel:
         documents: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """`ChatTemplate.render`, off the event loop if the conversation is long.
+        """Call `ChatTemplate.render`, off the event loop if the conversation is long.
 
-        Raises BadRequest, also when the model has no template.
+        Raises BadRequest, also if the model has no template.
         """
         if self.template is None:
             message = f"{self.card.model!r} has no chat template; use /v1/completions"
@@ -90,7 +90,7 @@ class LoadedModel:
 
 
 class ModelCache:
-    """The ready models. Run `run` next to the server; without it models are loaded by their first request."""
+    """The loaded models. Run `run` beside the server; without it models are loaded by their first request."""
 
     def __init__(self, models: Models, settings: FrontendSettings, metrics: Metrics | None = None) -> None:
         self._models = models
@@ -100,26 +100,26 @@ class ModelCache:
         self._locks: dict[str, asyncio.Lock] = {}
         self._executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         self._on_refused: Callable[[], None] = metrics.slow_prompts.inc if metrics is not None else lambda: None
-        self._quickening: asyncio.Future[None] | None = None
+        self._speedup: asyncio.Future[None] | None = None
         self._changed = asyncio.Event()
         models.on_change(self._changed.set)
 
     def names(self) -> set[str]:
-        """Models that are loaded."""
+        """Return the names of the loaded models."""
         return set(self._ready)
 
     async def get(self, name: str) -> LoadedModel:
-        """Raises UnknownModel, ModelUnusable."""
+        """Return a model, loading it if necessary. Raises UnknownModel, ModelUnusable."""
         served = self._models.get(name)
         ready = self._ready.get(served.card.model)
         if ready is None or ready.card is not served.card:
-            ready = self._still(ready, served.card) or await self._load(served)
+            ready = self._unchanged(ready, served.card) or await self._load(served)
         if served.adapter is None:
             return ready
         return dataclasses.replace(ready, adapter=served.adapter, encoder=ready.encoder.for_adapter(served.adapter))
 
     async def run(self) -> None:
-        """Load models as they appear, drop those that are gone, until cancelled."""
+        """Load models as they appear and drop models that are gone, until cancelled."""
         while True:
             self._changed.clear()
             names = self._models.names()
@@ -133,29 +133,30 @@ class ModelCache:
                     log.warning("model.unusable", model=name, error=str(error))
             await self._changed.wait()
 
-    def _still(self, ready: LoadedModel | None, card: ModelCard) -> LoadedModel | None:
-        """What is loaded, if nothing in the card has changed but which adapters there are."""
+    def _unchanged(self, ready: LoadedModel | None, card: ModelCard) -> LoadedModel | None:
+        """Return the loaded model if nothing but the adapters has changed in the card."""
         if ready is None or msgspec.structs.replace(ready.card, adapters=card.adapters) != card:
             return None
         ready = self._ready[card.model] = dataclasses.replace(ready, card=card)
         return ready
 
     def close(self) -> None:
+        """Stop the tokenizer threads."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _load(self, served: Served) -> LoadedModel:
         card = served.card
         async with self._locks.setdefault(card.model, asyncio.Lock()):
-            still = self._still(self._ready.get(card.model), card)
-            if still is not None:
-                return still
+            unchanged = self._unchanged(self._ready.get(card.model), card)
+            if unchanged is not None:
+                return unchanged
             began = time.perf_counter()
             loop = asyncio.get_running_loop()
             ready = await loop.run_in_executor(self._executor, self._build, served)
             self._ready[card.model] = ready
             log.info("model.loaded", model=card.model, seconds=round(time.perf_counter() - began, 3))
-            if self._settings.fast_tokenizer:  # nobody waits for it: until it is done prompts only take longer
-                self._quickening = loop.run_in_executor(self._executor, ready.encoder.quicken, self._on_refused)
+            if self._settings.fast_tokenizer:  # not awaited: until it is done, prompts only take longer
+                self._speedup = loop.run_in_executor(self._executor, ready.encoder.use_fast_tokenizer, self._on_refused)
             return ready
 
     def _build(self, served: Served) -> LoadedModel:
@@ -187,13 +188,13 @@ def _prompt_cache(settings: FrontendSettings, metrics: Metrics | None) -> Prompt
 
 
 def _is_heavy(values: Sequence[object], limit: int) -> bool:
-    """Do these values hold more characters than the limit? Everything that is no text counts as a few."""
+    """Return True if the values have more characters than the limit. Every value that is no text counts as a few."""
     left = list(values)
     while left:
         value = left.pop()
         if isinstance(value, str):
             limit -= len(value)
-        elif isinstance(value, dict):  # concrete types: asking for abstract ones costs more than all the rest of this
+        elif isinstance(value, dict):  # concrete types, because checks of abstract ones cost more than all else here
             limit -= 8 * len(value)
             left.extend(value.values())
         elif isinstance(value, (list, tuple)):

@@ -1,13 +1,12 @@
-"""What a long prompt shares with earlier ones is not worked out again: the next turn of a conversation costs what is new.
+"""Caches token ids and block hashes of long prompts, so that the next turn of a conversation only costs its new part.
 
-Two memories of exact results, bounded together in bytes, the least recently used forgotten first:
+It consists of two LRU caches of exact results, bounded together in bytes:
 
 - the ids of a piece of text that can be tokenised alone (`headrace.frontend.prompts.split_points`), by the tokenizer and
 the text itself,
 - the block hashes of a run of blocks, by the hash before it and its ids.
 
-Keys are whole, never digests, so nothing that a client sends can bring back another's ids.  Losing everything costs time, never
-an answer.
+Keys are complete, never digests, so no request can get the ids of another text. Losing the cache costs time, never an answer.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from threading import Lock
 from headrace.broker.blocks import chain_seed, extend_chain_packed
 from headrace.broker.codec import pack_u64
 
-_ENTRY = 300  # bytes of an entry beside its strings: key, tuple, links; rounded up
-_RUN = 64  # blocks hashed, and remembered, together
+_ENTRY = 300  # bytes of an entry without its strings: key, tuple, links; rounded up
+_RUN = 64  # blocks that are hashed and cached together
 
 Reuse = Callable[[int, int], None]
 
 
 class ByteLru:
-    """Bytes by key, at most so many in all. Safe to use from several threads; `many` operations take the lock once."""
+    """An LRU cache of bytes, bounded in bytes. Safe to use from several threads; each call takes the lock once."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -39,6 +38,7 @@ class ByteLru:
         return len(self._entries)
 
     def get_many(self, keys: Sequence[Hashable]) -> list[bytes | None]:
+        """Return the values of the keys, None for missing ones."""
         found: list[bytes | None] = []
         with self._lock:
             for key in keys:
@@ -49,7 +49,7 @@ class ByteLru:
         return found
 
     def put_many(self, items: Sequence[tuple[Hashable, bytes, int]]) -> None:
-        """(key, value, bytes of both). What is larger than everything may be is not kept."""
+        """Add items of (key, value, bytes of both). Items larger than the whole cache are not kept."""
         with self._lock:
             for key, value, size in items:
                 size += _ENTRY
@@ -63,21 +63,21 @@ class ByteLru:
 
 
 class PromptCache:
-    """One per process, for all models."""
+    """The prompt cache of a process, shared by all models."""
 
     def __init__(self, max_bytes: int, *, on_reuse: Reuse | None = None) -> None:
-        """`on_reuse` is told, prompt by prompt and from any thread, how many tokens were known and how many were not."""
+        """`on_reuse` gets the number of cached and of new tokens of each prompt. It is called from any thread."""
         self._pieces = ByteLru(max_bytes * 2 // 3)
         self._runs = ByteLru(max_bytes // 3)
         self._on_reuse = on_reuse
 
     @property
     def size(self) -> int:
-        """Bytes held now; an estimate that is on the high side."""
+        """Return the bytes held now, as an upper estimate."""
         return self._pieces.size + self._runs.size
 
     def ids(self, tokenizer: str, pieces: Sequence[str], encode: Callable[[list[str]], list[bytes]]) -> bytes:
-        """The packed ids of the pieces, one after another. `encode` is asked for those that are not known."""
+        """Return the packed ids of the pieces, joined. `encode` computes those that are not cached."""
         keys = [(tokenizer, piece) for piece in pieces]
         found = self._pieces.get_many(keys)
         missing = list(dict.fromkeys(piece for piece, ids in zip(pieces, found, strict=True) if ids is None))
@@ -90,7 +90,7 @@ class PromptCache:
         return whole
 
     def chain(self, packed: bytes, block_size: int, *, adapter: str | None = None, salt: str | None = None) -> bytes:
-        """`headrace.broker.blocks.block_chain` of packed ids, packed."""
+        """Return `headrace.broker.blocks.block_chain` of packed ids, packed."""
         width = block_size * 4
         value = chain_seed(adapter, salt)
         runs = [packed[at : at + width * _RUN] for at in range(0, len(packed) - width + 1, width * _RUN)]

@@ -1,4 +1,4 @@
-"""Prompts that come as embeddings: base64 of a file of `torch.save`, a row per token, as vLLM's server takes them."""
+"""Prompts given as embeddings: base64 of a file of `torch.save`, a row per token, as in vLLM's server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARAM = "prompt_embeds"
 
 
 def listed(request: CompletionRequest) -> list[str]:
-    """Raises BadRequest for what they cannot be combined with."""
+    """Return the embeddings of a request. Raises BadRequest for parameters that cannot be combined with them."""
     embeds = request.prompt_embeds
     if embeds is None:
         return []
@@ -26,10 +26,10 @@ def listed(request: CompletionRequest) -> list[str]:
     return [embeds] if isinstance(embeds, str) else embeds
 
 
-async def take(text: str, model: LoadedModel, limit: LengthLimit, settings: FrontendSettings) -> Prompt:
-    """Only as much is read here as it takes to know the length; nothing is unpickled.
+async def prompt_of(text: str, model: LoadedModel, limit: LengthLimit, settings: FrontendSettings) -> Prompt:
+    """Make a prompt of embeddings. Only the length is read from the file; nothing is unpickled.
 
-    Raises BadRequest for a model that does not take them, and for anything but a matrix; ContextTooLong.
+    Raises BadRequest for a model that does not support embeddings, and for anything but a matrix; ContextTooLong.
     """
     if not model.card.prompt_embeds:
         raise unsupported(PARAM, f"is not supported by {model.name!r}: its workers take tokens only")

@@ -1,7 +1,7 @@
-"""Prompts become token ids, their packed form and their block chain: once, here, for the whole way.
+"""Encodes prompts into packed token ids and their block hash chain. No later stage tokenises or hashes a prompt again.
 
-Short prompts are encoded on the event loop, because a hop to a thread and back costs more than they do; long ones in a small
-thread pool (the tokenizer releases the GIL), where what they share with earlier prompts is remembered
+Short prompts are encoded on the event loop, because handing them to a thread would cost more than encoding. Long prompts are
+encoded in a small thread pool (the tokenizer releases the GIL), where the parts they share with earlier prompts are cached
 (`headrace.frontend.prompts.prompt_cache`).
 """
 
@@ -36,27 +36,27 @@ _SLICE = 1 << 16  # token ids
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A prompt as the broker wants it. `packed` is the ids as little-endian u32, `hashes` the chain as little-endian u64."""
+    """An encoded prompt. `packed` has the ids as little-endian u32, `hashes` the block chain as little-endian u64."""
 
     tokens: int
     packed: bytes
     hashes: bytes
-    media: Sequence[dict[str, Any]] = ()  # its items, as `Generation.media` has them
-    embeds: bytes = b""  # instead of ids, as `Generation.prompt_embeds` has them
+    media: Sequence[dict[str, Any]] = ()  # media items, in the form of `Generation.media`
+    embeds: bytes = b""  # in place of ids, in the form of `Generation.prompt_embeds`
 
 
 class LengthLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """What the request and the model say about length. `param` is the parameter to blame."""
+    """The limits on a prompt's length by the request and the model. `param` is the parameter that errors name."""
 
     context_length: int
     wanted: int | None  # tokens the client asked for; None = as many as fit
-    truncate: int | None  # keep this many of the last prompt tokens; -1 = as many as fit
+    truncate: int | None  # number of last prompt tokens to keep; -1 = as many as fit; None = all
     param: str
 
     def kept(self, tokens: int) -> int:
-        """How many of the last of so many tokens are left by `truncate_prompt_tokens`.
+        """Return how many of the last of `tokens` tokens `truncate_prompt_tokens` keeps.
 
-        Raises ContextTooLong when it asks for more than the context.
+        Raises ContextTooLong if it asks for more than the context.
         """
         if self.truncate is None:
             return tokens
@@ -67,10 +67,10 @@ class LengthLimit(msgspec.Struct, frozen=True, kw_only=True):
         return min(max(keep, 0), tokens)
 
     def check(self, tokens: int) -> None:
-        """Room for one token is enough: what was asked for beyond the context is cut, as vLLM's server does it.
+        """Check that the context has room for one more token. As in vLLM's server, wanted tokens beyond the context are cut.
 
-        Raises ContextTooLong with the words OpenAI uses, which clients and frameworks look for; also where more is asked for
-        than the model could ever give.
+        Raises ContextTooLong with OpenAI's wording, which clients and frameworks look for, also if more tokens are wanted than
+        the context has.
         """
         if tokens < self.context_length and (self.wanted or 1) <= self.context_length:
             return
@@ -87,7 +87,7 @@ class LengthLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptEncoder:
-    """One model's tokenizer. Stateless after construction, so threads may share it."""
+    """The prompt encoder of a model. Threads may share it."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class PromptEncoder:
         cache: PromptCache | None = None,
         special_tokens: Sequence[str] = (),
     ) -> None:
-        """`special_tokens` as `TextEncoder` has them.
+        """`special_tokens` are those of `TextEncoder`.
 
-        Raises ModelUnusable when the bytes are no tokenizer. Takes 0.1 s and more: call it off the event loop.
+        Raises ModelUnusable if the bytes are no tokenizer. Takes 0.1 s and more: call it off the event loop.
         """
         self._text = TextEncoder(tokenizer_json, name=card.model, special_tokens=special_tokens)
         self._tokenizer = self._text.reference
@@ -117,20 +117,22 @@ class PromptEncoder:
         self._vocab_size = card.vocab_size or self._tokenizer.get_vocab_size()
 
     def for_adapter(self, adapter: str) -> PromptEncoder:
-        """The same, with block chains of this adapter: it shares no blocks with the model itself."""
+        """Return an encoder with the block chains of this adapter, which shares no blocks with the model itself."""
         encoder = copy.copy(self)
         encoder._adapter = adapter
         return encoder
 
-    def quicken(self, on_refused: Callable[[], None]) -> None:
-        """Go over to the fast tokenizer if it suits this model; `on_refused` is told of texts it does not take. Call it in a
-        thread."""
+    def use_fast_tokenizer(self, on_refused: Callable[[], None]) -> None:
+        """Switch to the fast tokenizer if it agrees with this model's. Call it in a thread.
+
+        `on_refused` is called for each text that the fast tokenizer refuses.
+        """
         self._text.on_refused = on_refused
-        self._text.quicken()
+        self._text.use_fast_tokenizer()
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """For what is no prompt. Threads share it: change nothing."""
+        """Return the tokenizer for texts that are no prompts. Threads share it: change nothing."""
         return self._tokenizer
 
     @property
@@ -138,7 +140,7 @@ class PromptEncoder:
         return self._vocab_size
 
     async def aside(self, work: Callable[[], T], *, size: int) -> T:
-        """`work()`, in a thread when the `size` of its text, in characters, is too much for the event loop."""
+        """Return `work()`, run in a thread if the `size` of its text, in characters, is too large for the event loop."""
         if size <= self._inline_bytes:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -152,9 +154,9 @@ class PromptEncoder:
         salt: str | None = None,
         media: Sequence[MediaItem] = (),
     ) -> Prompt:
-        """`media` are put where the text has their placeholders.
+        """Encode a text. Each of its placeholders stands for an item of `media`.
 
-        Raises ContextTooLong, and BadRequest for a prompt without any token, or with other placeholders than items.
+        Raises ContextTooLong, and BadRequest for a prompt without tokens, or if placeholders and items do not match.
         """
 
         def work() -> Prompt:
@@ -167,7 +169,7 @@ class PromptEncoder:
         if len(text) > self._inline_bytes:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         self._inline_run += len(text)
-        if self._inline_run > self._inline_bytes:  # many short prompts in one request are not short either
+        if self._inline_run > self._inline_bytes:  # many short prompts of one request take as long as a long one
             self._inline_run = 0
             await asyncio.sleep(0)
         return work()
@@ -181,9 +183,10 @@ class PromptEncoder:
         salt: str | None = None,
         media: Sequence[MediaItem] = (),
     ) -> Prompt:
+        """Encode a text in the calling thread. Raises as `encode`."""
         try:
             if is_suspicious(text, limit.context_length):
-                self._refuse_endless(text, limit)
+                self._check_length(text, limit)
             packed = self._ids_of(text, limit, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError as error:
             raise BadRequest(f"the prompt is not valid Unicode: {error}", param=limit.param) from None
@@ -191,12 +194,12 @@ class PromptEncoder:
             return self._pack_media(place(unpack_u32(packed), media, self._card.media), limit, salt)
         return self._prompt(packed, limit, salt)
 
-    async def refuse_endless(self, text: str, limit: LengthLimit) -> None:
-        """Before a part of a prompt is copied into it: whether it alone is too long. Raises ContextTooLong."""
+    async def check_length(self, text: str, limit: LengthLimit) -> None:
+        """Refuse a part of a prompt that alone is too long, before it is copied into the prompt. Raises ContextTooLong."""
         if is_suspicious(text, limit.context_length):
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._refuse_endless, text, limit)
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._check_length, text, limit)
 
-    def _refuse_endless(self, text: str, limit: LengthLimit) -> None:
+    def _check_length(self, text: str, limit: LengthLimit) -> None:
         tokens = least_tokens(self._tokenizer, text, enough=limit.context_length)
         if tokens > limit.context_length:
             if limit.truncate is not None:
@@ -205,18 +208,18 @@ class PromptEncoder:
             try:
                 limit.check(tokens)
             except ContextTooLong as error:
-                error.tokens = None  # there are more: nobody has counted to the end
+                error.tokens = None  # a lower bound only
                 raise
 
     async def take_ids(self, ids: Sequence[int], *, limit: LengthLimit, salt: str | None = None) -> Prompt:
-        """A prompt that came as ids. Raises BadRequest for ids outside the vocabulary, and as `encode`."""
+        """Make a prompt of token ids. Raises BadRequest for ids outside the vocabulary, and as `encode`."""
         if len(ids) <= self._inline_bytes:
             return self._take_ids_now(ids, limit, salt)
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._take_ids_now, ids, limit, salt)
 
     def _take_ids_now(self, ids: Sequence[int], limit: LengthLimit, salt: str | None) -> Prompt:
         packed = []
-        for at in range(0, len(ids), _SLICE):  # one call on all of a million ids would hold up every other thread
+        for at in range(0, len(ids), _SLICE):  # one call for a million ids would block every other thread
             some = ids[at : at + _SLICE]
             if min(some) < 0 or max(some) >= self._vocab_size:
                 wrong = next(i for i in some if not 0 <= i < self._vocab_size)
@@ -225,18 +228,18 @@ class PromptEncoder:
         return self._prompt(b"".join(packed), limit, salt)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of prompt ids, for `echo`."""
+        """Return the text of prompt ids, for `echo`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     async def text_of(self, prompt: Prompt) -> str:
-        """The text of a prompt that came as ids."""
+        """Return the text of a prompt that was given as ids."""
         if prompt.tokens <= self._inline_bytes:
             return self.decode(unpack_u32(prompt.packed))
         return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self.decode(unpack_u32(prompt.packed)))
 
     def _ids_of(self, text: str, limit: LengthLimit, *, add_special_tokens: bool) -> bytes:
-        """Packed. Long texts go through the memory of prefixes, piece by piece, where this gives the same ids."""
-        whole = add_special_tokens and self._adds_special  # what is added stands around all of it
+        """Return the packed ids. Long texts go through the prompt cache, piece by piece, if this gives the same ids."""
+        whole = add_special_tokens and self._adds_special  # special tokens are added around the whole text
         if self._prompt_cache is not None and len(text) > self._inline_bytes and not whole:
             pieces = self._split_points.split(text)
             if len(pieces) > 1:
@@ -247,7 +250,7 @@ class PromptEncoder:
         packed: list[bytes] = []
         for group in in_groups(pieces):
             if len(group[0]) > LONG:
-                self._refuse_endless(group[0], limit)
+                self._check_length(group[0], limit)
             packed += self._text.encode(group, special=special)
         return packed
 
@@ -275,7 +278,7 @@ class PromptEncoder:
         return pack_u64(block_chain(packed, size, adapter=self._adapter, salt=salt))
 
     def _pack_media(self, placed: Placed, limit: LengthLimit, salt: str | None) -> Prompt:
-        """Block hashes end where the engine's prompt is not known."""
+        """Make a prompt with media. Its block hashes end where the ids that the engine will see are not known."""
         if limit.truncate is not None:
             message = "truncate_prompt_tokens cannot be combined with images, videos or sounds"
             raise BadRequest(message, param="truncate_prompt_tokens")

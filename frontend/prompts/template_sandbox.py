@@ -1,10 +1,10 @@
-"""The Jinja environment chat templates are written for, and what keeps a template from running for ever.
+"""A sandboxed Jinja environment for chat templates, with limits on the time and the size of a rendering.
 
 Templates come with the model and are written for transformers: sandboxed, blocks trimmed, `break` and `continue`, a `tojson`
-that leaves HTML alone, `raise_exception`, `strftime_now`, and the `generation` tag, which only marks text for training.
+that does not escape HTML, `raise_exception`, `strftime_now`, and the `generation` tag, which only marks text for training.
 
-Every turn of a loop and every call of a macro looks at the clock, so a rendering ends when its time is over, in whatever thread
-it runs; a thread cannot be stopped from outside.  Multiplication cannot make text larger than a prompt may be.
+Every iteration of a loop and every call of a macro counts towards a check of the clock, so a rendering ends at its deadline in
+any thread; a thread cannot be stopped from outside. Multiplication cannot make text larger than the limit on prompts.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CHARS = 64 * 1024 * 1024  # of a rendered prompt; twice the largest body, by default
-_LOOK = 64  # turns between two looks at the clock
-_MAX_BITS = 4096  # of the integers a template may make
-_OF_LOOPS = frozenset({"first", "last", "index", "index0", "length"})
+_STEPS = 64  # between two checks of the clock
+_MAX_BITS = 4096  # of the integers that a template computes
+_LOOP_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "length"})
 
 
 class TemplateTimeout(jinja2.TemplateRuntimeError):
-    """The rendering took longer than it may."""
+    """The rendering exceeded its time limit."""
 
 
-class _Time(threading.local):
-    """What is left to the rendering in this thread."""
+class _Deadline(threading.local):
+    """The deadline of the rendering in this thread."""
 
     ends: float = float("inf")  # time.monotonic()
-    turns: int = _LOOK  # until the next look at the clock
+    steps: int = _STEPS  # until the next check of the clock
 
 
-_time = _Time()
+_deadline = _Deadline()
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Renderings inside raise TemplateTimeout after this long."""
-    _time.ends, _time.turns = time.monotonic() + seconds, _LOOK
+    """Make renderings in the block raise TemplateTimeout after this long."""
+    _deadline.ends, _deadline.steps = time.monotonic() + seconds, _STEPS
     try:
         yield
     finally:
-        _time.ends = float("inf")
+        _deadline.ends = float("inf")
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -67,7 +67,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """One per model is enough; safe to use from several threads."""
+    """The environment of a model's templates. Safe to use from several threads."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -78,29 +78,32 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     @property
-    def turn(self) -> None:
-        """Read by every turn of a loop: the cheapest thing compiled templates can do with their environment."""
-        _time.turns -= 1
-        if _time.turns <= 0:
-            _time.turns = _LOOK
-            if time.monotonic() > _time.ends:
+    def step(self) -> None:
+        """Check the clock at every `_STEPS`th read. Every iteration of a loop reads this property.
+
+        Reading an attribute is the cheapest thing that a compiled template can do with its environment.
+        """
+        _deadline.steps -= 1
+        if _deadline.steps <= 0:
+            _deadline.steps = _STEPS
+            if time.monotonic() > _deadline.ends:
                 raise TemplateTimeout("it took too long")
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is LoopContext and attribute in _OF_LOOPS:  # what templates ask most, and what the checks let through
+        if type(obj) is LoopContext and attribute in _LOOP_ATTRIBUTES:  # the most frequent ones; the checks allow them
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
-            look = nodes.ExprStmt(nodes.EnvironmentAttribute("turn"), lineno=node.lineno)
-            look.set_environment(self)
-            node.body.insert(0, look)  # type: ignore[attr-defined]  # all three have a body
+            step = nodes.ExprStmt(nodes.EnvironmentAttribute("step"), lineno=node.lineno)
+            step.set_environment(self)
+            node.body.insert(0, step)  # type: ignore[attr-defined]  # all three have a body
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Raises SecurityError for products beyond any prompt."""
+        """Compute a product or power. Raises SecurityError if it would be larger than any prompt."""
         if operator == "**":
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() * max(right, 0) > _MAX_BITS:
                 raise SecurityError("a power too large")
@@ -130,4 +133,4 @@ def _tojson(
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005  # local time is what templates mean by it
+    return datetime.now().strftime(pattern)  # noqa: DTZ005  # templates expect local time

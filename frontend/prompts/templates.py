@@ -1,4 +1,4 @@
-"""Chat templates: messages become the prompt text the model was trained on. Compiled once per model."""
+"""Renders messages into prompt text with the chat templates of a model, which are compiled once per model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.frontend.prompts.content_format import takes_parts
 from headrace.frontend.prompts.template_sandbox import MAX_CHARS, TemplateEnvironment, TemplateTimeout, limited
 
 _MARK = "\ue0aaHEADRACE-CONTINUE\ue0aa"  # private-use characters: no prompt contains this by accident
-_PROBE = _MARK + " "  # the blank tells whether the template trims contents
+_PROBE = _MARK + " "  # the blank shows whether the template trims contents
 
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
@@ -30,12 +30,12 @@ class _Compiled:
 
 
 class ChatTemplate:
-    """One model's template, or its templates by name: with tools the one called "tool_use" is taken, else "default"."""
+    """The chat templates of a model by name: with tools the one called "tool_use" is used, else "default"."""
 
     def __init__(self, source: str | Mapping[str, str], *, names: Mapping[str, Any], deadline_s: float = DEADLINE_S) -> None:
-        """`names` are the special tokens and constants it may refer to; a rendering may take `deadline_s`.
+        """`names` are the special tokens and constants that templates refer to. A rendering may take `deadline_s`.
 
-        Raises ModelUnusable when a source is no template, or when there are several and none is the default one.
+        Raises ModelUnusable if a source is no template, or if there are several and none is the default one.
         """
         sources = {DEFAULT: source} if isinstance(source, str) else source
         self._deadline_s = deadline_s
@@ -45,11 +45,11 @@ class ChatTemplate:
             raise ModelUnusable(f"none of the model's chat templates is called {DEFAULT!r}, only: {', '.join(sorted(sources))}")
 
     def knows_role(self, role: str) -> bool:
-        """Whether the name of the role stands in the source, which is how vLLM's server tells, too."""
+        """Return True if the source has the name of the role, which is the rule of vLLM's server."""
         return any(f"'{role}'" in source or f'"{role}"' in source for source in self._sources)
 
     def takes_parts(self, *, tools: bool) -> bool:
-        """Was the template for a request with or without tools written for contents that are lists of parts?"""
+        """Return True if the template for requests with or without tools expects contents as lists of parts."""
         return self._chosen(tools=tools).parts
 
     def render(
@@ -62,7 +62,7 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Raises BadRequest with the template's own message when it refuses the conversation."""
+        """Render the prompt. Raises BadRequest with the template's own message if it refuses the conversation."""
         final = ""
         if continue_final_message:
             messages, final = _mark_last(messages)
@@ -118,8 +118,8 @@ def _compile(name: str, source: str, names: Mapping[str, Any]) -> _Compiled:
     except jinja2.TemplateError as error:
         which = "" if name == DEFAULT else f" {name!r}"
         raise ModelUnusable(f"the model's chat template{which} does not compile: {error}") from None
-    # The environment's globals under the template's own names: handed over as one shared mapping, because a context of
-    # its own, made from both at every call, costs more than the rendering of a short chat.
+    # The environment's globals and the template's own names are one shared mapping, because building a context from both at
+    # every call costs more than the rendering of a short chat.
     return _Compiled(template, {**template.globals, **names}, parts)
 
 
@@ -127,7 +127,7 @@ def _run(template: jinja2.Template, names: dict[str, Any]) -> str:
     pieces: list[str] = []
     size = 0
     environment = template.environment
-    # `new_context` would list the environment's globals once more at every call, for imports, of which there are none.
+    # `new_context` would list the environment's globals at every call, for imports, which are never used here.
     context = environment.context_class(environment, names, template.name, template.blocks)
     for piece in template.root_render_func(context):
         size += len(piece)
@@ -138,7 +138,7 @@ def _run(template: jinja2.Template, names: dict[str, Any]) -> str:
 
 
 def _mark_last(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The messages with the mark behind the last one's last text, and this text."""
+    """Return the messages with the mark behind the last text of the last one, and this text."""
     last = messages[-1]
     content = last.get("content")
     marked: Any = None
@@ -156,7 +156,7 @@ def _mark_last(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 def _cut_at_mark(text: str, final: str) -> str:
-    """Everything before the mark: what the template puts after a message would tell the model that it has ended."""
+    """Cut the prompt at the mark, because the template's text after a message would tell the model that it has ended."""
     at = text.rfind(_MARK)
     if at < 0 or final.strip() not in text:
         raise BadRequest("this model's template does not allow to continue the final message", param="continue_final_message")

@@ -1,9 +1,9 @@
-"""Text to token ids by two libraries: a fast one wherever it is sure to agree with the one that defines the ids.
+"""Encodes text into token ids with two libraries: a fast one if it agrees with the one that defines the ids.
 
-`tokenizers` is what a model's `tokenizer.json` is written for; its ids are right by definition, at a microsecond per token.
-`fastokens` reads the same file and takes a tenth to a fiftieth of that, but not every kind of tokenizer, and some texts it
-refuses.  What it cannot load, and every text it raises for, is left to `tokenizers`.  A tokenizer that it loads and understands
-otherwise would be found when it is loaded: both have to give the same ids for texts chosen to differ.
+`tokenizers` defines the meaning of a model's `tokenizer.json`, at a microsecond per token. `fastokens` reads the same file and
+takes a tenth to a fiftieth of that time, but it does not support every kind of tokenizer and refuses some texts. Tokenizers
+that it cannot load, and texts for which it raises, are left to `tokenizers`. When a tokenizer is loaded, both libraries have to
+give the same ids for texts chosen to reveal differences.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ except ImportError:  # no wheel for this platform
 
 log = structlog.get_logger()
 
-# Where tokenizers differ: contractions, runs of digits and blanks, line ends, scripts, marks that combine, bytes nobody has.
+# Tokenizers differ in contractions, runs of digits and blanks, line ends, scripts, combining marks, and unusual bytes.
 TRIALS = (
     "Hello, world! It's what they'd say: WE'LL see, I'm sure.",
     "  two  blanks\tand\ttabs \n\n lines\r\n end  ",
@@ -47,12 +47,12 @@ class _Fast(Protocol):
 
 
 class TextEncoder:
-    """One model's tokenizer. Threads may share it."""
+    """The tokenizer of a model. Threads may share it."""
 
     def __init__(self, tokenizer_json: bytes, *, name: str, special_tokens: Sequence[str] = ()) -> None:
-        """`special_tokens` are those the model's configuration names; the tokenizer is made to know them as such.
+        """`special_tokens` are those of the model's configuration; they are added to the tokenizer as special tokens.
 
-        Begins with `tokenizers` alone. Raises ModelUnusable when the bytes are no tokenizer. Takes 0.1 s and more.
+        Uses `tokenizers` alone at first. Raises ModelUnusable if the bytes are no tokenizer. Takes 0.1 s and more.
         """
         try:
             self.reference = Tokenizer.from_buffer(tokenizer_json)
@@ -61,16 +61,17 @@ class TextEncoder:
         self.reference.no_truncation()
         self.reference.no_padding()
         self.added = _add_special_tokens(self.reference, special_tokens)
-        self.on_refused: Callable[[], None] = lambda: None  # a text that only the reference takes
+        self.on_refused: Callable[[], None] = lambda: None  # called for each text that the fast library refuses
         self._json = tokenizer_json
         self._name = name
         self._fast: _Fast | None = None
 
     @property
     def fast(self) -> bool:
+        """Return True if the fast library is in use."""
         return self._fast is not None
 
-    def quicken(self) -> None:
+    def use_fast_tokenizer(self) -> None:
         """Use the fast library from now on if it agrees. Takes half a second, mostly without the interpreter's lock."""
         if fastokens is None:
             log.warning("tokenizer.slow", model=self._name, reason="fastokens is not installed")
@@ -81,7 +82,7 @@ class TextEncoder:
             fast.no_padding()
             if self.added:
                 fast.add_tokens([AddedToken(content, special=True) for content in self.added])
-        except Exception as error:  # of the kinds it does not know
+        except Exception as error:  # kinds of tokenizers that it does not support
             log.info("tokenizer.slow", model=self._name, reason=str(error))
             return
         if (text := self._disagreement(fast)) is not None:
@@ -90,20 +91,20 @@ class TextEncoder:
         self._fast = fast
 
     def _disagreement(self, fast: _Fast) -> str | None:
-        """A text for which the two have different ids; one that `fast` refuses is none."""
+        """Return a text for which the libraries give different ids. Texts that `fast` refuses do not count."""
         markers = [token.content for token in self.reference.get_added_tokens_decoder().values()][:64]
         for text in (*TRIALS, "".join(markers), " a ".join(markers)):
             for special in (False, True):
                 try:
                     ids, _ = fast.encode_batch_flat([text], special)
-                except Exception:  # noqa: S112  # so it will be when it comes in a prompt
+                except Exception:  # noqa: S112  # in a prompt it would be refused as well
                     continue
                 if ids != self._by_reference([text], special)[0]:
                     return text
         return None
 
     def encode(self, texts: list[str], *, special: bool) -> list[bytes]:
-        """The ids of each as little-endian u32. Raises UnicodeEncodeError."""
+        """Return the ids of each text as little-endian u32. Raises UnicodeEncodeError."""
         fast = self._fast
         if fast is not None:
             try:
@@ -113,20 +114,20 @@ class TextEncoder:
             except Exception:  # a byte the vocabulary lacks, a limit of its pattern matcher
                 self.on_refused()
             else:
-                return [packed] if len(texts) == 1 else _apart(packed, unpack_u64(ends))
+                return [packed] if len(texts) == 1 else _split(packed, unpack_u64(ends))
         return self._by_reference(texts, special)
 
     def _by_reference(self, texts: list[str], special: bool) -> list[bytes]:
-        # a batch is a quarter cheaper than `encode`, even one of one text: it keeps no offsets
+        # a batch, even of one text, is a quarter cheaper than `encode`, because it keeps no offsets
         return [pack_u32(e.ids) for e in self.reference.encode_batch_fast(texts, add_special_tokens=special)]
 
 
-def _apart(packed: bytes, bounds: Sequence[int]) -> list[bytes]:
+def _split(packed: bytes, bounds: Sequence[int]) -> list[bytes]:
     return [packed[start * 4 : end * 4] for start, end in pairwise(bounds)]
 
 
 def _add_special_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> list[str]:
-    """Words of the vocabulary that the configuration calls special are found whole in texts, as transformers has it."""
+    """Add the configuration's special tokens, so that they are found whole in texts, as in transformers."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     wanted = [name for name in dict.fromkeys(names) if name not in known and tokenizer.token_to_id(name) is not None]
     if wanted:

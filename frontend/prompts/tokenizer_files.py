@@ -1,4 +1,4 @@
-"""A model's tokenizer files, read as transformers reads them: templates by name, and the special tokens' names."""
+"""Reads the tokenizer files of a model as transformers does: templates by name, and the names of special tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.frontend.prompts.templates import DEFAULT
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
-SPECIAL_TOKENS = "special_tokens_map.json"  # of models published before the configuration said everything
+SPECIAL_TOKENS = "special_tokens_map.json"  # of models whose configuration does not list the special tokens
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates/"
 OLD_TEMPLATE = "chat_template.json"
@@ -22,7 +22,7 @@ _STANDARD = frozenset({"bos_token", "eos_token", "unk_token", "sep_token", "pad_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """`names` are the special tokens that have one, as templates know them; `special_tokens` are all of them."""
+    """The tokenizer of a model. `names` has the special tokens that templates know by name; `special_tokens` has all."""
 
     tokenizer: bytes
     templates: Mapping[str, str]
@@ -31,7 +31,7 @@ class ModelFiles:
 
     @classmethod
     def read(cls, files: Mapping[str, bytes], model: str) -> ModelFiles:
-        """Raises ModelUnusable naming the file that is missing or not valid."""
+        """Read the files of a model. Raises ModelUnusable naming the file that is missing or not valid."""
         if TOKENIZER not in files:
             raise ModelUnusable(f"the card of {model!r} has no {TOKENIZER}")
         config = _json(files, CONFIG, model)
@@ -52,7 +52,7 @@ class ModelFiles:
 
 
 def _templates(files: Mapping[str, bytes], config: Mapping[str, Any], model: str) -> dict[str, str]:
-    """Files before what the configuration has, and both before the file that older models have."""
+    """Return the templates: from their files, else from the configuration, else from the file of older models."""
     try:
         found = {
             name.removeprefix(MORE_TEMPLATES).removesuffix(".jinja"): data.decode()
@@ -87,7 +87,7 @@ def _json(files: Mapping[str, bytes], name: str, model: str) -> dict[str, Any]:
 
 
 def _text(value: object, key: str = "") -> str | None:
-    """A token as text. Those with a standard name may be written as a map, which older configurations do."""
+    """Return a token as text. Older configurations write tokens with a standard name as a map."""
     if isinstance(value, dict) and (not key or key in _STANDARD or value.get("__type") == "AddedToken"):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`. No job, no worker: the ingress has the tokenizer."""
+"""Answers `POST /tokenize` and `/detokenize` in the ingress, which has the tokenizer, without a job."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
-_MOST = 1 << 20  # tokens: what is too long for the model is counted all the same, as far as memory allows
+_MOST = 1 << 20  # tokens; texts too long for the model are counted up to here, which bounds memory
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
 class TokensApi:
-    """Stateless but for the models it looks up."""
+    """Answers tokenizer requests. It keeps no state but the cache of loaded models."""
 
     def __init__(self, model_cache: ModelCache, models: Models) -> None:
         self._model_cache = model_cache
         self._models = models
 
     async def tokenize(self, body: bytes, exchange: HttpExchange) -> bytes:
-        """Raises a FrontendError or UnknownModel."""
+        """Return the tokens of a text or a conversation as JSON. Raises a FrontendError or UnknownModel."""
         request = await decode_request(_tokenize, body)
         if (request.prompt is None) == (request.messages is None):
             code = "missing_required_parameter" if request.prompt is None else None
@@ -52,13 +52,13 @@ class TokensApi:
         def answer() -> bytes:
             token = model.encoder.tokenizer.id_to_token
             strs = [token(i) or "" for i in ids] if request.return_token_strs else None
-            told = TokenizeAnswer(count=len(ids), max_model_len=model.card.context_length, tokens=ids, token_strs=strs)
-            return msgspec.json.encode(told)
+            counted = TokenizeAnswer(count=len(ids), max_model_len=model.card.context_length, tokens=ids, token_strs=strs)
+            return msgspec.json.encode(counted)
 
         return await model.encoder.aside(answer, size=len(ids))
 
     async def detokenize(self, body: bytes, exchange: HttpExchange) -> bytes:
-        """Raises a FrontendError or UnknownModel."""
+        """Return the text of tokens as JSON. Raises a FrontendError or UnknownModel."""
         request = await decode_request(_detokenize, body)
         model = await self._model(request.model)
         ids = request.tokens
@@ -76,8 +76,8 @@ class TokensApi:
 
 
 async def _conversation(request: TokenizeRequest, model: LoadedModel, exchange: HttpExchange) -> str:
-    """What the chat route would make of it. Raises BadRequest."""
-    assert request.messages is not None  # noqa: S101  # the caller has looked
+    """Return the prompt that the chat route would render. Raises BadRequest."""
+    assert request.messages is not None  # noqa: S101  # checked by the caller
     if request.chat_template is not None:
         raise unsupported("chat_template", "cannot be sent with a request; the model brings its own")
     if request.add_generation_prompt and request.continue_final_message:

@@ -46,7 +46,7 @@ needs_fast = pytest.mark.skipif(text_encoder.fastokens is None, reason="fastoken
 @cache
 def encoder(family: str) -> TextEncoder:
     made = TextEncoder(FAMILIES[family](), name=family)
-    made.quicken()
+    made.use_fast_tokenizer()
     return made
 
 
@@ -76,7 +76,7 @@ def test_byte_level_tokenizers_are_fast_and_others_say_why_not() -> None:
 def test_words_that_the_configuration_calls_special_are_so_for_both() -> None:
     made = TextEncoder(make("byte BPE"), name="m", special_tokens=["hello", "nowhere"])
     before = made.encode(["a hello b"], special=False)
-    made.quicken()
+    made.use_fast_tokenizer()
     assert made.fast
     assert made.encode(["a hello b"], special=False) == before
     assert made.reference.token_to_id("hello") in unpack_u32(before[0])
@@ -87,7 +87,7 @@ def test_a_text_that_the_fast_one_refuses_is_encoded_and_counted() -> None:
     """The bundled vocabulary has no token for this byte: `tokenizers` leaves it out, `fastokens` raises."""
     refused = []
     made = TextEncoder(make("SmolLM2"), name="m")
-    made.quicken()
+    made.use_fast_tokenizer()
     made.on_refused = lambda: refused.append(1)
     assert unpack_u32(made.encode(["a\x13b"], special=False)[0]) == made.reference.encode("a\x13b").ids
     assert len(refused) == 1
@@ -110,7 +110,7 @@ def test_one_that_understands_the_file_otherwise_is_not_used(monkeypatch: pytest
     made = TextEncoder(make("SmolLM2"), name="m")
     monkeypatch.setattr(text_encoder.fastokens, "Tokenizer", Misreading)
     with capture_logs() as logs:
-        made.quicken()
+        made.use_fast_tokenizer()
     assert not made.fast
     assert "has other ids for" in logs[0]["reason"]
 
@@ -119,7 +119,7 @@ def test_without_the_fast_library_the_reference_serves(monkeypatch: pytest.Monke
     monkeypatch.setattr(text_encoder, "fastokens", None)
     made = TextEncoder(make("SmolLM2"), name="m")
     with capture_logs() as logs:
-        made.quicken()
+        made.use_fast_tokenizer()
     assert not made.fast
     assert logs[0]["reason"] == "fastokens is not installed"
     assert unpack_u32(made.encode(["Hello"], special=False)[0]) == made.reference.encode("Hello").ids
@@ -142,8 +142,8 @@ async def test_a_loaded_model_becomes_fast_by_itself_and_counts_what_is_refused(
     models.served[MODEL].files = {**FILES, "tokenizer.json": make("SmolLM2")}
     model_cache = ModelCache(models, FrontendSettings(), metrics)
     encoder = (await model_cache.get(MODEL)).encoder
-    assert model_cache._quickening is not None
-    await model_cache._quickening
+    assert model_cache._speedup is not None
+    await model_cache._speedup
     assert encoder._text.fast
     encoder._text.encode(["\x13"], special=False)
     assert b"headrace_frontend_slow_prompts_total 1.0" in metrics.render()
@@ -155,6 +155,6 @@ async def test_the_fast_library_can_be_left_out() -> None:
     models.served[MODEL].files = {**FILES, "tokenizer.json": make("SmolLM2")}
     model_cache = ModelCache(models, FrontendSettings(fast_tokenizer=False))
     encoder = (await model_cache.get(MODEL)).encoder
-    assert model_cache._quickening is None
+    assert model_cache._speedup is None
     assert not encoder._text.fast
     model_cache.close()
