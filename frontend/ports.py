@@ -58,7 +58,7 @@ class JobAnswer(Protocol):
 class UnaryAnswer(JobAnswer, Protocol):
     """An answer that can deliver its rows to a callback without waking its reader's task."""
 
-    async def pass_to(self, sink: Callable[[list[Row]], bool], /) -> None:
+    async def deliver_to(self, sink: Callable[[list[Row]], bool], /) -> None:
         """Pass rows to `sink` as they arrive, until it returns False or the answer has ended; `rows` returns the rest.
 
         Raises every exception of `sink`. Cancelling the wait loses no row.

@@ -96,7 +96,7 @@ class _Work:
                 subjects,
                 settings=IngressSettings(slow_client_s=settings.slow_client_s, gather_s=settings.sse_gather_s),
                 namespace=settings.namespace,
-                standing=standing,
+                health=standing,
             )
             running = group.create_task(ingress.run(), name="ingress")
             looking = group.create_task(standing.run(), name="standing")

@@ -1,4 +1,4 @@
-"""Ends that an ingress gives its requests itself: cancelled, withdrawn, too late, not read."""
+"""Ends requests from the ingress's side: cancelled, withdrawn by a call, past their deadline, or not read in time."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ log = structlog.get_logger()
 
 
 class Canceller:
-    """Those of the ingress `own`, and by a question to the others those of any."""
+    """Ends open requests of its own ingress, and asks the other ingresses to end theirs."""
 
     def __init__(
         self, messaging: Messaging, subjects: Subjects, judge: Judge, open_jobs: OpenJobs, members: Members, *, own: str
     ) -> None:
+        """`own` is the id of this ingress."""
         self._messaging = messaging
         self._subjects = subjects
         self._judge = judge
         self._open = open_jobs
         self._members = members
         self._own = own
-        self._to_tell: dict[str, list[str]] = {}  # pool → ids, in this turn of the loop
+        self._unsent: dict[str, list[str]] = {}  # pool → ids cancelled in this turn of the event loop
 
     def end(self, request_id: str, fault: JobFault, *, cause: str) -> None:
-        """End it here, and tell its pool. Fine when it has ended."""
+        """End a request at this ingress and broadcast that to its pool. A request that has ended is left alone."""
         record = self._judge.close(request_id, fault)
         if record is None:
             return
         metrics.CANCELLED.labels(cause).inc()
-        if not self._to_tell:
-            asyncio.get_running_loop().call_soon(self._tell)
-        self._to_tell.setdefault(record.pool, []).append(request_id)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._broadcast)
+        self._unsent.setdefault(record.pool, []).append(request_id)
 
-    def _tell(self) -> None:
-        for pool, ids in self._to_tell.items():
+    def _broadcast(self) -> None:
+        for pool, ids in self._unsent.items():
             self._messaging.send(self._subjects.cancel(pool), encode(Cancel(ids=ids)))
-        self._to_tell.clear()
+        self._unsent.clear()
 
     def withdraw(self, name: str, tenant: str) -> int:
-        """End those of a tenant that have this id or name here. Returns how many."""
+        """End the tenant's requests that have this id or name at this ingress. Returns their number."""
         open_now = [job for job in self._open.called(name, tenant) if self._judge.get(job.id) is not None]
         for job in open_now:
             log.info("job.withdrawn", request_id=job.id, name=name)
@@ -58,9 +59,9 @@ class Canceller:
         return len(open_now)
 
     async def everywhere(self, name: str, tenant: str, *, timeout_s: float) -> bool:
-        """End them at whichever ingress they are open. False when there is none.
+        """End the tenant's requests with this id or name at every ingress. Returns False if there are none.
 
-        Raises BrokerUnavailable when some ingress could not be asked and no other one had it.
+        Raises BrokerUnavailable if some ingress could not be asked and no other one had such a request.
         """
         if self.withdraw(name, tenant):
             return True
@@ -74,7 +75,7 @@ class Canceller:
         return False
 
     async def _ask(self, ingress: str, question: bytes, timeout_s: float) -> bool | None:
-        """None: it did not answer."""
+        """Ask one ingress. Returns None if it did not answer."""
         subject = self._subjects.control(ingress)
         try:
             return decode(Done, await self._messaging.request(subject, question, timeout_s=timeout_s)).ok

@@ -1,4 +1,4 @@
-"""What a judge has to say to workers, collected and sent as one message per worker and kind."""
+"""Sends the judge's messages to workers, collected into one message per worker and kind."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
-from headrace.broker.messages import Abort, Answer, Answers, RunRef, Since, SinceItem
+from headrace.broker.messages import Abort, Answer, Answers, Record, RunRef, Since, SinceItem
 from headrace.broker.protocol.judge import JobRecord
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
 
 class JudgeOutbox:
-    """The judge's port. `flush` after every message that was fed to the judge."""
+    """The judge's port. `flush` must follow every message that was fed to the judge."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, on_poison: Callable[[JobRecord, int], None]) -> None:
+        """`on_poison(record, crashes)` is called for a request that has crashed too many workers."""
         self._messaging = messaging
         self._subjects = subjects
         self._on_poison = on_poison
@@ -24,21 +25,32 @@ class JudgeOutbox:
         self._sinces: dict[str, dict[str, SinceItem]] = {}
 
     def abort(self, worker: str, ref: RunRef) -> None:
+        """Collect the order to stop a run, once per run."""
         metrics.FENCED.inc()
         refs = self._aborts.setdefault(worker, [])
         if ref not in refs:
             refs.append(ref)
 
     def since(self, worker: str, item: SinceItem) -> None:
+        """Collect a question for missing tokens. A later one for the same request replaces it."""
         self._sinces.setdefault(worker, {})[item.id] = item
 
     def answer(self, worker: str, answer: Answer) -> None:
+        """Collect the verdict on a run's last frame."""
         self._answers.setdefault(worker, []).append(answer)
 
     def poisoned(self, record: JobRecord, crashes: int) -> None:
+        """Report a request that has crashed too many workers."""
         self._on_poison(record, crashes)
 
+    def reply(self, subject: str, reply: Record) -> None:
+        """Send the messages collected so far, then `reply`, unless the question named no subject for it."""
+        self.flush()
+        if subject:
+            self._messaging.send(subject, encode(reply))
+
     def flush(self) -> None:
+        """Send the collected messages: one per worker and kind."""
         if self._answers:
             for worker, answers in self._answers.items():
                 self._messaging.send(self._subjects.control(worker), encode(Answers(answers=answers)))

@@ -1,4 +1,4 @@
-"""What an ingress keeps of each open request beside the judge's record: enough to submit it again."""
+"""Keeps the stored message and the stream of each open request, so that the ingress can submit the request again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.broker.messages import Envelope
 
 
 class OpenJob(msgspec.Struct, frozen=True):
-    """`body` is the stored message; `deadline_s` is loop time, `deadline` Unix time."""
+    """An open request. `body` is the stored message; `deadline_s` is loop time, `deadline` Unix time."""
 
     id: str
     pool: str
@@ -21,9 +21,10 @@ class OpenJob(msgspec.Struct, frozen=True):
     stream: JobStream
     deadline_s: float
     deadline: float
-    name: str = ""  # what its client calls it
+    name: str = ""  # the client's own name for the request
 
     def envelope(self) -> Envelope:
+        """Decode the stored message."""
         return decode(Envelope, self.body)
 
 
@@ -40,14 +41,17 @@ class OpenJobs:
         return len(self._jobs)
 
     def add(self, job: OpenJob) -> None:
+        """Keep an open request."""
         self._jobs[job.id] = job
 
     def get(self, request_id: str) -> OpenJob | None:
+        """Return the request with this id, or None if it is not open."""
         return self._jobs.get(request_id)
 
     def called(self, name: str, tenant: str) -> list[OpenJob]:
-        """Those of this tenant that have this id or name. A look at all of them: cancelling is rare."""
+        """Return the tenant's requests with this id or name. Searches all open requests, because cancelling is rare."""
         return [job for job in self._jobs.values() if name in (job.id, job.name) and job.tenant == tenant]
 
     def remove(self, request_id: str) -> None:
+        """Drop a request. An unknown id is fine."""
         self._jobs.pop(request_id, None)

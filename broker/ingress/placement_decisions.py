@@ -1,4 +1,4 @@
-"""Why a request was placed where it is, for the ingress that submitted it: the `placed` event names the router to be asked."""
+"""Explains placements to the ingress that submitted the request: the `placed` event names the router to be asked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
-LIMIT = 4096  # requests followed at once; the oldest one is forgotten
+LIMIT = 4096  # requests followed at once; beyond it the oldest one is forgotten
 
 
 class Decisions:
-    """Follows the requests that asked for an explanation, and no others."""
+    """Follows the placements of those requests that want an explanation."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
         self._messaging = messaging
@@ -29,17 +29,18 @@ class Decisions:
         self._loop = asyncio.get_running_loop()
 
     def expect(self, request_id: str) -> None:
-        """Before it is submitted."""
+        """Follow a request. It must be called before the request is submitted."""
         self._placed[request_id] = self._loop.create_future()
         if len(self._placed) > LIMIT:
             self.forget(next(iter(self._placed)))
 
     def forget(self, request_id: str) -> None:
-        """Fine when it is not followed."""
+        """Stop following a request. A request that is not followed is fine."""
         if (placed := self._placed.pop(request_id, None)) is not None:
             placed.cancel()
 
     def on_event(self, event: JobEvent) -> None:
+        """Note the placement of a followed request."""
         if event.kind != "placed" or not self._placed:
             return
         placed = self._placed.get(event.id)
@@ -47,7 +48,7 @@ class Decisions:
             placed.set_result(event)
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
-        """In at most `timeout_s`; what cannot be known is said to be unknown, and why."""
+        """Return the decision within `timeout_s`; one that cannot be had is `known=False`, with the reason."""
         placed = self._placed.get(request_id)
         if placed is None:
             return _unknown(request_id, "it was not asked for in time")

@@ -1,10 +1,10 @@
-"""Answers of the Responses API, kept so that any ingress can give them out and continue from them.
+"""Stores answers of the Responses API, so that any ingress can serve them and continue from them.
 
-An answer holds its own turn (what the client sent, what the model said) and the ids of all turns before it.  So storing costs
-what is new, and a conversation of any length is read in two steps: its last turn, then all the others at once.
+An answer holds its own turn (the client's input and the model's output) and the ids of all turns before it.  So storing a turn
+costs only its own bytes, and a conversation of any length is read in two steps: its last turn, then all the others at once.
 
-They lie in the object store `<prefix>_responses`, each with a life of its own.  When the store is full the oldest make room; an
-answer that lost its beginning that way is as good as gone.
+The answers are in the object store `<prefix>_responses`, each with its own time to live.  When the store is full the oldest
+ones are removed; an answer that lost its first turns in this way cannot be continued.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Item = dict[str, Any]
 class StoredResponse(Record, frozen=True, omit_defaults=True, kw_only=True):
     """One turn. `answer` is the JSON that clients get; `input` and `output` are JSON lists of items.
 
-    `chain` has the ids of the turns before, the first one first; `chain_bytes` is what their items take together.
+    `chain` has the ids of the turns before, oldest first; `chain_bytes` is the size of all their items together.
     """
 
     id: str
@@ -47,21 +47,22 @@ class StoredResponse(Record, frozen=True, omit_defaults=True, kw_only=True):
     output: bytes = b"[]"
     chain: list[str] = []
     chain_bytes: int = 0
-    judge: str = ""  # the ingress that is still making it; empty = it has ended
-    events: bytes = b""  # of one made in the background, all events as they were sent, compressed with zlib
+    judge: str = ""  # the ingress that is still generating it; empty = it has ended
+    events: bytes = b""  # of a background response: all events as they were sent, compressed with zlib
 
     @property
     def item_bytes(self) -> int:
+        """The size of this turn's items."""
         return len(self.input) + len(self.output)
 
     def items(self) -> list[Item]:
-        """What this turn adds to the conversation."""
+        """Return the items that this turn adds to the conversation."""
         return [*msgspec.json.decode(self.input, type=list[Item]), *msgspec.json.decode(self.output, type=list[Item])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """Sizes in bytes; `max_bytes` is of one turn."""
+    """Limits of the store. `max_bytes` is the largest size of one turn."""
 
     ttl_s: float = 30 * DAY_S
     max_bytes: int = 8 * 1024 * 1024
@@ -70,14 +71,14 @@ class StoreLimits:
 
 
 class ResponseStore:
-    """The store, as an ingress sees it. Keeps nothing itself."""
+    """Reads and writes stored responses. It caches none."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, limits: StoreLimits | None = None) -> None:
         self._objects = messaging.objects(subjects.bucket("responses"))
         self._limits = limits or StoreLimits()
 
     async def put(self, response: StoredResponse) -> None:
-        """Returns once it is stored, within the write timeout. Raises ResponseNotStored."""
+        """Store a response, within the write timeout. Raises ResponseNotStored."""
         limits = self._limits
         data = encode(response)
         if len(data) > limits.max_bytes:
@@ -92,7 +93,7 @@ class ResponseStore:
             raise ResponseNotStored(str(error), reason="unavailable") from error
 
     async def get(self, response_id: str, tenant: str) -> StoredResponse:
-        """Raises ResponseUnknown, and a JetStreamError when the store cannot be reached."""
+        """Return a response of this tenant. Raises ResponseUnknown, and a JetStreamError if the store cannot be reached."""
         try:
             data = await self._objects.get(response_id, timeout_s=self._limits.read_timeout_s)
             response = msgspec.msgpack.decode(data, type=StoredResponse)
@@ -106,7 +107,7 @@ class ResponseStore:
         return response
 
     async def get_all(self, response_ids: Sequence[str], tenant: str) -> list[StoredResponse]:
-        """In the order of the ids. Raises as `get` for the first that fails."""
+        """Return several responses, in the order of their ids. Raises as `get` does, for the first that fails."""
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
         async def one(response_id: str) -> StoredResponse:
@@ -121,7 +122,7 @@ class ResponseStore:
         return [task.result() for task in tasks]
 
     async def delete(self, response_id: str, tenant: str) -> None:
-        """Raises as `get`."""
+        """Delete a response of this tenant. Raises as `get` does."""
         await self.get(response_id, tenant)
         await self._objects.delete(response_id, ttl_s=FORGET_DELETED_S)
 

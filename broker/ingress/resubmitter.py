@@ -1,37 +1,77 @@
-"""What an ingress stores of its open requests after the first time, until it is stored: copies of them, and dead letters."""
+"""Submits the open requests of an ingress again when the broker may have lost or dropped the stored ones."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import encode, job_headers
-from headrace.broker.ingress.open_jobs import OpenJob
+from headrace.broker.codec import job_headers
+from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.messages import DeadLetter, HistoryEntry
-from headrace.broker.protocol.judge import JobRecord
+from headrace.broker.messages import HistoryEntry
+from headrace.broker.protocol.judge import Judge
 from headrace.broker.retry import until_done
 from headrace.broker.settings import Timing
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
 
 
 class Resubmitter:
-    """`wall` gives Unix time."""
+    """Publishes new generations of open requests: after a lapse of the ingress's lease, or on request."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, timing: Timing, *, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        judge: Judge,
+        open_jobs: OpenJobs,
+        tasks: TaskScope,
+        *,
+        timing: Timing,
+        wall: Callable[[], float],
+    ) -> None:
+        """`wall` gives Unix time."""
         self._messaging = messaging
         self._subjects = subjects
+        self._judge = judge
+        self._open = open_jobs
+        self._tasks = tasks
         self._timing = timing
         self._wall = wall
+        self._lapsed = False
 
-    async def submit(self, job: OpenJob, attempt: int, history: list[HistoryEntry], *, wanted: Callable[[], bool]) -> None:
-        """Again, as this attempt, while it is `wanted`."""
+    def on_lapse(self) -> None:
+        """Note that the lease has lapsed."""
+        metrics.LEASE_LAPSES.labels("ingress").inc()
+        self._lapsed = True
+
+    def on_gained(self) -> None:
+        """Submit every open request again if the lease had lapsed: workers may have dropped them, as those of a dead judge.
+
+        It must not be done before the lease is held again: a worker that reads a copy while there is no lease drops that, too.
+        """
+        if self._lapsed and self._tasks.is_open:
+            self._lapsed = False
+            self.resubmit()
+
+    def resubmit(self) -> None:
+        """Submit every open request again, as a new generation, because the broker may have lost the stored one."""
+        if not self._tasks.is_open:
+            return
+        for record, attempt in self._judge.on_lapse():
+            job = self._open.get(record.id)
+            if job is not None:
+                self._tasks.spawn(self._submit(job, attempt, sorted(record.history)))
+
+    async def _submit(self, job: OpenJob, attempt: int, history: list[HistoryEntry]) -> None:
+        """Publish `job` as this attempt, and retry until it is stored or the request has ended."""
         log.warning("job.resubmitted", request_id=job.id, attempt=attempt)
         metrics.RESUBMITTED.inc()
         nonce = f"{random.getrandbits(32):08x}"  # a nonce, not a secret
@@ -46,24 +86,8 @@ class Resubmitter:
                 timeout_s=self._timing.publish_timeout_s,
             )
 
+        wanted = partial(self._is_open, job.id)
         await until_done(publish, event="resubmit.retry", retry_s=self._timing.retry_s, wanted=wanted, request_id=job.id)
 
-    async def bury(self, pool: str, request_id: str, letter: bytes) -> None:
-        """Store a dead letter."""
-
-        async def publish() -> None:
-            await self._messaging.publish(self._subjects.dlq(pool), letter, msg_id=f"{request_id}.dlq")
-
-        await until_done(publish, event="deadletter.retry", retry_s=self._timing.retry_s, request_id=request_id)
-
-
-def poison_letter(job: OpenJob, record: JobRecord, crashes: int, *, at: float) -> bytes:
-    """The dead letter of a request under which so many workers have died."""
-    history = sorted_history(record)
-    log.error("job.poisoned", request_id=record.id, crashes=crashes, history=[[h.attempt, h.worker] for h in history])
-    return encode(DeadLetter(envelope=job.envelope(), reason="poison", attempt=record.attempt, history=history, at=at))
-
-
-def sorted_history(record: JobRecord) -> list[HistoryEntry]:
-    """The workers that have had it, in order."""
-    return sorted(record.history, key=lambda entry: (entry.attempt, entry.worker))
+    def _is_open(self, request_id: str) -> bool:
+        return self._judge.get(request_id) is not None

@@ -1,11 +1,12 @@
-"""Rows on their way to readers that take them without being woken.
+"""Delivers rows to stream readers by callback, in batches per event-loop turn, instead of waking a task per row.
 
-Waking a task for every row costs more than what it does with the row.  A reader that only has to be called registers here
-instead; what one turn of the event loop brings for it is passed on in the next one, all together.
+Waking a task for every row costs more than the task does with the row.  A reader that only has to be called registers here
+instead; the rows that arrive for it in one turn of the event loop are delivered together in the next turn.
 
-A write to a socket costs more than the event in it, too.  So what comes for a reader soon after its last rows waits for more,
-unless it is the end: a stream slower than that never waits, a faster one is passed on in pieces.  How soon is soon grows with
-the number of readers, as the time that their writes take does: a few of them hardly wait, many wait `gather_s`.
+A write to a socket costs more than the event in it, too.  So rows that arrive soon after the last delivery to their reader wait
+for more, unless they are the last of the stream: a slower stream never waits, the rows of a faster one are delivered in groups.
+The wait grows with the number of readers, as the time that their writes take does: with few readers it is short, with many it
+is `gather_s`.
 """
 
 from __future__ import annotations
@@ -14,35 +15,35 @@ import asyncio
 from typing import Protocol
 
 MOST = 256  # readers served in one turn of the loop: about a millisecond
-PER_READER_S = 0.000_05  # about four times what one write takes: the writes of fast streams take a quarter of the time
+PER_READER_S = 0.000_05  # about four times the time of one write: the writes of fast streams take a quarter of the time
 
 
-class Due(Protocol):
-    """Somebody for whom rows have arrived. `passed_s`: when some were passed on last, on the loop's clock."""
+class PendingStream(Protocol):
+    """A stream with rows to deliver. `delivered_s` is the loop time of its last delivery."""
 
-    passed_s: float
+    delivered_s: float
 
-    def pass_on(self) -> None:
-        """Must not raise. Nothing happens where there are no rows (any more)."""
+    def deliver(self) -> None:
+        """Give the rows to the reader, if there still are any. Must not raise."""
 
 
 class RowDispatcher:
-    """One per ingress."""
+    """Delivers the rows of all streams of one ingress."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gather_s: float = 0.0) -> None:
-        """`gather_s`: the longest that anybody waits, 0 = nobody does."""
-        self.readers = 0  # that take rows without being woken now
+        """`gather_s`: the longest time that rows wait for more; 0 = they do not wait."""
+        self.readers = 0  # readers that take rows by callback now
         self._loop = loop
         self._most_s = gather_s
-        self._due: list[Due] = []
-        self._waiting: list[Due] = []
+        self._due: list[PendingStream] = []
+        self._waiting: list[PendingStream] = []
 
     def _gather_s(self) -> float:
         return min(self._most_s, self.readers * PER_READER_S)
 
-    def add(self, stream: Due, *, last: bool) -> None:
-        """Rows have come; once per batch, and once more for the `last` ones."""
-        if last or self._loop.time() - stream.passed_s >= self._gather_s():
+    def add(self, stream: PendingStream, *, last: bool) -> None:
+        """Have the rows of `stream` delivered. Call it once per batch, and once more for the `last` rows."""
+        if last or self._loop.time() - stream.delivered_s >= self._gather_s():
             self._due.append(stream)
             if len(self._due) == 1:
                 self._loop.call_soon(self._run)
@@ -63,5 +64,5 @@ class RowDispatcher:
         if self._due:
             self._loop.call_soon(self._run)
         for stream in due:
-            stream.passed_s = now
-            stream.pass_on()
+            stream.delivered_s = now
+            stream.deliver()

@@ -1,9 +1,10 @@
-"""What the caller of `Ingress.submit` reads: the rows of one request, in order, then its end."""
+"""The token stream of a request: its rows in order, then its end, for the caller of `Ingress.submit`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -29,7 +30,7 @@ _FAULTS: dict[str, type[JobError]] = {
 
 
 def fault_error(fault: JobFault) -> JobError:
-    """The exception that a fault on the wire stands for; an unknown code is an engine failure."""
+    """Return the exception that a fault on the wire stands for; an unknown code is an engine failure."""
     if fault.code == JobInvalid.code:
         return JobInvalid(fault.message, param=fault.param)
     if fault.code in _FAULTS:
@@ -39,22 +40,31 @@ def fault_error(fault: JobFault) -> JobError:
     return JobFailed(fault.message)
 
 
+class StreamEvents(Protocol):
+    """Receives the reports of stream readers."""
+
+    def on_drained(self, request_id: str) -> None:
+        """Continue a stream that was paused: its reader has taken all rows."""
+
+    def on_cancelled(self, request_id: str) -> None:
+        """End a request that its reader has given up."""
+
+
 class JobStream:
-    """The token stream of one request. One reader; bounded; the judge fills it."""
+    """The token stream of one request. It is bounded, has one reader, and is filled by the judge."""
 
     __slots__ = (
-        "_cancel",
-        "_drained",
+        "_dispatcher",
         "_ended",
+        "_events",
         "_fault",
         "_limit",
         "_loop",
-        "_passing",
         "_rows",
         "_sink",
         "_waiter",
+        "delivered_s",
         "id",
-        "passed_s",
         "paused_since_s",
     )
 
@@ -63,27 +73,27 @@ class JobStream:
         request_id: str,
         *,
         limit: int,
-        drained: Callable[[str], None],
-        cancel: Callable[[str], None],
-        passing: RowDispatcher,
+        events: StreamEvents,
+        dispatcher: RowDispatcher,
     ) -> None:
+        """`limit`: rows that wait for the reader before the stream is paused."""
         self.id = request_id
         self.paused_since_s: float | None = None
-        self.passed_s = 0.0
-        self._passing = passing
+        self.delivered_s = 0.0
+        self._dispatcher = dispatcher
         self._sink: Callable[[list[Row]], bool] | None = None
         self._limit = limit
-        self._drained = drained
-        self._cancel = cancel
+        self._events = events
         self._rows: list[Row] = []
         self._ended = False
         self._fault: JobFault | None = None
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
 
-    # the judge's side -------------------------------------------------------------------------------------------
+    # Called by the judge:
 
     def take(self, row: Row) -> bool:
+        """Append a row. Returns False, and pauses the stream, if it is full."""
         if len(self._rows) >= self._limit:
             if self.paused_since_s is None:
                 self.paused_since_s = self._loop.time()
@@ -94,7 +104,7 @@ class JobStream:
         self._rows.append(row)
         if self._sink is not None:
             if len(self._rows) == 1 or fin is not None:
-                self._passing.add(self, last=fin is not None)
+                self._dispatcher.add(self, last=fin is not None)
             return True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -102,22 +112,23 @@ class JobStream:
         return True
 
     def end(self, fault: JobFault | None) -> None:
+        """End the stream after the rows it has; `fault` is raised to the reader then."""
         self._ended = True
         self._fault = fault
         if self._sink is not None and self._rows:
-            self._passing.add(self, last=True)  # these are passed on first
+            self._dispatcher.add(self, last=True)  # the rows are delivered before the end is
             return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    # the reader's side ------------------------------------------------------------------------------------------
+    # Called by the reader:
 
     async def rows(self) -> list[Row]:
-        """Wait for at least one row and return all that are there.
+        """Wait for at least one row and return all that have arrived.
 
-        Empty once the stream is finished. Raises the JobError that ended the request, after all rows before it were
-        returned. Cancelling the wait does not cancel the request: call `cancel`.
+        Returns an empty list once the stream is finished. Raises the JobError that ended the request, after all rows before it
+        were returned. Cancelling the wait does not cancel the request: call `cancel`.
         """
         while True:
             if self._rows:
@@ -132,11 +143,11 @@ class JobStream:
             finally:
                 self._waiter = None
 
-    async def pass_to(self, sink: Callable[[list[Row]], bool]) -> None:
-        """Give rows to `sink` as they come, in order; quicker than `rows`, because nobody is woken for them.
+    async def deliver_to(self, sink: Callable[[list[Row]], bool]) -> None:
+        """Call `sink` with the rows as they arrive, in order; faster than `rows`, because no task is woken for them.
 
-        Returns once `sink` has returned False (it has used what it was given all the same) or the stream has ended; `rows` then
-        tells the rest.  Raises what `sink` raises.  Cancelling the wait loses no row.
+        Returns once `sink` has returned False (it has used the rows of that call all the same) or the stream has ended; `rows`
+        then gives the rest.  Raises the exception that `sink` raises.  Cancelling the wait loses no row.
         """
         if self._rows and not sink(self._take()):
             return
@@ -144,41 +155,41 @@ class JobStream:
             return
         self._waiter = self._loop.create_future()
         self._sink = sink
-        self.passed_s = self._loop.time()
-        self._passing.readers += 1
+        self.delivered_s = self._loop.time()
+        self._dispatcher.readers += 1
         try:
             await self._waiter
         finally:
-            self._passing.readers -= 1
+            self._dispatcher.readers -= 1
             self._waiter = self._sink = None
 
-    def pass_on(self) -> None:
-        """What has come for the sink."""
+    def deliver(self) -> None:
+        """Give the rows that have arrived to the sink, if the reader still waits in `deliver_to`."""
         sink, waiter = self._sink, self._waiter
         if sink is None or waiter is None or waiter.done() or not self._rows:
-            return  # its reader has gone, or reads by itself
+            return  # the reader has gone, or reads with `rows`
         try:
             more = sink(self._take())
-        except Exception as error:  # it is the reader's, whom it is told
+        except Exception as error:  # raised to the reader, who brought the sink
             if not waiter.done():
                 waiter.set_exception(error)
             return
-        if (not more or self._ended) and not waiter.done():  # the sink may have found that its reader has to go
+        if (not more or self._ended) and not waiter.done():  # the sink may have cancelled its reader
             waiter.set_result(None)
 
     def _take(self) -> list[Row]:
         rows, self._rows = self._rows, []
         if self.paused_since_s is not None:
             self.paused_since_s = None
-            self._drained(self.id)
+            self._events.on_drained(self.id)
         return rows
 
     @property
     def finished(self) -> bool:
-        """Every choice has ended well and every row was read."""
+        """True if every choice has ended well and every row was read."""
         return self._ended and self._fault is None and not self._rows
 
     def cancel(self) -> None:
-        """Give the request up; its work stops wherever it is. Fine to call at any time and twice."""
+        """Give the request up; its work stops wherever it is. May be called at any time, and twice."""
         if not self._ended:
-            self._cancel(self.id)
+            self._events.on_cancelled(self.id)

@@ -1,4 +1,4 @@
-"""How a request is stored for the first time: durably, once, and if not, with an error that says why."""
+"""Stores a request for the first time: durably and once, or with an error that says why it is not stored."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ QUEUE_FULL_RETRY_AFTER_S = 1.0
 
 
 class Submitter:
-    """`standing` hears how it goes."""
+    """Publishes the requests of one ingress, and the payloads that are too large for a message."""
 
     def __init__(
-        self, messaging: Messaging, subjects: Subjects, settings: IngressSettings, standing: BrokerStanding | None
+        self, messaging: Messaging, subjects: Subjects, settings: IngressSettings, health: BrokerStanding | None
     ) -> None:
+        """`health` is told of each success, and of each failure of the broker."""
         self._messaging = messaging
         self._subjects = subjects
         self._settings = settings
-        self._standing = standing
+        self._health = health
 
     async def spill(self, job: Job, payload: bytes) -> Spill:
-        """Store what is too large for a message. Raises RequestTooLarge, BrokerUnavailable."""
+        """Store a payload that is too large for a message. Raises RequestTooLarge, BrokerUnavailable."""
         if len(payload) > self._settings.max_payload_bytes:
             raise RequestTooLarge(f"the request takes {len(payload)} bytes; the limit is {self._settings.max_payload_bytes}")
         try:
@@ -40,7 +41,7 @@ class Submitter:
         return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))
 
     async def publish(self, job: Job, body: bytes) -> None:
-        """Raises Overloaded, RequestTooLarge, BrokerUnavailable."""
+        """Store a request in the queue of its pool. Raises Overloaded, RequestTooLarge, BrokerUnavailable."""
         subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)
         timing = self._settings.timing
         loop = asyncio.get_running_loop()
@@ -54,9 +55,9 @@ class Submitter:
                     ttl_s=job.deadline_s + timing.ttl_slack_s,
                     timeout_s=timing.publish_timeout_s,
                 )
-            except PublishUnknown as error:  # the same id again: stored twice would be harmless, not at all would not
+            except PublishUnknown as error:  # tried again under the same id: a duplicate does no harm, a loss does
                 if attempt + 1 == SUBMIT_TRIES:
-                    self._note(error)
+                    self._report(error)
                     raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
             except QueueFull as error:
                 raise Overloaded(
@@ -65,14 +66,14 @@ class Submitter:
             except PayloadTooLarge as error:
                 raise RequestTooLarge(str(error)) from error
             except JetStreamError as error:
-                self._note(error)
+                self._report(error)
                 raise BrokerUnavailable(f"the broker cannot take the request: {error}") from error
             else:
-                if self._standing is not None:
-                    self._standing.stored()
+                if self._health is not None:
+                    self._health.stored()
                 metrics.SUBMIT_S.observe(loop.time() - started)
                 return
 
-    def _note(self, error: JetStreamError) -> None:
-        if self._standing is not None:
-            self._standing.failed(error)
+    def _report(self, error: JetStreamError) -> None:
+        if self._health is not None:
+            self._health.failed(error)

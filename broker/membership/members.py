@@ -23,6 +23,11 @@ from headrace.jetstream.subjects import Subjects
 log = structlog.get_logger()
 
 
+def drained_key(worker: str) -> str:
+    """Return the key in the state bucket under which `worker` announces its drain. The entry outlives the worker's lease."""
+    return f"drained.{worker}"
+
+
 class Members:
     """The leases as last seen."""
 

@@ -23,7 +23,7 @@ class RunRef(msgspec.Struct, frozen=True, array_like=True):
     run: int
 
 
-class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
+class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, order=True):
     """[attempt, worker]: that worker is suspected to have crashed while it had that attempt."""
 
     attempt: int

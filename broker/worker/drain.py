@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from headrace.broker.codec import encode
-from headrace.broker.ingress.inbox import drained_key
+from headrace.broker.membership.members import drained_key
 from headrace.broker.membership.mover import Mover
 from headrace.broker.protocol.crashes import ENGINE_DEATH
 from headrace.broker.protocol.runs import RunState

@@ -124,10 +124,10 @@ class GenerationEndpoint:
         await exchange.start_stream(events if writer.open else b"")
         keepalive_s = self._settings.sse_keepalive_s
         # isinstance on a protocol would take as long as writing several events
-        direct = cast("UnaryAnswer", answer) if not keepalive_s and hasattr(answer, "pass_to") else None
+        direct = cast("UnaryAnswer", answer) if not keepalive_s and hasattr(answer, "deliver_to") else None
         while writer.open:
             if direct is not None:
-                await direct.pass_to(flow)
+                await direct.deliver_to(flow)
                 events = flow.unsent()
                 if not writer.open:
                     break

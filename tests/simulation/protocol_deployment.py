@@ -16,8 +16,8 @@ import msgspec
 
 from headrace.broker.codec import decode
 from headrace.broker.errors import AdmissionError, JobError
-from headrace.broker.ingress.inbox import drained_key
 from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.membership.members import drained_key
 from headrace.broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
 from headrace.broker.protocol.crashes import CRASH_LIMIT
 from headrace.broker.protocol.judge import GENERATION

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker.ingress import inbox
-from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.ingress import claims
+from headrace.broker.ingress.resubmitter import Resubmitter
 from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import Mover
@@ -342,7 +342,7 @@ def a_refusal_is_fenced(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_lapsed_judge_submits_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ingress, "_on_gained", lambda self: None)
+    patch.setattr(Resubmitter, "on_gained", lambda self: None)
 
 
 @guard
@@ -376,7 +376,7 @@ def who_is_back_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def who_drains_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(inbox, "drained_key", lambda worker: f"nothing.{worker}")
+    patch.setattr(claims, "drained_key", lambda worker: f"nothing.{worker}")
 
 
 @guard

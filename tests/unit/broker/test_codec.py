@@ -22,6 +22,7 @@ from headrace.broker.codec import (
     parse_job_headers,
     unpack_u32,
     unpack_u64,
+    unpack_u64_array,
 )
 from headrace.broker.errors import MalformedMessage, UnsupportedVersion
 from headrace.broker.messages import Claim, Drain, Envelope, HistoryEntry, Record
@@ -139,6 +140,7 @@ def test_token_ids_travel_as_little_endian_u32(ids: list[int]) -> None:
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_block_values_travel_as_little_endian_u64(values: list[int]) -> None:
     assert unpack_u64(pack_u64(values)) == values
+    assert unpack_u64_array(pack_u64(values)).tolist() == values
 
 
 @pytest.mark.parametrize("bad", [[-1], [2**32], ["a"]])

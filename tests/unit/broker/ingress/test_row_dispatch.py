@@ -14,6 +14,7 @@ from headrace.broker.errors import JobCancelled
 from headrace.broker.ingress.row_dispatch import MOST, PER_READER_S, RowDispatcher
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.messages import Finish, JobFault, Row
+from tests.support.ingress_parts import StreamReports
 
 END = Finish(reason="stop")
 MANY = 1_000_000  # readers, among whom everybody waits as long as is allowed
@@ -45,18 +46,18 @@ class Clock:
 
 
 class Reader:
-    def __init__(self, passing: RowDispatcher) -> None:
-        self.passing = passing
-        self.passed_s = 0.0
+    def __init__(self, dispatcher: RowDispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.delivered_s = 0.0
         self.waiting = 0
         self.got: list[int] = []
 
     def take(self, *, last: bool = False) -> None:
         self.waiting += 1
         if self.waiting == 1 or last:
-            self.passing.add(self, last=last)
+            self.dispatcher.add(self, last=last)
 
-    def pass_on(self) -> None:
+    def deliver(self) -> None:
         if self.waiting:
             self.got.append(self.waiting)
             self.waiting = 0
@@ -64,9 +65,9 @@ class Reader:
 
 def world(gather_s: float) -> tuple[Clock, RowDispatcher, Reader]:
     clock = Clock()
-    passing = RowDispatcher(clock, gather_s=gather_s)  # type: ignore[arg-type]
-    passing.readers = MANY
-    return clock, passing, Reader(passing)
+    dispatcher = RowDispatcher(clock, gather_s=gather_s)  # type: ignore[arg-type]
+    dispatcher.readers = MANY
+    return clock, dispatcher, Reader(dispatcher)
 
 
 def test_a_slow_stream_never_waits() -> None:
@@ -93,10 +94,10 @@ def test_a_fast_stream_gets_its_rows_in_pieces_and_waits_for_none_longer_than_it
 
 
 def test_the_wait_grows_with_the_readers_up_to_its_limit() -> None:
-    clock, passing, reader = world(0.008)
+    clock, dispatcher, reader = world(0.008)
     for readers, wait_s in ((1, PER_READER_S), (40, 0.002), (160, 0.008), (1000, 0.008)):
-        passing.readers = readers
-        reader.passed_s, reader.got = clock.now, []
+        dispatcher.readers = readers
+        reader.delivered_s, reader.got = clock.now, []
         reader.take()
         clock.turn(after_s=0.9 * wait_s)
         clock.turn()
@@ -129,8 +130,8 @@ def test_without_gathering_everything_is_passed_on_in_the_next_turn() -> None:
 
 
 def test_a_crowd_is_served_over_several_turns() -> None:
-    clock, passing, _ = world(0.0)
-    crowd = [Reader(passing) for _ in range(2 * MOST + 1)]
+    clock, dispatcher, _ = world(0.0)
+    crowd = [Reader(dispatcher) for _ in range(2 * MOST + 1)]
     for reader in crowd:
         reader.take()
     served = []
@@ -148,9 +149,9 @@ def row(number: int, fin: Finish | None = None) -> Row:
 
 
 def stream(*, gather_s: float = 0.0, limit: int = 1000) -> JobStream:
-    passing = RowDispatcher(asyncio.get_running_loop(), gather_s=gather_s)
-    passing.readers = MANY
-    return JobStream("r", limit=limit, drained=lambda _id: None, cancel=lambda _id: None, passing=passing)
+    dispatcher = RowDispatcher(asyncio.get_running_loop(), gather_s=gather_s)
+    dispatcher.readers = MANY
+    return JobStream("r", limit=limit, events=StreamReports(), dispatcher=dispatcher)
 
 
 def numbers(rows: list[Row]) -> list[int]:
@@ -175,7 +176,7 @@ def test_every_row_comes_once_and_in_order_whoever_takes_it(data: Any) -> None:
         async def read() -> None:
             while rows := await reading.rows():
                 got.extend(numbers(rows))
-                await reading.pass_to(sink)
+                await reading.deliver_to(sink)
 
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
@@ -191,7 +192,7 @@ def test_every_row_comes_once_and_in_order_whoever_takes_it(data: Any) -> None:
 
 async def test_rows_before_a_fault_are_passed_on_and_the_fault_is_left_to_rows() -> None:
     reading, got = stream(gather_s=10.0), []
-    passing = asyncio.create_task(reading.pass_to(lambda rows: got.extend(numbers(rows)) or True))
+    passing = asyncio.create_task(reading.deliver_to(lambda rows: got.extend(numbers(rows)) or True))
     await asyncio.sleep(0)
     reading.take(row(0))
     reading.end(JobFault("cancelled", "gone"))
@@ -203,16 +204,16 @@ async def test_rows_before_a_fault_are_passed_on_and_the_fault_is_left_to_rows()
 
 
 async def test_a_stream_counts_as_a_reader_while_its_rows_are_passed_on() -> None:
-    passing = RowDispatcher(asyncio.get_running_loop(), gather_s=1.0)
-    reading = JobStream("r", limit=9, drained=lambda _id: None, cancel=lambda _id: None, passing=passing)
-    counts = [passing.readers]
-    task = asyncio.create_task(reading.pass_to(lambda rows: True))
+    dispatcher = RowDispatcher(asyncio.get_running_loop(), gather_s=1.0)
+    reading = JobStream("r", limit=9, events=StreamReports(), dispatcher=dispatcher)
+    counts = [dispatcher.readers]
+    task = asyncio.create_task(reading.deliver_to(lambda rows: True))
     await asyncio.sleep(0)
-    counts.append(passing.readers)
+    counts.append(dispatcher.readers)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert [*counts, passing.readers] == [0, 1, 0]
+    assert [*counts, dispatcher.readers] == [0, 1, 0]
 
 
 async def test_what_the_sink_raises_its_reader_gets() -> None:
@@ -220,7 +221,7 @@ async def test_what_the_sink_raises_its_reader_gets() -> None:
         raise RuntimeError("cannot write")
 
     reading = stream()
-    passing = asyncio.create_task(reading.pass_to(sink))
+    passing = asyncio.create_task(reading.deliver_to(sink))
     await asyncio.sleep(0)
     reading.take(row(0))
     with pytest.raises(RuntimeError, match="cannot write"):
@@ -230,7 +231,7 @@ async def test_what_the_sink_raises_its_reader_gets() -> None:
 async def test_a_reader_that_leaves_loses_no_row_and_its_sink_is_called_no_more() -> None:
     called = []
     reading = stream()
-    passing = asyncio.create_task(reading.pass_to(lambda rows: called.append(rows) or True))
+    passing = asyncio.create_task(reading.deliver_to(lambda rows: called.append(rows) or True))
     await asyncio.sleep(0)
     reading.take(row(0))
     passing.cancel()
@@ -245,10 +246,8 @@ async def test_a_reader_that_leaves_loses_no_row_and_its_sink_is_called_no_more(
 @pytest.mark.parametrize("breaks", [False, True])
 async def test_a_sink_that_sends_its_own_reader_away_harms_no_other_stream(*, breaks: bool) -> None:
     """As when it finds, while it writes, that the client is gone."""
-    passing = RowDispatcher(asyncio.get_running_loop())
-    first, second = (
-        JobStream("r", limit=9, drained=lambda _id: None, cancel=lambda _id: None, passing=passing) for _ in range(2)
-    )
+    dispatcher = RowDispatcher(asyncio.get_running_loop())
+    first, second = (JobStream("r", limit=9, events=StreamReports(), dispatcher=dispatcher) for _ in range(2))
     got: list[int] = []
 
     def sends_away(rows: list[Row]) -> bool:
@@ -257,8 +256,8 @@ async def test_a_sink_that_sends_its_own_reader_away_harms_no_other_stream(*, br
             raise RuntimeError("broken pipe")
         return False
 
-    leaving = asyncio.create_task(first.pass_to(sends_away))
-    staying = asyncio.create_task(second.pass_to(lambda rows: got.extend(numbers(rows)) or False))
+    leaving = asyncio.create_task(first.deliver_to(sends_away))
+    staying = asyncio.create_task(second.deliver_to(lambda rows: got.extend(numbers(rows)) or False))
     await asyncio.sleep(0)
     first.take(row(0))
     second.take(row(1))
@@ -270,14 +269,14 @@ async def test_a_sink_that_sends_its_own_reader_away_harms_no_other_stream(*, br
 
 
 async def test_a_stream_that_was_full_says_so_when_its_sink_has_taken_the_rows() -> None:
-    drained: list[str] = []
-    passing = RowDispatcher(asyncio.get_running_loop())
-    reading = JobStream("r", limit=2, drained=drained.append, cancel=lambda _id: None, passing=passing)
-    task = asyncio.create_task(reading.pass_to(lambda rows: True))
+    events = StreamReports()
+    dispatcher = RowDispatcher(asyncio.get_running_loop())
+    reading = JobStream("r", limit=2, events=events, dispatcher=dispatcher)
+    task = asyncio.create_task(reading.deliver_to(lambda rows: True))
     await asyncio.sleep(0)
     assert [reading.take(row(n)) for n in range(3)] == [True, True, False]
     await asyncio.sleep(0)
-    assert drained == ["r"]
+    assert events.drained == ["r"]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,0 +1,49 @@
+"""Stores a dead letter for each request that has crashed too many workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from headrace.broker.dead_letters import store_dead_letter
+from headrace.broker.ingress.open_jobs import OpenJobs
+from headrace.broker.messages import DeadLetter
+from headrace.broker.protocol.judge import JobRecord
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import TaskScope
+
+log = structlog.get_logger()
+
+
+class PoisonLetters:
+    """Writes the dead letters of one ingress's requests in background tasks."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        open_jobs: OpenJobs,
+        tasks: TaskScope,
+        *,
+        retry_s: float,
+        wall: Callable[[], float],
+    ) -> None:
+        """`wall` gives Unix time."""
+        self._messaging = messaging
+        self._subjects = subjects
+        self._open = open_jobs
+        self._tasks = tasks
+        self._retry_s = retry_s
+        self._wall = wall
+
+    def store(self, record: JobRecord, crashes: int) -> None:
+        """Store the dead letter of a request under which `crashes` workers have died, and retry until it is stored."""
+        job = self._open.get(record.id)
+        if job is None or not self._tasks.is_open:
+            return
+        history = sorted(record.history)
+        log.error("job.poisoned", request_id=record.id, crashes=crashes, history=[[h.attempt, h.worker] for h in history])
+        letter = DeadLetter(envelope=job.envelope(), reason="poison", attempt=record.attempt, history=history, at=self._wall())
+        self._tasks.spawn(store_dead_letter(self._messaging, self._subjects, letter, retry_s=self._retry_s))
