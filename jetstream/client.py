@@ -1,4 +1,4 @@
-"""The connection to NATS: `ports.Messaging` for real."""
+"""Connects to NATS and implements `ports.Messaging` on nats-py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["ConnectOptions", "Connection"]
 
 
 class Connection:
-    """One connection, reconnecting for ever. Make it with `Connection.connect`; use it as an async context manager."""
+    """A connection that reconnects without limit. Open it with `Connection.connect`; use it as an async context manager."""
 
     def __init__(self, core: CoreClient, options: ConnectOptions, subjects: Subjects) -> None:
         self.options = options
@@ -143,7 +143,7 @@ class Connection:
             _report("connection.lost", server=self.options.address)
 
     def _on_error(self, text: str) -> None:
-        """One line for each new error and a reminder now and then: a server that is away fails four tries a second."""
+        """Log each new error once, with a reminder every REMIND_S: an absent server fails four tries a second."""
         now = asyncio.get_running_loop().time()
         if self._closing or (text == self._last_error[0] and now - self._last_error[1] < REMIND_S):
             return
@@ -170,7 +170,7 @@ class Connection:
 
     @contextlib.contextmanager
     def hooks(self, *, up: Callable[[], None], down: Callable[[], None]) -> Iterator[None]:
-        """Call `up` and `down` as the connection comes and goes, synchronously and before everybody else."""
+        """Call `up` and `down` as the connection comes and goes, synchronously and before the callbacks of `on_reconnect`."""
         self._up_hooks.append(up)
         self._down_hooks.append(down)
         try:
@@ -236,7 +236,7 @@ class Connection:
         expires_s: float = 2.0,
         on_missing: Callable[[], Awaitable[None]] | None = None,
     ) -> _HookedPull:
-        """`on_missing` is awaited when the consumer does not exist (any more), before the next try."""
+        """Await `on_missing` when the consumer does not exist or was deleted, before the next try."""
         return _HookedPull(
             self,
             self._core,

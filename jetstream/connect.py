@@ -1,4 +1,4 @@
-"""The first connection of a process that may be there before its server is, or before that has JetStream."""
+"""Opens the first connection of a process that may start before its server, or before JetStream is enabled there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ log = structlog.get_logger(__name__)
 
 RETRY_S = 0.5
 REMIND_S = 10.0
-DENIALS = 4  # one after the other, of one that has been waited for: while it reads its configuration anew it denies everybody
+DENIALS = 4  # refusals in a row after waiting: a server that reloads its configuration refuses every login
 
 
 async def connect_patiently(
     options: ConnectOptions, *, subjects: Subjects, timeout_s: float, on_waiting: Callable[[str], None] | None = None
 ) -> Connection:
-    """Wait up to `timeout_s` for a server that does not answer, and without end for one that runs without JetStream: it is
-    there, and whoever enables JetStream should not have to think of us. `on_waiting(reason)` is called at every try that fails.
+    """Wait up to `timeout_s` for a server that does not answer, and without limit for one that runs without JetStream.
+
+    An operator may enable JetStream later without restarting this process. `on_waiting(reason)` is called at each failed try.
 
     Raises ServerUnreachable after that time, and every other ConnectError at once.
     """

@@ -1,4 +1,4 @@
-"""How to reach and log in to a NATS server: options, and the contexts of the `nats` command line tool (ADR-21)."""
+"""Connection options for a NATS server, also read from the contexts of the `nats` command line tool (ADR-21)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMES = ("nats", "tls")
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """Where the server is and who we are. Paths may start with `~`."""
+    """Server address and credentials. Paths may start with `~`."""
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
     name: str | None = None
@@ -73,7 +73,7 @@ class ConnectOptions:
         return context
 
     def client_arguments(self) -> dict[str, Any]:
-        """As nats-py names them."""
+        """Return these options under the names that nats-py uses."""
         for what, path in (("credentials", self.credentials), ("nkey seed", self.nkey_seed)):
             if path is not None and not Path(_expand(path) or "").is_file():
                 raise ConnectError(f"the {what} file {path} does not exist")

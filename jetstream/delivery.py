@@ -1,4 +1,4 @@
-"""One delivery of a stored message, and the four things that can be said about it."""
+"""Represents one delivery of a stored message and sends its ack, nak, progress or term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first connection to a server: made or refused with one clear error, and checked for what Headrace needs of it."""
+"""Opens the first connection to a server, or raises one typed error, and checks the server's version and JetStream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PINGS_OUTSTANDING = 2
 
 
 async def dial(options: ConnectOptions) -> CoreClient:
-    """A client that is connected and stays so, reconnecting for ever.
+    """Return a connected client that reconnects without limit.
 
     Raises ServerUnreachable, AccessDenied, or ConnectError for unusable options.
     """
@@ -64,7 +64,7 @@ async def _dial_once(options: ConnectOptions) -> CoreClient:
                 **options.client_arguments(),
                 error_cb=on_error,
                 reconnected_cb=on_restored,
-                # A first connection fails at once and says why; only one that has been up is kept up for ever.
+                # A first connection fails at once with its reason; only a connection that was up is retried without limit.
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 connect_timeout=options.connect_timeout_s,
@@ -85,7 +85,7 @@ async def _dial_once(options: ConnectOptions) -> CoreClient:
 async def given_up_on_error(
     core: CoreClient, options: ConnectOptions, refusals: list[Exception] | None = None
 ) -> AsyncIterator[None]:
-    """What fails in here closes the client for good. Raises ConnectError; the last of `refusals` is why, if there are any."""
+    """Close the client if the body fails, and raise ConnectError with the last entry of `refusals` as the reason, if any."""
     try:
         yield
     except ConnectError:
@@ -101,7 +101,7 @@ async def given_up_on_error(
 
 
 async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOptions) -> None:
-    """Whether this server will do. Raises ServerTooOld, JetStreamDisabled, AccessDenied."""
+    """Check the server's version, JetStream and permissions. Raises ServerTooOld, JetStreamDisabled, AccessDenied."""
     version = str(info.get("version", "0"))
     if _version(version) < OLDEST_SERVER:
         raise ServerTooOld(f"the NATS server at {options.address} is {version}, Headrace needs 2.11 or newer")

@@ -1,4 +1,4 @@
-"""The embedded nats-server: found, configured, started, watched over its start, killed and restarted in tests.
+"""Finds, configures and starts an embedded nats-server, and stops or restarts it.
 
 The server must not outlive the process that started it, however that ends.  So it is started through a tiny launcher that asks
 the kernel to be signalled when its parent dies, and then becomes the server.
@@ -100,8 +100,8 @@ def config_text(settings: ServerSettings, data_dir: Path, port: int, monitoring_
 
 
 class EmbeddedServer:
-    """One nats-server with JetStream under our control. Start it from a thread that lives as long as it should: the kernel
-    watches the thread that started it, not the process."""
+    """A nats-server with JetStream that this process owns. Start it from a thread that lives as long as the server should:
+    the kernel's parent-death signal watches the starting thread, not the process."""
 
     def __init__(self, data_dir: Path | str, settings: ServerSettings | None = None, *, port: int | None = None) -> None:
         settings = settings or ServerSettings()

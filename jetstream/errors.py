@@ -1,4 +1,4 @@
-"""Every exception that can leave `jetstream/`.
+"""Defines every exception that can leave `jetstream/`.
 
 HeadraceError                      root of the whole project
 └── JetStreamError                 anything NATS
@@ -13,12 +13,12 @@ HeadraceError                      root of the whole project
     │   ├── QueueFull              10077: a subject, the stream or its bytes are at their cap; nothing stored
     │   ├── DiskFull               the server has no room left
     │   ├── PayloadTooLarge        over the server's max_payload
-    │   └── PublishUnknown         no answer in time: stored or not, nobody knows; retry with the same id
-    ├── NoResponder                nobody listens on the subject of a request
+    │   └── PublishUnknown         no answer in time: may be stored or not; retry with the same id
+    ├── NoResponder                no subscriber on the subject of a request
     ├── RequestTimeout             a request was not answered in time
     ├── NotConnected               the connection is down and cannot take more
     ├── RevisionConflict           compare-and-set lost
-    ├── LeaseLost                  the lease expired or was taken by somebody else
+    ├── LeaseLost                  the lease expired or was taken by another holder
     ├── StreamTrimmed              messages that a reader still wanted are no longer in the stream
     └── ObjectError
         ├── ObjectNotFound
@@ -106,7 +106,7 @@ class PublishUnknown(PublishError):
 
 
 class NoResponder(JetStreamError):
-    """Nobody listens on the subject of this request."""
+    """The subject of this request has no subscriber."""
 
     retriable = True
 
@@ -124,7 +124,7 @@ class NotConnected(JetStreamError):
 
 
 class RevisionConflict(JetStreamError):
-    """Somebody else changed the key first."""
+    """Another writer changed the key first."""
 
 
 class LeaseLost(JetStreamError):

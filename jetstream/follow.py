@@ -1,4 +1,4 @@
-"""Reading a stream from a sequence on, in order, for ever: `ports.Follow` for real.
+"""Reads a stream in order from a sequence on, and keeps following it; implements `ports.Follow`.
 
 A pull consumer of our own that the server keeps in memory and forgets soon after we are gone; no acks.  It delivers in order
 and numbers its deliveries, so a missing one (a broken connection, a lost message) shows at once, and we go on with a new
@@ -174,7 +174,7 @@ class StreamFollow:
             self._core.untap(self._tap)
             self._tap = None
         if self._consumer and self._core.up:
-            # Nobody waits for the answer; a consumer that this does not reach goes away by its inactivity.
+            # The answer is not awaited: a consumer that this request does not reach expires by inactivity.
             self._core.send_now(wire.pub(f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._consumer}", b""))
         self._consumer = ""
         self._outstanding = 0
@@ -236,7 +236,7 @@ class StreamFollow:
             self._break("silent")
 
     async def _move_on(self) -> None:
-        """Nothing has come for long. If we have the last message of our subject, we have everything up to the stream's end."""
+        """Advance the position to the stream's end after a long silence, if the last message of the subject was read."""
         self._idle_since = asyncio.get_running_loop().time()
         with contextlib.suppress(JetStreamError):
             state = await self._session.reader.state(self.stream, subject=self.subject)

@@ -1,4 +1,4 @@
-"""Whether the server still holds what a deployment needs and takes writes, looked at again and again.
+"""Checks periodically that all streams are present and that the server accepts writes.
 
 A connection that is up says little: JetStream may be switched off, a stream deleted, the disk full.  Then nothing is gained by
 taking requests.  `trouble` says what is wrong in words for an operator; once that is mended it is empty again, without anybody
@@ -45,7 +45,7 @@ class BrokerHealth:
         look_s: float = LOOK_S,
         on_mended: Callable[[frozenset[str]], None] | None = None,
     ) -> None:
-        """`probe`: also store a small message now and then when nobody else has, to see whether that works."""
+        """With `probe`, store a small message when no other write was seen for a while, to test whether writes work."""
         self.trouble = ""
         self._connection = connection
         self._specs = {spec.name: spec for spec in topology.all_streams()}
@@ -116,7 +116,7 @@ class BrokerHealth:
                 return found
 
     async def _storing(self) -> str:
-        """Why nothing can be stored, or nothing."""
+        """Return why the server cannot store messages, or an empty string."""
         if not self._probe_subject or (not self._unstored and self._loop.time() - self._stored_s < STORED_S):
             return self._unstored
         try:

@@ -1,4 +1,4 @@
-"""Key-value buckets: `ports.Bucket` for real.
+"""Reads and writes key-value buckets; implements `ports.Bucket`.
 
 Written against the bucket's stream, not nats-py's `KeyValue`: that one returns a live entry for a key whose lease has
 expired and refuses to create it again, because it does not know limit markers.  Here a key whose last message is any kind of
@@ -26,7 +26,7 @@ _ids = NUID()
 
 
 class KvBucket:
-    """One bucket. Every write carries an id, so that repeating it after a broken connection cannot make a conflict."""
+    """A key-value bucket. Every write carries an id, so that a repeat after a broken connection cannot conflict with itself."""
 
     def __init__(self, session: ServerSession, name: str) -> None:
         self.name = name

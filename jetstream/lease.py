@@ -1,4 +1,4 @@
-"""Leases: a key with a TTL, refreshed by compare-and-set, and a holder that knows when to stop believing in it.
+"""Holds leases: keys with a TTL, renewed by compare-and-set, whose holder knows when they have lapsed.
 
 `LeaseClock` is the timing, without I/O.  `LeaseKeeper` drives it against a bucket and needs nothing but `ports.Bucket` and
 the loop's clock, so it runs unchanged over a simulated server.
@@ -30,7 +30,7 @@ CALLS_PER_TTL = 4  # how long one call may take, as a part of the TTL
 
 
 class LeaseClock:
-    """When a lease is held, due for renewal, or lapsed. All times are seconds on one monotonic clock."""
+    """Decides when a lease is held, due for renewal, or lapsed. All times are seconds on one monotonic clock."""
 
     __slots__ = ("_confirmed", "_expires", "_retry_at", "ttl_s")
 
@@ -44,7 +44,7 @@ class LeaseClock:
 
     @property
     def expires(self) -> float | None:
-        """When the lease lapses unless it is renewed; None when there is none."""
+        """Time at which the lease lapses unless renewed; None without a lease."""
         return self._expires
 
     def held(self, now: float) -> bool:
@@ -75,7 +75,7 @@ class LeaseClock:
         return True
 
     def lost(self) -> bool:
-        """The server says that the lease is somebody else's or gone. True if it was held until now."""
+        """Record that the lease is another holder's or gone. Return True if it was held until now."""
         had, self._expires = self._expires is not None, None
         self._retry_at = 0.0
         return had
@@ -85,7 +85,7 @@ class LeaseClock:
         self._retry_at = now + self.ttl_s / RETRIES_PER_TTL
 
     def next_action(self) -> float:
-        """When to write next, to renew or to gain; 0 means at once."""
+        """Return the time of the next write, to renew or to gain the lease; 0 means at once."""
         if self._expires is None:
             return self._retry_at
         due = self._confirmed + self.ttl_s / RENEWALS_PER_TTL
@@ -218,7 +218,7 @@ class LeaseKeeper:
             entry = await self._in_time(self._bucket.get(self.key))
             if entry is None or entry.value not in self._ours:
                 self._clock.failed(loop.time())
-                return  # somebody else holds it; look again later
+                return  # another holder has it; try again later
             sent_at = loop.time()
             revision = await self._in_time(self._write_over(entry.revision))
         self._confirm(revision, sent_at)

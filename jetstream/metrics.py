@@ -1,4 +1,4 @@
-"""What a NATS connection counts."""
+"""Declares the metrics of a NATS connection."""
 
 from __future__ import annotations
 

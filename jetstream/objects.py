@@ -1,4 +1,5 @@
-"""Object stores: `ports.ObjectBucket` for real, in the layout of ADR-20, so that `nats object ls|get|put` work.
+"""Reads and writes object stores in the layout of ADR-20, so that `nats object ls|get|put` work; implements
+`ports.ObjectBucket`.
 
 Chunks are read in pages by direct batch reads: no consumer to leave behind, no quadratic joining, a deadline over the whole,
 and size and digest are checked.
@@ -48,7 +49,7 @@ class ObjectInfo(msgspec.Struct, omit_defaults=True):
 
 
 class ObjectStore:
-    """One object store."""
+    """An object store in one bucket."""
 
     def __init__(self, session: ServerSession, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What the rest of the project may ask of NATS, as protocols.
+"""Declares what the rest of the project may ask of NATS, as protocols.
 
 `headrace.jetstream.client.Connection` is the real thing.  Tests run the same protocol code over a simulated server that
 implements
@@ -48,7 +48,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a stream holds. An empty stream has `first_seq` = `last_seq` + 1. `created` tells it from a later one of the same
+    """Bounds of a stream. An empty stream has `first_seq` = `last_seq` + 1. `created` tells it from a later one of the same
     name. `last_of_subject`: the last message of the subject asked about, 0 when there is none; it was read after the others."""
 
     first_seq: int
@@ -60,7 +60,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a follow has read: messages in order, perhaps none. `position`: everything up to this sequence has been handed out.
+    """Messages that a follow has read, in order, possibly none. `position`: everything up to this sequence has been handed out.
     `pending`: messages that wait in the stream behind the last of these."""
 
     messages: Sequence[StoredMessage]
@@ -70,7 +70,7 @@ class Batch:
 
 @runtime_checkable
 class Delivery(Protocol):
-    """One delivery of a stored message to this process. Acks are fire and forget and never raise while disconnected."""
+    """A stored message as it was delivered to this process. Acks are fire and forget and never raise while disconnected."""
 
     @property
     def subject(self) -> str: ...
@@ -132,7 +132,7 @@ class Subscription(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of a bucket. `revision` is the stream sequence that compare-and-set refers to."""
+    """A key of a bucket with its value. `revision` is the stream sequence that compare-and-set refers to."""
 
     key: str
     value: bytes
@@ -141,7 +141,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a watch reports. `value` is None for `delete` and `expired`."""
+    """A change of a key that a watch reports. `value` is None for `delete` and `expired`."""
 
     key: str
     value: bytes | None
@@ -166,7 +166,7 @@ class Bucket(Protocol):
     async def delete(self, key: str, *, revision: int | None = None) -> None: ...
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
-        """All present keys that match, fresh."""
+        """Read all present keys that match, from the stream's leader."""
 
     def watch(self, on_change: Callable[[Change], None], pattern: str = ">") -> Watch: ...
 
@@ -196,11 +196,11 @@ class ObjectBucket(Protocol):
 
 
 class BrokerStanding(Protocol):
-    """Whether a server that is connected can be used."""
+    """The health of a connected server, and the place to report failed writes."""
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it, or nothing."""
+        """The reason why the server cannot be used; empty if it can."""
 
     def stored(self) -> None:
         """Something was stored just now."""
@@ -265,12 +265,12 @@ class Messaging(Protocol):
         on_missing: Callable[[], Awaitable[None]] | None = None,
     ) -> PullLoop:
         """`priority` (0 first … 9 last) is for consumers with the `prioritized` policy. `on_missing` is awaited when the
-        consumer does not exist (any more), before the next try: it should make it again."""
+        consumer does not exist or was deleted, before the next try: it should make it again."""
 
     async def get_message(self, stream: str, seq: int) -> StoredMessage | None: ...
 
     async def delete_message(self, stream: str, seq: int) -> bool:
-        """False when there is no such message (any more)."""
+        """Return False when there is no such message, or it was deleted before."""
 
     async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
         """Stored messages per subject."""

@@ -1,4 +1,4 @@
-"""Bringing the server into the shape that a `Topology` describes, and looking at what is there."""
+"""Creates and updates the streams, consumers and buckets of a `Topology`, and reports their state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.jetstream.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of a stream that is not as it should be."""
+    """A field of a stream that differs from the topology."""
 
     name: str
     current: Any
@@ -26,7 +26,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What `ensure_topology` would do to one stream."""
+    """The change that `ensure_topology` would make to a stream."""
 
     stream: str
     action: str  # "create", "update" or "keep"
@@ -35,7 +35,7 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatus:
-    """One consumer: what waits for it and what it has in hand."""
+    """State of a consumer: messages that wait for it, and messages delivered but not acked."""
 
     name: str
     waiting_messages: int
@@ -47,7 +47,7 @@ class ConsumerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
-    """One stream. `oldest_age_s` is None when it is empty."""
+    """State of a stream. `oldest_age_s` is None when it is empty."""
 
     stream: str
     exists: bool

@@ -1,4 +1,4 @@
-"""The continuous pull: keeps as much requested from the server as there is credit, and no more.
+"""Pulls messages continuously: requests as many from the server as there is credit, and no more.
 
 The server does not say which pull request a message answers, so the loop counts what it asked for (`outstanding`) and subtracts
 what arrives and what expires.  Whenever the count can no longer be trusted (an error status, a broken connection, silence) it
@@ -43,7 +43,7 @@ class _PullRequest(msgspec.Struct, omit_defaults=True):
 
 
 class StreamPull:
-    """Satisfies `ports.PullLoop`. `on_missing` is awaited when the consumer does not exist (any more), before trying again."""
+    """A pull loop, as `ports.PullLoop`. `on_missing` is awaited when the consumer does not exist, before trying again."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class StreamPull:
         self._wake.set()
 
     def _refuse(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        """For an inbox that has been left: give back what was still on its way."""
+        """Nak what still arrives at an inbox that has been left."""
         if reply.startswith(b"$JS.ACK."):
             StreamDelivery(self._core, subject, reply, data, headers).nak()
 
@@ -250,7 +250,7 @@ class StreamPull:
         if silent or overdue:
             log.info("pull.silent", stream=self.stream, consumer=self.consumer, outstanding=self._outstanding)
             self._renew("silent" if silent else "overdue")
-            self._missing = self._missing or silent  # perhaps the consumer is gone and nobody could tell us
+            self._missing = self._missing or silent  # the consumer may be gone without a message that says so
 
     async def stop(self) -> None:
         """Also waits until what was already on its way has been given back, when the connection is up."""

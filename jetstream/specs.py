@@ -1,4 +1,4 @@
-"""Streams, buckets and object stores as data, and streams and consumers as the server names them.
+"""Describes streams, buckets and object stores as data, and translates streams and consumers to the server's field names.
 
 **All buckets keep one revision and write limit markers.**  With more revisions the server makes the marker's life a lower
 bound of every message TTL, which would stretch short leases.
@@ -21,7 +21,7 @@ DUPLICATE_WINDOW_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """A stream as data. -1 means no limit; a duration of 0 means for ever."""
+    """A stream as data. -1 means no limit; a duration of 0 means no limit."""
 
     name: str
     subjects: tuple[str, ...]
@@ -46,7 +46,7 @@ class StreamSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
-        """As the server names it."""
+        """Return the configuration under the server's field names."""
         window_s = min(self.duplicate_window_s, self.max_age_s) if self.max_age_s else self.duplicate_window_s
         config: dict[str, Any] = {
             "name": self.name,
@@ -78,7 +78,7 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSpec:
-    """A key-value bucket as data. `max_age_s`: longest life of a value that is not written again; 0 = for ever."""
+    """A key-value bucket as data. `max_age_s`: longest life of a value that is not written again; 0 = no limit."""
 
     name: str
     description: str
@@ -106,7 +106,7 @@ class BucketSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreSpec:
-    """An object store as data. `ttl_s` 0 keeps objects for ever; with `own_ttls` each object may have a life of its own.
+    """An object store as data. `ttl_s` 0 keeps objects without limit; with `own_ttls` each object may have a life of its own.
 
     `discard`: what happens when it is full, the new object is refused or the oldest make room.
     """
@@ -135,7 +135,7 @@ class ObjectStoreSpec:
 
 
 def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
-    """As the server names it."""
+    """Return the configuration under the server's field names."""
     config: dict[str, Any] = {
         "name": spec.name,
         "durable_name": spec.name,

@@ -1,4 +1,4 @@
-"""Subjects, stream and bucket names: built and parsed here and nowhere else.
+"""Builds and parses all subjects, stream names and bucket names; no other module does.
 
 Every token that comes from outside (model, tenant, worker) passes `check_token` or `slug`, so a dot, a wildcard or a space can
 never enter a subject.  Tokens are `[A-Za-z0-9_-]`, 1 to 64 characters.
@@ -70,7 +70,7 @@ class WorkerSubject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """All names of one deployment. `prefix` separates deployments (and tests) that share a server."""
+    """Names of one deployment. `prefix` separates deployments (and tests) that share a server."""
 
     prefix: str = "hr"
 
@@ -87,7 +87,7 @@ class Subjects:
         return f"{self.prefix}.req.{check_token(pool, 'pool')}.{request_class}.*"
 
     def req_filter_all(self, pool: str) -> str:
-        """All classes and tenants of a pool."""
+        """Return the filter for every class and tenant of a pool."""
         return f"{self.prefix}.req.{check_token(pool, 'pool')}.>"
 
     def parse_req(self, subject: str) -> RequestSubject:

@@ -1,4 +1,4 @@
-"""A scope for background tasks: it exists from the constructor of its owner on, and runs tasks while it is entered."""
+"""Runs background tasks in a scope that exists from its owner's constructor on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TaskScope:
 
     @property
     def is_open(self) -> bool:
-        """Whether `spawn` can be called now."""
+        """True while `spawn` can be called."""
         return self._group is not None
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,5 @@
-"""Every stream, consumer, bucket and object store of a deployment, as data. `headrace.jetstream.provision` makes it so.
+"""Lists every stream, consumer, bucket and object store of a deployment as data; `headrace.jetstream.provision`
+creates them.
 
 **Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
 subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the
@@ -30,7 +31,7 @@ WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What one deployment needs on the server. Caps count waiting and delivered, unacked messages.
+    """Streams and buckets that one deployment needs on the server. Caps count waiting and delivered, unacked messages.
 
     The server sets the bytes aside when a stream is made: all of them together must fit into its `max_file_store`.
     """

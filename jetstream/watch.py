@@ -1,4 +1,4 @@
-"""A watch on a bucket that is never silently stale.
+"""Watches a bucket and detects when its view may be stale.
 
 An ordered push consumer with short heartbeats.  Whenever something is missing (a delivery number, two heartbeats, the
 connection) the watch makes a new consumer, lists everything again, reports what changed, and reports keys that vanished.  A new
@@ -98,7 +98,7 @@ class BucketWatch:
         self._drop_tap()
 
     def _break(self) -> None:
-        """What we know may be out of date: start over."""
+        """Start over with a new consumer, because the view may be out of date."""
         self._broken = True
         self._wake.set()
 
@@ -110,7 +110,7 @@ class BucketWatch:
     def _leave(self) -> None:
         self._drop_tap()
         if self._consumer:
-            # Nobody waits for the answer; a consumer that this does not reach goes away by its inactivity.
+            # The answer is not awaited: a consumer that this request does not reach expires by inactivity.
             self._core.send_now(wire.pub(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b""))
             self._consumer = ""
 

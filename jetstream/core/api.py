@@ -1,4 +1,4 @@
-"""Calls to the JetStream API: JSON requests, typed errors.
+"""Calls the JetStream API with JSON requests and raises typed errors.
 
 Only the calls that Headrace makes, as plain dictionaries in the server's own field names: nats-py's records lack fields that we
 need (priority groups) and cost more than they give.
@@ -69,7 +69,7 @@ class ApiError(JetStreamError):
 
 
 class Caller(Protocol):
-    """What can carry an API call."""
+    """A connection that can carry an API call."""
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes: ...
 

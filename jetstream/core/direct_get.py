@@ -1,4 +1,4 @@
-"""Reading stored messages and stream facts without a consumer."""
+"""Reads stored messages and stream state without a consumer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Reader:
     async def message(
         self, stream: str, *, seq: int | None = None, last_of: str | None = None, timeout_s: float | None = None
     ) -> StoredMessage | None:
-        """One message by sequence, or the last of a subject, from the stream's leader: always fresh."""
+        """Read one message by sequence, or the last of a subject, from the stream's leader, which is never stale."""
         query: dict[str, Any] = {"seq": seq} if last_of is None else {"last_by_subj": last_of}
         try:
             answer = await self._api.call(f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s)
@@ -136,7 +136,7 @@ class Reader:
         return found
 
     async def batch(self, stream: str, query: Mapping[str, Any], *, timeout_s: float) -> list[StoredMessage]:
-        """One direct read of many messages: they come one by one to an inbox, closed by an end marker.
+        """Read many messages with one direct get: they arrive one by one at an inbox, closed by an end marker.
 
         Raises TopologyError, RequestTimeout, NotConnected.
         """

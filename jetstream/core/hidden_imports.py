@@ -1,4 +1,4 @@
-"""Imports without what a library takes along only where it happens to be installed."""
+"""Hides optional packages from a library's imports, which would load them wherever they are installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def hidden(name: str) -> Iterator[None]:
-    """What is imported in here finds no module `name`, unless that was imported before. Afterwards it is there again."""
+    """Let imports in the body find no module `name`, unless it was imported before. Restore it afterwards."""
     if name in sys.modules:
         yield
         return

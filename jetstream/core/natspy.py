@@ -1,4 +1,4 @@
-"""nats-py without what it would import for WebSockets; the other modules of this package have it from here alone.
+"""Imports nats-py without its WebSocket client; all modules of this package take nats-py from here.
 
 Where there is an aiohttp, and vLLM brings one, nats-py imports it: a fifth of the time that a part took to start.  An address
 with `ws://` is refused (`context`).

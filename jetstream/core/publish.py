@@ -1,4 +1,4 @@
-"""Requests and stream publishes over one inbox.
+"""Sends requests and stream publishes and matches their answers, over one inbox.
 
 Answers come to `<inbox>.<number>` and are matched to a future by that number.  No task and no `wait_for` per call: a future
 and a timer.  A publish keeps its number and its bytes over all its tries.
@@ -35,7 +35,7 @@ RETRY_MAX_S = 0.25
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came back: payload, inline status (0 = none) and the raw header block."""
+    """An answer: payload, inline status (0 = none) and the raw header block."""
 
     data: bytes
     status: int = 0
@@ -43,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _Call:
-    """One call that waits for an answer. `future` is replaced for every try of a publish."""
+    """A call that waits for an answer. `future` is replaced for every try of a publish."""
 
     __slots__ = ("cmd", "deadline", "future", "repeatable", "subject", "timed_out", "timer")
 
@@ -80,7 +80,7 @@ class _Disconnected(JetStreamError):
 
 
 class Mux:
-    """All calls of one connection that expect one answer."""
+    """Multiplexes the calls of one connection that expect one answer each."""
 
     def __init__(self, core: CoreClient, inbox: str) -> None:
         self._core = core
@@ -189,7 +189,7 @@ class Mux:
             if call.timed_out:
                 self._expire_publish(call)
             elif not self._core.send_now(call.cmd):
-                call.future = None  # nobody waits for it now, so nobody would hear of its failure
+                call.future = None  # no caller awaits it now, so its failure would go unseen
                 await self._until_sendable(call)
                 continue
             try:

@@ -1,4 +1,4 @@
-"""The NATS client underneath: nats-py with the few parts replaced that a token path cannot afford or that end a process.
+"""Adapts nats-py's client: replaces the parts that are too slow for a token path or that can end a process.
 
 What is different from the plain client, and why:
 
@@ -188,7 +188,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         """End the attempts to connect again, for good.
 
         One cancellation may not do: before Python 3.12 `asyncio.wait_for`, in which they wait, loses one that comes when an
-        attempt has just failed, and the plain client's `close` asks only once.  It would try for ever then.
+        attempt has just failed, and the plain client's `close` asks only once.  It would then try without end.
         """
         self.options["allow_reconnect"] = False
         for _ in range(CANCEL_TRIES):
@@ -219,5 +219,5 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the server said about itself."""
+        """The server's INFO."""
         return dict(self._server_info)

@@ -1,4 +1,4 @@
-"""The view of a connection that consumers, buckets and object stores are built on, as a protocol."""
+"""Declares the view of a connection that consumers, buckets and object stores are built on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headrace.jetstream.ports import PubAck
 
 
 class ServerSession(Protocol):
-    """One connection to a server, as the modules of this package use it. `headrace.jetstream.client.Connection` is one.
+    """A connection to a server, as the modules of this package use it. `headrace.jetstream.client.Connection` implements it.
 
-    Those modules take this protocol and not the connection, which makes them: so no import runs in a circle.
+    Modules take this protocol and not the connection, because the connection constructs them: no import runs in a circle.
     """
 
     api: JsApi

@@ -1,4 +1,4 @@
-"""The few bytes of the NATS protocol that Headrace writes and reads itself: publish commands, headers, ack subjects.
+"""Writes and parses the parts of the NATS protocol that Headrace handles itself: publish commands, headers, ack subjects.
 
 Pure functions.  The token path and the publish path build their commands here, because going through the general client costs
 several times as much per message.
@@ -111,7 +111,7 @@ def decode_headers(raw: bytes | None) -> dict[str, str]:
 
 
 class AckSubject(NamedTuple):
-    """What the server writes into the reply subject of a delivery."""
+    """The fields of a delivery's reply subject."""
 
     stream: str
     consumer: str
@@ -146,5 +146,5 @@ def ttl_value(ttl_s: float) -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """As the server's API counts durations."""
+    """Convert seconds to nanoseconds, the unit of durations in the server's API."""
     return round(seconds * 1e9)
