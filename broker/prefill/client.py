@@ -8,8 +8,6 @@ Whatever goes wrong is a `PrefillFailed` with a reason, within a bounded time.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -30,10 +28,8 @@ from headrace.broker.messages.prefill import (
     PrefillVerdict,
 )
 from headrace.broker.prefill.errors import FailReason, PrefillFailed
-from headrace.broker.settings import Timing
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError, NoResponder, NotConnected, QueueFull, RequestTimeout
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
@@ -63,22 +59,19 @@ class PrefillClient:
 
     def __init__(
         self,
-        messaging: Messaging,
-        subjects: Subjects,
+        deps: WorkerDeps,
         members: Members,
         *,
         pool: str,
         worker: str,
-        timing: Timing,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        self._messaging = messaging
-        self._subjects = subjects
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._timing = deps.timing
+        self._wall = deps.wall
         self._members = members
         self._pool = pool
         self._worker = worker
-        self._timing = timing
-        self._wall = wall
         self._asked: dict[str, Asked] = {}
         self._unwanted: asyncio.Queue[int] = asyncio.Queue(MOST_UNWANTED)  # stored jobs that nobody has taken
 

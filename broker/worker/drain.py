@@ -12,7 +12,7 @@ from headrace.broker.codec import encode
 from headrace.broker.membership.members import drained_key
 from headrace.broker.membership.mover import Mover
 from headrace.broker.protocol.crashes import ENGINE_DEATH
-from headrace.broker.protocol.runs import RunState
+from headrace.broker.protocol.run import RunState
 from headrace.broker.retry import until_done
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Messaging

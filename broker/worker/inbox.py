@@ -12,7 +12,8 @@ from headrace.broker.codec import decode, decode_worker_control, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Abort, Answers, Cancel, Done, Drain, KvDump, LoadAdapter, Ping, Since, UnloadAdapter
 from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
-from headrace.broker.protocol.runs import RunState, Tombstones
+from headrace.broker.protocol.run import RunState
+from headrace.broker.protocol.runs import Tombstones
 from headrace.jetstream.ports import Message
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import LoadReport
-from headrace.broker.protocol.runs import Run, RunState, RunTable
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Message, Messaging
 from headrace.jetstream.subjects import Subjects

@@ -12,7 +12,7 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Check, CheckReply, Claim, ClaimReply, JobFault, Record, Refuse, RefuseReply
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
 from headrace.jetstream.lease import LeaseKeeper

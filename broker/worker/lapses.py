@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headrace.broker.protocol.runs import Run, RunState, RunTable
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable
 from headrace.broker.worker.judge_client import JudgeClient
 from headrace.broker.worker.ports import Executor
 from headrace.jetstream.lease import LeaseKeeper

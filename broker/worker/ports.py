@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.broker.messages import LoadReport
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 
 
 class Executor(Protocol):

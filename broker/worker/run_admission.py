@@ -14,7 +14,8 @@ from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import BrokerError, WireError
 from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import Envelope, JobFault
-from headrace.broker.protocol.runs import Run, RunState, Tombstones
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import Tombstones
 from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.judge_client import JudgeClient
 from headrace.jetstream.ports import Delivery, Messaging
@@ -135,7 +136,6 @@ class RunAdmission:
             )
         except BrokerError as error:
             if run.state is RunState.CLAIMING:
-                run.state = RunState.RUNNING
                 self._session.fail(run, JobFault("engine_error", str(error)))
             return
         if run.state is RunState.CLAIMING and not self._session.engine_dead:
@@ -149,7 +149,6 @@ class RunAdmission:
         if self._session.members.having(self._session.pool, adapter):
             await self._session.move(run, suspect=None, reason="adapter")
         else:
-            run.state = RunState.RUNNING
             message = f"no ready worker has the adapter {adapter!r}"
             self._session.fail(run, JobFault("no_worker", message, retriable=True, retry_after_s=RETRY_AFTER_S))
         return False
@@ -170,14 +169,14 @@ class RunAdmission:
             if reply.verdict == "go":
                 run.begin(reply.emitted, reply.finished)
                 return True
-            run.state = RunState.WAITING  # the judge knows of more crashes than this copy's history
+            run.wait_again()  # the judge knows of more crashes than this copy's history
         return False
 
     async def _has_turn(self, run: Run) -> bool:
         """Wait until a waiting run may go on to its claim. False when it is gone, or is moved instead."""
         while run.state is RunState.WAITING:
             if self._session.taking and self._session.runs.may_start(run):
-                run.state = RunState.CLAIMING
+                run.claim()
                 return True
             await asyncio.sleep(ALONE_POLL_S)
         return False

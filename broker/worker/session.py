@@ -24,7 +24,8 @@ from headrace.broker.messages import Envelope, JobFault, LoadReport, WorkerMembe
 from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.server import PrefillExecutor, PrefillServer
 from headrace.broker.protocol.judge import GENERATION
-from headrace.broker.protocol.runs import Run, RunState, RunTable, Tombstones
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable, Tombstones
 from headrace.broker.settings import SessionSettings
 from headrace.broker.worker.adapters import AdapterChanges
 from headrace.broker.worker.drain import Drainer
@@ -41,6 +42,7 @@ from headrace.broker.worker.run_admission import RunAdmission
 from headrace.broker.worker.self_placement import SelfPlacer
 from headrace.broker.worker.timers import WorkerTimers
 from headrace.broker.worker.token_outbox import TokenOutbox
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Messaging
@@ -180,30 +182,19 @@ class WorkerSession:
         self.operating = OperatorCommands(
             self, self.adapters, self._role_change, kv=kv, drain_grace_s=self.settings.drain_grace_s
         )
-        self.prefill_client = PrefillClient(
-            messaging,
-            subjects,
-            self.members,
-            pool=self.pool,
-            worker=self.worker,
-            timing=self._timing,
-            wall=wall,
-        )
+        deps = WorkerDeps(messaging=messaging, subjects=subjects, settings=self.settings, wall=wall)
+        self.prefill_client = PrefillClient(deps, self.members, pool=self.pool, worker=self.worker)
         self.prefill_server = (
             None
             if prefill is None
             else PrefillServer(
-                messaging,
-                subjects,
+                deps,
                 self.members,
                 self._lease,
                 prefill,
                 pool=self.pool,
                 worker=self.worker,
-                timing=self._timing,
-                budget_tokens=self.settings.prefill_budget_tokens,
                 may_take=lambda: self._lease.held and self.taking and not self.member.serves,
-                wall=wall,
             )
         )
         self._tasks: asyncio.TaskGroup | None = None
@@ -354,7 +345,7 @@ class WorkerSession:
     # -- progress -------------------------------------------------------------------------------------------
 
     def _start(self, run: Run, payload: bytes) -> None:
-        run.state = RunState.RUNNING
+        run.start()
         log.debug("run.started", request_id=run.id, attempt=run.attempt, worker=self.worker)
         self._events.add("started", run.id, run.attempt, run.envelope.tokens)
         self._executor.start(run, payload)
@@ -376,9 +367,9 @@ class WorkerSession:
 
     async def move(self, run: Run, *, suspect: str | None, reason: str) -> None:
         """Stop a run here and give its message to the next attempt."""
-        if run.gone or run.state is RunState.MOVING:
+        if run.stopping:
             return
-        run.state = RunState.MOVING
+        run.move()
         self._executor.stop(run)
         await self._mover.move(
             worker=self.worker,
@@ -399,7 +390,7 @@ class WorkerSession:
 
     def drop(self, run: Run, *, how: str) -> None:
         """Stop a run, whatever it is doing, and ack this worker's own copy of the message."""
-        if run.gone or run.state is RunState.MOVING:
+        if run.stopping:
             return
         if run.state is not RunState.WAITING:
             self._executor.stop(run)

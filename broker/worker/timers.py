@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.broker.messages import JobFault
-from headrace.broker.protocol.runs import RunState, Tombstones
+from headrace.broker.protocol.run import RunState
+from headrace.broker.protocol.runs import Tombstones
 from headrace.broker.settings import Timing
 from headrace.broker.worker.isolation import IsolationMover
 from headrace.broker.worker.lapses import Lapses

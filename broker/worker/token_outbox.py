@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 
 from headrace.broker.messages import Finish, JobFault, Row, Text, TokenLogprob
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.worker.frames import FrameSender
 from headrace.broker.worker.ports import Executor
 from headrace.jetstream.lease import LeaseKeeper
@@ -83,26 +83,43 @@ class TokenOutbox:
         if self._ending:
             for run in self._ending:
                 if run.state is RunState.RUNNING and run.complete:
-                    _ended(run)
+                    run.end(asyncio.get_running_loop().time())
             self._ending.clear()
 
     def lapsed(self) -> None:
-        """The lease is lost: what is pending is in the logs, and is sent from there if the run turns out to be current."""
+        """Drop what is pending, because the lease is lost. It is in the logs, and is sent from there if its run is current."""
         for batch in self._pending.values():
             for run, row in zip(batch.runs, batch.rows, strict=True):
-                run.lapse()
+                if run.stopping:
+                    continue  # since this step: no judge will ask for it
+                if run.state is not RunState.LAPSED:
+                    run.lapse()
                 log = run.choices[row.choice]
                 log.sent = min(log.sent, row.offset)
         self._pending.clear()
         self._ending.clear()
 
     def fail(self, run: Run, fault: JobFault) -> None:
-        """End a run with a fault that no other worker could avoid."""
+        """End a run with a fault that no other worker could avoid. A claimed run ends so without having been in the engine."""
+        if run.state is RunState.CLAIMING:
+            self._fail_unstarted(run, fault)
+            return
         for choice, log in enumerate(run.choices):
             if log.fin is None and not log.settled:
                 self.append(run, choice, [], [], fin=Finish(reason="error", fault=fault))
                 break
         self.flush()
+
+    def _fail_unstarted(self, run: Run, fault: JobFault) -> None:
+        open_choice = next((i for i, log in enumerate(run.choices) if not log.settled), None)
+        if open_choice is None:
+            return
+        row = run.append(open_choice, [], [], None, Finish(reason="error", fault=fault))
+        if self._lease.held:
+            self._frames.send(run.judge, [row])
+            run.end(asyncio.get_running_loop().time())
+        else:
+            run.lapse()  # the row is sent once the judge has called this run current
 
     def resend(self, run: Run, offsets: list[int]) -> None:
         """Send everything after `offsets` again."""
@@ -121,15 +138,10 @@ class TokenOutbox:
         return True
 
     def go_on(self, run: Run) -> None:
-        """A lapsed run is current: send what was held back and continue."""
-        run.state = RunState.RUNNING
+        """Continue a lapsed run that its judge calls current: send what was held back, then unpark it."""
+        run.confirm()
         self.resend(run, [log.sent for log in run.choices])
         if run.complete:
-            _ended(run)
+            run.end(asyncio.get_running_loop().time())
         else:
             self._executor.unpark(run)
-
-
-def _ended(run: Run) -> None:
-    run.state = RunState.ENDED
-    run.resent_s = asyncio.get_running_loop().time()

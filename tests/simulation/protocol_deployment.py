@@ -21,7 +21,7 @@ from headrace.broker.membership.members import drained_key
 from headrace.broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
 from headrace.broker.protocol.crashes import CRASH_LIMIT
 from headrace.broker.protocol.judge import GENERATION
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
 from headrace.broker.worker.session import WorkerSession
 from headrace.jetstream.errors import JetStreamError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.broker.messages import Finish, JobFault, LoadReport
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.worker.session import WorkerSession
 from tests.simulation.protocol_requests import Pipeline, RunNote, Wish, token
 from tests.simulation.world import Machine

@@ -21,7 +21,8 @@ from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import Abort, Check, CheckReply, ClaimReply, Frame, Refuse, RefuseReply, Row
 from headrace.broker.protocol import judge
 from headrace.broker.protocol.judge import JobRecord, Judge
-from headrace.broker.protocol.runs import Run, RunState, RunTable
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable
 from headrace.broker.worker import drain, judge_client, run_admission, token_outbox
 from headrace.broker.worker.inbox import WorkerInbox
 from headrace.broker.worker.lapses import Lapses
@@ -157,13 +158,13 @@ def an_abort_names_a_run(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def an_end_is_confirmed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
-    real = token_outbox._ended
+    real = Run.end
 
-    def ended(run: Run) -> None:
-        real(run)
-        run.delivery.ack()
+    def end(self: Run, now_s: float) -> None:
+        real(self, now_s)
+        self.delivery.ack()
 
-    patch.setattr(token_outbox, "_ended", ended)
+    patch.setattr(Run, "end", end)
 
 
 @guard
@@ -196,7 +197,8 @@ def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
     async def has_turn(self: RunAdmission, run: Run) -> bool:
         while run.state is RunState.WAITING and not self._session.runs.may_start(run):
             await asyncio.sleep(0.1)
-        run.state = RunState.CLAIMING if run.state is RunState.WAITING else run.state
+        if run.state is RunState.WAITING:
+            run.claim()
         return run.state is RunState.CLAIMING
 
     patch.setattr(RunAdmission, "_has_turn", has_turn)

@@ -84,8 +84,8 @@ class NobodyDies:
 def the_dead_want_nothing(patch: pytest.MonkeyPatch) -> None:
     make = PrefillServer.__init__
 
-    def init(self: PrefillServer, messaging: Any, subjects: Any, members: Any, *others: Any, **named: Any) -> None:
-        make(self, messaging, subjects, NobodyDies(members), *others, **named)  # type: ignore[arg-type]
+    def init(self: PrefillServer, deps: Any, members: Any, *others: Any, **named: Any) -> None:
+        make(self, deps, NobodyDies(members), *others, **named)  # type: ignore[arg-type]
 
     patch.setattr(PrefillServer, "__init__", init)
 

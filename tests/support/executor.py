@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from headrace.broker.messages import Finish, LoadReport
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.broker.worker.session import WorkerSession
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from headrace.broker.codec import encode, pack_u32
 from headrace.broker.messages import Envelope, Finish, Generation, JobFault, Sampling, TokenLogprob
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.protocol.run import Run, RunState
 from headrace.workers.engine import Capabilities, EngineInfo, Load, Output, Sequence
 from headrace.workers.errors import EngineError
 from headrace.workers.runtime.runtime import Runtime

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.broker.messages import Generation, LoadReport, PrefillDecision
 from headrace.broker.prefill.client import PrefillClient
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.workers.engine import DisaggStyle, EngineInfo, Role
 from headrace.workers.handover.decision import Situation, decide
 from headrace.workers.handover.decode_side import Engines, Handed, HandoverSettings, RemotePrefill, pick

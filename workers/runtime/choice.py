@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from headrace.broker.messages import FinishReason, Generation, TokenLogprob
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.workers.engine import Fault, Handover, Sequence
 from headrace.workers.parsing.answer import ParsedAnswer
 from headrace.workers.parsing.interface import Asked

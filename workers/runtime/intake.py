@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.codec import decode, unpack_u32, unpack_u64
 from headrace.broker.messages import Generation
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.workers.engine import EngineInfo
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.kv.cached_prefix import cached_tokens

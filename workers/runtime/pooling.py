@@ -16,7 +16,7 @@ import structlog
 from headrace.broker.codec import decode, unpack_u32
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Finish, JobFault, Pooling
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.broker.worker.session import WorkerSession
 from headrace.workers import metrics
 from headrace.workers.engine import EngineInfo, Pooled, PoolItem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.broker.messages import JobFault
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.broker.worker.session import WorkerSession
 from headrace.workers.errors import EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
 

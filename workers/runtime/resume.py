@@ -8,7 +8,7 @@ typed error instead of an answer that is silently another one.
 from __future__ import annotations
 
 from headrace.broker.messages import Generation
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.workers.engine import Capabilities
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Generation, JobFault, LoadReport, PrefillDecision
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.broker.worker.session import WorkerSession
 from headrace.workers import metrics
 from headrace.workers.engine import Engine

@@ -17,7 +17,7 @@ from math import inf
 import msgspec
 
 from headrace.broker.messages import LoadReport
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.broker.worker.session import WorkerSession
 from headrace.workers.engine import Engine, EngineInfo, Output, Role
 from headrace.workers.errors import AnswerUnreadable, RequestInvalid, UnsupportedByEngine, WorkerError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.workers.engine import Engine, Fault, Handover
 from headrace.workers.errors import EngineDead, WorkerError
 from headrace.workers.health.watchdog import Watchdog

@@ -12,7 +12,7 @@ import pytest
 from headrace.broker.codec import job_headers
 from headrace.broker.jobs import Job
 from headrace.broker.messages import HistoryEntry, WorkerMember
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.broker.settings import SessionSettings
 from headrace.broker.worker.session import WorkerSession
 from headrace.jetstream.client import Connection

@@ -13,7 +13,7 @@ from headrace.broker.codec import decode
 from headrace.broker.membership.members import Members
 from headrace.broker.messages.prefill import PrefillDrop, PrefillJob, PrefillTaken
 from headrace.broker.prefill.client import PrefillClient
-from headrace.broker.settings import Timing
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Messaging, PubAck
 from headrace.jetstream.subjects import Subjects
 
@@ -40,7 +40,8 @@ class Wire:
 
 def client(wire: Wire) -> PrefillClient:
     members = cast("Members", None)  # nobody is looked for here
-    return PrefillClient(cast("Messaging", wire), SUBJECTS, members, pool="p", worker="d-1", timing=Timing(), wall=lambda: 0.0)
+    deps = WorkerDeps(messaging=cast("Messaging", wire), subjects=SUBJECTS, wall=lambda: 0.0)
+    return PrefillClient(deps, members, pool="p", worker="d-1")
 
 
 JOB = PrefillJob(job="j", id="r", attempt=1, decode="d-1", deadline=60.0, created=0.0, tokens=1, uncached=1)

@@ -14,8 +14,10 @@ import pytest
 from headrace.broker.membership.members import Members
 from headrace.broker.messages.prefill import PrefillDone, PrefillJob
 from headrace.broker.prefill import server
-from headrace.broker.prefill.server import HeldPrefill, PrefillServer
-from headrace.broker.settings import Timing
+from headrace.broker.prefill.held import HeldPrefill, HeldState
+from headrace.broker.prefill.server import PrefillServer
+from headrace.broker.settings import SessionSettings, Timing
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import NoResponder
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Delivery, Messaging
@@ -57,20 +59,22 @@ class Nobody:
 
 
 def prefill(world: Nobody) -> tuple[PrefillServer, HeldPrefill]:
+    deps = WorkerDeps(
+        messaging=cast("Messaging", world),
+        subjects=Subjects("hr"),
+        settings=SessionSettings(timing=Timing(retry_s=0.01), prefill_budget_tokens=100),
+        wall=lambda: 0.0,
+    )
     one = PrefillServer(
-        cast("Messaging", world),
-        Subjects("hr"),
+        deps,
         cast("Members", world),
         cast("LeaseKeeper", world),
         cast("server.PrefillExecutor", world),
         pool="p",
         worker="p-1",
-        timing=Timing(retry_s=0.01),
-        budget_tokens=100,
         may_take=lambda: True,
-        wall=lambda: 0.0,
     )
-    held = one._held["j"] = HeldPrefill(JOB, cast("Delivery", world), state="running")
+    held = one._held["j"] = HeldPrefill(JOB, cast("Delivery", world), state=HeldState.RUNNING)
     one.finished(DONE)
     return one, held
 
@@ -79,7 +83,7 @@ def prefill(world: Nobody) -> tuple[PrefillServer, HeldPrefill]:
 async def test_the_blocks_of_the_dead_are_let_go_of_but_not_what_was_promised_just_now(*, promised: bool) -> None:
     world = Nobody()
     one, held = prefill(world)
-    held.state = "held"
+    held.accept(0.0)
     if promised:
         assert one.check("j").state == "held"
     one._drop_all_of("d-1")
@@ -95,7 +99,7 @@ async def test_an_answer_that_reaches_nobody_outlives_their_lease_as_long_as_was
     one.check("j")
     telling = asyncio.create_task(one._ask(held, DONE))
     await asyncio.sleep(0.05)
-    assert (world.stopped, held.state) == ([], "telling")
+    assert (world.stopped, held.state) == ([], HeldState.TELLING)
     async with asyncio.timeout(5):
         assert await telling is False
-    assert (world.stopped, held.state, len(one)) == (["j"], "gone", 0)
+    assert (world.stopped, held.state, len(one)) == (["j"], HeldState.GONE, 0)

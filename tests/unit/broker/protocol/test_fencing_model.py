@@ -28,7 +28,7 @@ from headrace.broker.messages import (
     SinceItem,
 )
 from headrace.broker.protocol.judge import JobRecord, Judge
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.protocol.run import Run, RunState
 
 CHOICES = 2
 LENGTHS = (5, 3)  # tokens of each choice

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.messages import Envelope, Finish, HistoryEntry, TokenLogprob
-from headrace.broker.protocol.runs import Run, RunState, RunTable, Tombstones
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable, Tombstones
 
 
 @dataclass(eq=False)

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.broker.codec import encode
 from headrace.broker.messages import HistoryEntry, LoadReport
-from headrace.broker.protocol.runs import Run, RunState, RunTable
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable
 from headrace.broker.worker.isolation import REASON, IsolationMover, co_runners
 from headrace.jetstream.errors import JetStreamError, NotConnected
 from headrace.jetstream.ports import Message

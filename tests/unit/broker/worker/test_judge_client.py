@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.codec import decode_ingress_control, encode
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import Check, CheckReply, Envelope, Spill
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import Timing
 from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.judge_client import JudgeClient

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headrace.broker.messages import Row
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.messages import JobFault, Row
+from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.worker.frames import FrameSender
 from headrace.broker.worker.token_outbox import TokenOutbox
 from headrace.jetstream.subjects import Subjects
@@ -72,6 +72,38 @@ def test_without_the_lease_tokens_are_kept_instead_of_sent() -> None:
     out.append_token(run, 0, [7], "x")
     out.flush()
     assert (world.sent, run.state, run.choices[0].ids, run.choices[0].sent) == ([], RunState.LAPSED, [7], 0)
+
+
+@pytest.mark.parametrize("end", ["move", "forget"])
+def test_a_run_that_was_stopped_with_tokens_pending_stays_stopped_when_the_lease_lapses(end: str) -> None:
+    world = World(held=False)
+    out, run = outflow(world), started(RunState.RUNNING)
+    out.append_token(run, 0, [7], "x")
+    getattr(run, end)()
+    stopped = run.state
+    out.flush()
+    assert (world.sent, run.state) == ([], stopped)
+
+
+async def test_a_claimed_run_that_fails_ends_without_having_run() -> None:
+    world = World()
+    out, run = outflow(world), started(RunState.CLAIMING)
+    out.fail(run, JobFault("engine_error", "its payload is gone"))
+    ((judge, (row,)),) = world.sent
+    assert (judge, row.choice, row.ids, row.fin and row.fin.reason) == ("i", 0, [], "error")
+    assert run.state is RunState.ENDED
+    assert run.resent_s > 0
+
+
+async def test_a_claimed_run_that_fails_without_the_lease_says_so_once_it_is_current() -> None:
+    world = World(held=False)
+    out, run = outflow(world), started(RunState.CLAIMING)
+    out.fail(run, JobFault("engine_error", "its payload is gone"))
+    assert (world.sent, run.state) == ([], RunState.LAPSED)
+    world.held = True
+    out.go_on(run)
+    assert [row.fin is not None for _, rows in world.sent for row in rows] == [True]
+    assert run.state is RunState.ENDED
 
 
 def test_frames_have_the_subject_of_their_ingress() -> None:

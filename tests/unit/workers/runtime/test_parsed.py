@@ -12,7 +12,7 @@ import pytest
 from headrace.broker.codec import pack_u32
 from headrace.broker.messages import Finish, Generation, Parsing, Part, Sampling, Text
 from headrace.broker.output_parts import OutputParts, parts_of
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.workers import metrics
 from headrace.workers.engine import Output
 from headrace.workers.parsing.builtin import BuiltinParsers

@@ -13,7 +13,7 @@ import pytest
 from headrace.broker.codec import encode, pack_u32
 from headrace.broker.messages import Answer, Claim, Envelope, Finish, Generation, Pooling, PoolingInput, Row
 from headrace.broker.protocol.judge import Judge
-from headrace.broker.protocol.runs import Run, RunState
+from headrace.broker.protocol.run import Run, RunState
 from headrace.workers.engine import Capabilities, EngineInfo, Pooled, PoolItem
 from headrace.workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine
 from headrace.workers.runtime.runtime import Runtime

@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.blocks import block_chain
 from headrace.broker.codec import encode, pack_u32, pack_u64
 from headrace.broker.messages import Envelope, Generation, LoadReport, Sampling, TokenLogprob
-from headrace.broker.protocol.runs import Run
+from headrace.broker.protocol.run import Run
 from headrace.workers.engine import Fault, Load, Output
 from headrace.workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid
 from tests.support.runtime_bench import TABLE, Bench, generation, ids_of, running

@@ -1,0 +1,249 @@
+"""One run: its states with the transitions between them, and the log of what it has produced.
+
+Sans-io.  A run is one execution of one attempt of one request on this worker.  Everything that changes its state stands in
+this file, and nothing outside it assigns `Run.state`; an illegal transition raises, because the caller has a bug.
+
+    WAITING ──claim──> CLAIMING ──start──> RUNNING ──end──> ENDED
+       │ ^                │ │ │             ^   │             │
+       │ └───wait_again───┘ │ └──end────────┼───┼──> ENDED    │
+       │                    │               │   │             │
+       │                    │        confirm│   │lapse        │lapse
+       │                    │               │   v             │
+       │                    └──lapse──────> LAPSED <──────────┘
+       └──start──> RUNNING
+
+    each of these five ──move──> MOVING
+    each of these six ──forget──> GONE
+
+* `WAITING` to `RUNNING` is the usual way: a first attempt that was delivered once starts without asking its judge.
+* Every other run is claimed first.  The judge may answer "wait": it knows of more crashes than this copy's history, and such a
+  run waits until it is alone on the worker.
+* A claimed run ends without having been in the engine when its payload or its adapter is lost.
+* `LAPSED`: the lease was lost meanwhile.  No other worker was given the run for sure, so it goes on decoding into its log, but
+  sends nothing until its judge calls it current.  An ended run lapses too: its last frame may never have arrived.
+* `MOVING`: the run was stopped here, and its message is being published as the next attempt.  Only the end of that settles it.
+* Every state but `GONE` holds the stored message by in-progress acks.
+
+The token path reads `Run.state` as a plain attribute, once per token.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headrace.broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
+from headrace.broker.protocol.crashes import ALONE_FROM, suspected
+from headrace.broker.protocol.transitions import follow
+from headrace.jetstream.ports import Delivery
+
+
+class RunState(Enum):
+    """The state of a run. The values are what operators see."""
+
+    WAITING = "waiting"
+    CLAIMING = "claiming"
+    RUNNING = "running"
+    LAPSED = "lapsed"
+    ENDED = "ended"
+    MOVING = "moving"
+    GONE = "gone"
+
+
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    RunState.WAITING: frozenset({RunState.CLAIMING, RunState.RUNNING, RunState.MOVING, RunState.GONE}),
+    RunState.CLAIMING: frozenset(
+        {RunState.WAITING, RunState.RUNNING, RunState.ENDED, RunState.LAPSED, RunState.MOVING, RunState.GONE}
+    ),
+    RunState.RUNNING: frozenset({RunState.ENDED, RunState.LAPSED, RunState.MOVING, RunState.GONE}),
+    RunState.LAPSED: frozenset({RunState.RUNNING, RunState.MOVING, RunState.GONE}),
+    RunState.ENDED: frozenset({RunState.LAPSED, RunState.MOVING, RunState.GONE}),
+    RunState.MOVING: frozenset({RunState.GONE}),
+    RunState.GONE: frozenset(),
+}
+
+STARTED = frozenset({RunState.CLAIMING, RunState.RUNNING, RunState.LAPSED, RunState.ENDED})
+"""The states of a run that the judge may take for the current one."""
+
+
+class ChoiceLog:
+    """All tokens of one choice, kept until the judge has confirmed the end: whatever it misses is sent again from here."""
+
+    __slots__ = ("fin", "ids", "logprobs", "sent", "settled", "start", "texts")
+
+    def __init__(self, emitted: list[int], *, settled: bool) -> None:
+        self.start = len(emitted)  # tokens that an earlier attempt emitted; their text has been sent long ago
+        self.ids = list(emitted)
+        self.texts: list[Text] = [""] * len(emitted)
+        self.logprobs: list[TokenLogprob] | None = None
+        self.sent = 0  # while lapsed: tokens that were sent before
+        self.settled = settled  # an earlier attempt finished this choice
+        self.fin: Finish | None = None
+
+
+class Run:
+    """One execution of one attempt of one request on this worker."""
+
+    __slots__ = (
+        "attempt",
+        "choices",
+        "crashes",
+        "delivery",
+        "envelope",
+        "history",
+        "id",
+        "judge",
+        "prefill",
+        "ref",
+        "resent_s",
+        "run",
+        "seq",
+        "state",
+    )
+
+    def __init__(
+        self,
+        *,
+        envelope: Envelope,
+        attempt: int,
+        history: list[HistoryEntry],
+        run: int,
+        delivery: Delivery,
+    ) -> None:
+        self.id = envelope.id
+        self.envelope = envelope
+        self.judge = envelope.judge
+        self.attempt = attempt
+        self.history = history
+        self.crashes = suspected(history)  # until the judge's own count is known
+        self.run = run
+        self.ref = RunRef(envelope.id, attempt, run)
+        self.delivery = delivery
+        self.seq = delivery.stream_seq
+        self.state = RunState.WAITING
+        self.choices: list[ChoiceLog] = []
+        self.resent_s = 0.0
+        self.prefill: PrefillDecision | None = None  # what the router has decided, if one has
+
+    # State transitions. Each raises IllegalTransition if the table does not have it.
+
+    def claim(self) -> None:
+        """Begin to ask the judge for this run."""
+        self.state = follow(TRANSITIONS, self.state, RunState.CLAIMING)
+
+    def wait_again(self) -> None:
+        """Go back to waiting, because the judge has refused the claim for now."""
+        self.state = follow(TRANSITIONS, self.state, RunState.WAITING)
+
+    def start(self) -> None:
+        """Begin to run: the logs are open and the engine is given the run."""
+        self.state = follow(TRANSITIONS, self.state, RunState.RUNNING)
+
+    def lapse(self) -> None:
+        """Hold back what is logged from now on, because the lease is lost, until the judge calls this run current."""
+        self.state = follow(TRANSITIONS, self.state, RunState.LAPSED)
+        for log in self.choices:
+            log.sent = len(log.ids)
+
+    def confirm(self) -> None:
+        """Run on after a lapse: the judge calls this run current."""
+        self.state = follow(TRANSITIONS, self.state, RunState.RUNNING)
+
+    def end(self, now_s: float) -> None:
+        """Wait for the judge's answer: the last frame was sent at `now_s`."""
+        self.state = follow(TRANSITIONS, self.state, RunState.ENDED)
+        self.resent_s = now_s
+
+    def move(self) -> None:
+        """Stop here: the message is being given to the next attempt."""
+        self.state = follow(TRANSITIONS, self.state, RunState.MOVING)
+
+    def forget(self) -> None:
+        """Leave the worker for good."""
+        self.state = follow(TRANSITIONS, self.state, RunState.GONE)
+
+    @property
+    def gone(self) -> bool:
+        """The worker has forgotten this run."""
+        return self.state is RunState.GONE
+
+    @property
+    def stopping(self) -> bool:
+        """The run is being moved or was forgotten: nothing may be done with it any more."""
+        return self.state is RunState.MOVING or self.state is RunState.GONE
+
+    @property
+    def alone(self) -> bool:
+        """In its last life: nothing may run beside it."""
+        return self.crashes >= ALONE_FROM
+
+    @property
+    def in_engine(self) -> bool:
+        """The engine was given it and has not finished it."""
+        return self.state in (RunState.RUNNING, RunState.LAPSED) and not self.complete
+
+    @property
+    def resumed(self) -> bool:
+        return any(log.start for log in self.choices)
+
+    @property
+    def made(self) -> int:
+        """Tokens that this run has added to the answer."""
+        return sum(len(log.ids) - log.start for log in self.choices)
+
+    def begin(self, emitted: list[list[int]], finished: list[int]) -> None:
+        """Open the logs. `emitted` and `finished` are the judge's, empty for a first attempt."""
+        self.choices = [
+            ChoiceLog(emitted[i] if i < len(emitted) else [], settled=i in finished) for i in range(self.envelope.choices)
+        ]
+
+    def append(
+        self, choice: int, ids: list[int], texts: list[Text], logprobs: list[TokenLogprob] | None, fin: Finish | None
+    ) -> Row:
+        """Log what a step produced and return it as a row."""
+        log = self.choices[choice]
+        offset = len(log.ids)
+        log.ids += ids
+        log.texts += texts
+        if logprobs is not None:
+            if log.logprobs is None:
+                log.logprobs = []
+            log.logprobs += logprobs
+        log.fin = fin
+        return Row(self.id, self.attempt, self.run, choice, offset, ids, texts, logprobs, fin)
+
+    @property
+    def complete(self) -> bool:
+        """Every choice has its end, or one of them ended the whole job with a fault."""
+        fault = False
+        whole = True
+        for log in self.choices:
+            if log.fin is None and not log.settled:
+                whole = False
+            elif log.fin is not None and log.fin.fault is not None:
+                fault = True
+        return whole or fault
+
+    def rows_since(self, offsets: list[int]) -> list[Row]:
+        """Everything after these offsets, one row per choice that has something to say."""
+        rows = []
+        for choice, log in enumerate(self.choices):
+            if log.settled:
+                continue
+            # What an earlier attempt emitted has no text here; a judge that asks for it is not this run's judge.
+            offset = max(offsets[choice] if choice < len(offsets) else 0, log.start)
+            if offset < len(log.ids) or log.fin is not None:
+                logprobs = log.logprobs[offset - log.start :] if log.logprobs is not None else None
+                rows.append(
+                    Row(
+                        self.id,
+                        self.attempt,
+                        self.run,
+                        choice,
+                        min(offset, len(log.ids)),
+                        log.ids[offset:],
+                        log.texts[offset:],
+                        logprobs,
+                        log.fin,
+                    )
+                )
+        return rows
