@@ -25,7 +25,9 @@ from headrace.broker.blocks import block_chain
 from headrace.broker.codec import decode, encode, pack_u32, pack_u64
 from headrace.broker.messages import Answer, Answers, Envelope, Frame, Generation, Sampling, WorkerMember
 from headrace.broker.settings import SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Change, Delivery, Entry, Message, PubAck
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import EngineConfig, Role
@@ -246,8 +248,9 @@ async def measure(args: argparse.Namespace) -> None:
 
     runtime.watch_cache(cache)
     feed = KvFeed(engine, translator, publisher.step)
-    session = WorkerSession(broker, subjects, member, runtime, settings=SessionSettings(slots=info.slots), kv=publisher)
-    runtime.attach(session, info, TokenTable.load(info.tokenizer_dir))
+    deps = WorkerDeps(messaging=broker, subjects=subjects, settings=SessionSettings(slots=info.slots))
+    session = WorkerSession(deps, member, EnginePorts(executor=runtime, kv=publisher))
+    runtime.attach(session.sink, info, TokenTable.load(info.tokenizer_dir))
     async with asyncio.TaskGroup() as tasks:
         parts = [tasks.create_task(part) for part in (runtime.run(), feed.run(), session.run())]
         await session.wait_registered(10.0)

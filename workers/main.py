@@ -14,7 +14,9 @@ import structlog
 
 from headrace.broker.messages import WorkerMember
 from headrace.broker.settings import SessionSettings, Timing
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.provision import ensure_topology
@@ -134,27 +136,20 @@ async def _serve(
         structlog.contextvars.bind_contextvars(worker=member.worker)
         publisher, feed, cache = _cache_events(connection, subjects, engine, info, member, runtime)
         prefill = prefilling(engine, info, runtime, worker=member.worker, cache=cache)
-        session = WorkerSession(
-            connection,
-            subjects,
-            member,
-            runtime,
-            settings=_session_settings(settings, info),
-            frames=frames,
-            kv=publisher,
-            prefill=prefill,
-            set_role=runtime.set_role,
-            adapters=EngineAdapters(engine),
+        deps = WorkerDeps(messaging=connection, subjects=subjects, settings=_session_settings(settings, info), frames=frames)
+        ports = EnginePorts(
+            executor=runtime, kv=publisher, prefill=prefill, set_role=runtime.set_role, adapters=EngineAdapters(engine)
         )
+        session = WorkerSession(deps, member, ports)
         handovers = Handovers(session, engine, info, runtime, settings, prefill)
-        runtime.attach(session, info, table, handovers.desk, parsers=brand.build(engine, info, table, parsers))
+        runtime.attach(session.sink, info, table, handovers.desk, parsers=brand.build(engine, info, table, parsers))
         canary = Canary(
             engine,
             runtime,
             info,
             idle_s=settings.canary_s,
             timeout_s=settings.canary_timeout_s,
-            may=lambda: session.registered and session.taking,
+            may=lambda: session.registered and session.state.taking,
         )
         await _run_session(settings, session, runtime, [feed, handovers, keeper, canary], card.model)
 
@@ -220,7 +215,7 @@ async def _run_session(
             await session.wait_registered(settings.start_timeout_s)
             _quiet_gc()
             metrics.READY.set(1)
-            log.info("worker.ready", worker=session.worker, model=model, pool=session.pool)
+            log.info("worker.ready", worker=session.state.worker, model=model, pool=session.state.pool)
             endings: set[asyncio.Future[Any]] = {serving, runtime.dead}
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             metrics.READY.set(0)
@@ -231,7 +226,7 @@ async def _run_session(
                 task.cancel()
     if runtime.dead.done():
         raise EngineDead(runtime.dead.result())
-    log.info("worker.stopped", worker=session.worker)
+    log.info("worker.stopped", worker=session.state.worker)
 
 
 def _quiet_gc() -> None:
@@ -247,7 +242,7 @@ def _signals(tasks: asyncio.TaskGroup, session: WorkerSession, serving: asyncio.
     loop = asyncio.get_running_loop()
 
     def leave(within_s: float) -> None:
-        if session.draining:
+        if session.state.draining:
             serving.cancel()
         else:
             tasks.create_task(session.drain(within_s))

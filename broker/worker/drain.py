@@ -1,25 +1,23 @@
-"""How a worker leaves: announce it, finish or hand over, and only then give up the lease."""
+"""Drain and engine death of a worker: announced first, then runs finish or are handed over, and only then the lease goes."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
-import msgspec
 import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.membership.members import drained_key
 from headrace.broker.membership.mover import Mover
+from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.protocol.crashes import ENGINE_DEATH
 from headrace.broker.protocol.run import RunState
 from headrace.broker.retry import until_done
+from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
-
-if TYPE_CHECKING:
-    from headrace.broker.worker.session import WorkerSession
 
 log = structlog.get_logger()
 
@@ -27,81 +25,84 @@ POLL_S = 0.05
 
 
 class Drainer:
-    """Drain and engine death of one worker session."""
+    """The drain of one worker. `done` is set when nothing is left to do but to release the lease."""
 
     def __init__(
         self,
-        session: WorkerSession,
-        messaging: Messaging,
-        subjects: Subjects,
+        deps: WorkerDeps,
+        state: WorkerState,
         lease: LeaseKeeper,
         mover: Mover,
+        runs: RunLifecycle,
+        prefill: PrefillServer | None,
         *,
-        retry_s: float,
+        stop_taking: Callable[[], Awaitable[None]],
     ) -> None:
-        self._session = session
-        self._state = messaging.bucket(subjects.bucket("state"))
+        """`stop_taking` withdraws every open pull."""
+        self._records = deps.messaging.bucket(deps.subjects.bucket("state"))
+        self._retry_s = deps.timing.retry_s
+        self._state = state
         self._lease = lease
         self._mover = mover
-        self._retry_s = retry_s
-        self.announced = False
-        self.engine_dead = False
+        self._runs = runs
+        self._prefill = prefill
+        self._stop_taking = stop_taking
         self.done = asyncio.Event()
 
     async def drain(self, grace_s: float) -> None:
-        """Finish what runs within the grace period, hand the rest over."""
-        if self.announced:
+        """Finish what runs within the grace period, and hand the rest over. A second call waits for the first."""
+        state = self._state
+        if state.draining:
             await self.done.wait()
             return
-        worker = self._session.worker
-        runs = self._session.runs
-        log.info("worker.draining", worker=worker, runs=len(runs), grace_s=grace_s)
+        log.info("worker.draining", worker=state.worker, runs=len(state.runs), grace_s=grace_s)
         await self._announce()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
         await self._move_unstarted()
-        while len(runs) and loop.time() < deadline:
+        while len(state.runs) and loop.time() < deadline:
             await asyncio.sleep(POLL_S)
         await self._hand_over(suspect=None, reason="drain")
-        if self._session.prefill_server is not None:
-            await self._session.prefill_server.leave(max(0.0, deadline - loop.time()))
+        if self._prefill is not None:
+            await self._prefill.leave(max(0.0, deadline - loop.time()))
         self.done.set()
 
     async def engine_died(self, why: str) -> None:
-        """The runs are moved; those that were in the engine count as crashed, although their worker moves them itself."""
-        self.engine_dead = True
-        log.error("engine.died", worker=self._session.worker, why=why, runs=len(self._session.runs))
+        """Move all runs. Those that were in the engine count as crashed, although their worker moves them itself."""
+        state = self._state
+        state.engine_dead = True
+        log.error("engine.died", worker=state.worker, why=why, runs=len(state.runs))
         await self._announce()
-        await self._hand_over(suspect=f"{self._session.worker}{ENGINE_DEATH}", reason="engine_died")
-        if self._session.prefill_server is not None:
-            self._session.prefill_server.fail_all(f"its engine is dead: {why}")
-            await self._session.prefill_server.leave(0.0)
+        await self._hand_over(suspect=f"{state.worker}{ENGINE_DEATH}", reason="engine_died")
+        if self._prefill is not None:
+            self._prefill.fail_all(f"its engine is dead: {why}")
+            await self._prefill.leave(0.0)
         self.done.set()
 
     async def _announce(self) -> None:
-        """Before anything else: what a mover sees of this worker from now on is no crash. The record outlives the lease."""
-        self.announced = True
-        await self._session.stop_taking()
-        session = self._session
+        """Announce the drain before anything is moved, so that no mover takes it for a crash.
+
+        The record in the bucket outlives the lease.
+        """
+        self._state.draining = True
+        await self._stop_taking()
 
         async def announce() -> None:
-            await self._state.put(drained_key(session.worker), b"1")
-            session.member = msgspec.structs.replace(session.member, draining=True)
-            await self._lease.update(encode(session.member))
+            await self._records.put(drained_key(self._state.worker), b"1")
+            self._state.update_member(draining=True)
+            await self._lease.update(encode(self._state.member))
 
-        await until_done(announce, event="drain.retry", retry_s=self._retry_s, worker=session.worker)
+        await until_done(announce, event="drain.retry", retry_s=self._retry_s, worker=self._state.worker)
 
     async def _move_unstarted(self) -> None:
-        """What is stored for this worker but not running yet does not wait for the grace period."""
-        session = self._session
-        for run in session.runs:
+        """Move at once what is stored for this worker but not running yet: it does not wait for the grace period."""
+        for run in self._state.runs:
             if run.state is RunState.WAITING:
-                await session.move(run, suspect=None, reason="drain")
-        held = {run.seq for run in session.runs}
-        await self._mover.move_all(session.worker, died=False, reason="drain", keep=held)
+                await self._runs.move(run, suspect=None, reason="drain")
+        held = {run.seq for run in self._state.runs}
+        await self._mover.move_all(self._state.worker, died=False, reason="drain", keep=held)
 
     async def _hand_over(self, *, suspect: str | None, reason: str) -> None:
-        session = self._session
-        for run in session.runs:
-            await session.move(run, suspect=suspect if run.in_engine else None, reason=reason)
-        await self._mover.move_all(session.worker, died=False, reason=reason)
+        for run in self._state.runs:
+            await self._runs.move(run, suspect=suspect if run.in_engine else None, reason=reason)
+        await self._mover.move_all(self._state.worker, died=False, reason=reason)

@@ -1,4 +1,4 @@
-"""Token frames on their way out: one message per engine step and ingress, split only when too large."""
+"""Encodes token frames: one message per engine step and ingress, split only when it would be too large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.jetstream.subjects import Subjects
 
 
 class FrameSender:
-    """Encodes and sends rows. Whether they may be sent at all is the session's decision."""
+    """Encodes and sends rows. The caller has checked that they may be sent."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, worker: str, max_bytes: int) -> None:
         self._messaging = messaging
@@ -37,7 +37,7 @@ class FrameSender:
             self.send(judge, rows[middle:])
             return
         row = rows[0]
-        if len(row.ids) < 2:  # cannot be made smaller; the server's own limit decides
+        if len(row.ids) < 2:  # cannot be made smaller: the server's own limit decides
             metrics.FRAMES.inc()
             metrics.ROWS.inc()
             self._messaging.send(self._out(judge), encode(Frame(worker=self._worker, rows=rows)))
@@ -47,7 +47,7 @@ class FrameSender:
 
 
 def split_row(row: Row) -> tuple[Row, Row]:
-    """The same tokens in two rows; the end goes with the second."""
+    """Split the tokens of a row in two. The end goes with the second."""
     middle = len(row.ids) // 2
     first = Row(
         row.id,

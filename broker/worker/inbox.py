@@ -1,78 +1,55 @@
-"""What reaches a worker: judges' answers, aborts and questions, cancellations, and operators' commands."""
+"""Dispatches the control messages that reach a worker: from judges, prefill peers and operators, and cancellations."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, decode_worker_control, encode
+from headrace.broker.codec import decode, decode_worker_control
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Abort, Answers, Cancel, Done, Drain, KvDump, LoadAdapter, Ping, Since, UnloadAdapter
+from headrace.broker.messages import (
+    Abort,
+    Answers,
+    Cancel,
+    Done,
+    Drain,
+    Inspect,
+    KvDump,
+    LoadAdapter,
+    Ping,
+    Record,
+    Since,
+    UnloadAdapter,
+)
 from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillDrop, PrefillState, PrefillTaken, SetRole
+from headrace.broker.prefill.client import PrefillClient
+from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.protocol.run import RunState
-from headrace.broker.protocol.runs import Tombstones
+from headrace.broker.worker.operator_commands import Inspector, OperatorCommands
+from headrace.broker.worker.reply import reply
+from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker.token_outbox import TokenOutbox
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Message
-
-if TYPE_CHECKING:
-    from headrace.broker.worker.session import WorkerSession
 
 log = structlog.get_logger()
 
 
-class WorkerInbox:
-    """Turns messages into calls on the session."""
+class JudgeInbox:
+    """Applies the words of judges and clients to the runs of one worker."""
 
-    def __init__(self, session: WorkerSession, tombstones: Tombstones) -> None:
-        self._session = session
-        self._tombstones = tombstones
-
-    def on_control(self, message: Message) -> None:
-        try:
-            control = decode_worker_control(message.data)
-        except WireError as error:
-            metrics.MALFORMED.labels("control").inc()
-            log.error("control.malformed", error=str(error))
-            return
-        if isinstance(control, Answers):
-            self._on_answers(control)
-        elif isinstance(control, Abort):
-            self._on_abort(control)
-        elif isinstance(control, Since):
-            self._on_since(control)
-        elif isinstance(control, Drain):
-            self._session.operating.begin_drain(control.grace_s)
-            self._session.reply(message.reply, encode(Done(message=f"{len(self._session.runs)} runs to finish")))
-        elif isinstance(control, Ping):
-            self._session.reply(message.reply, encode(Done()))
-        elif isinstance(control, KvDump):
-            refusal = self._session.operating.ask_dump()
-            self._session.reply(message.reply, encode(Done(ok=not refusal, message=refusal)))
-        elif isinstance(control, PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop):
-            self._on_prefill(control, message.reply)
-        elif isinstance(control, LoadAdapter | UnloadAdapter):
-            self._session.operating.begin_adapter(control, message.reply)
-        elif isinstance(control, SetRole):
-            self._session.operating.begin_role(control.role, control.grace_s, message.reply)
-        else:
-            self._session.reply(message.reply, encode(self._session.operating.inspect()))
-
-    def _on_prefill(self, control: PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop, reply: str) -> None:
-        client, server = self._session.prefill_client, self._session.prefill_server
-        if isinstance(control, PrefillTaken):
-            self._session.reply(reply, encode(client.on_taken(control)))
-        elif isinstance(control, PrefillDone):
-            self._session.reply(reply, encode(client.on_done(control)))
-        elif isinstance(control, PrefillCheck):
-            state = PrefillState(state="unknown") if server is None else server.check(control.job)
-            self._session.reply(reply, encode(state))
-        elif server is not None:
-            for job in control.jobs:
-                server.drop(job)
+    def __init__(self, state: WorkerState, runs: RunLifecycle, outbox: TokenOutbox) -> None:
+        self._state = state
+        self._runs = runs
+        self._outbox = outbox
 
     def on_cancel(self, message: Message) -> None:
+        """Drop the runs of cancelled requests, and remember their ids for copies that are still on their way."""
         try:
             ids = decode(Cancel, message.data).ids
         except WireError as error:
@@ -81,26 +58,109 @@ class WorkerInbox:
             return
         now = asyncio.get_running_loop().time()
         for request_id in ids:
-            self._tombstones.add(request_id, now)
-            for run in self._session.runs.of(request_id):
-                self._session.drop(run, how="cancelled")
+            self._state.tombstones.add(request_id, now)
+            for run in self._state.runs.of(request_id):
+                self._runs.drop(run, how="cancelled")
 
-    def _on_answers(self, control: Answers) -> None:
+    def on_answers(self, control: Answers) -> None:
+        """Settle runs whose last frame the judge has answered."""
         for answer in control.answers:
-            for run in self._session.runs.of(answer.id):
+            for run in self._state.runs.of(answer.id):
                 if (run.attempt, run.run) != (answer.attempt, answer.run):
                     continue
                 if answer.verdict != "done" or run.state is RunState.ENDED:
-                    self._session.drop(run, how=answer.verdict)
+                    self._runs.drop(run, how=answer.verdict)
 
-    def _on_abort(self, control: Abort) -> None:
-        """Names runs, not requests, and sets no tombstone: the good run of the same request must live."""
+    def on_abort(self, control: Abort) -> None:
+        """Drop the named runs. Without a tombstone: the good run of the same request must live."""
         for ref in control.runs:
-            run = self._session.runs.find(ref)
+            run = self._state.runs.find(ref)
             if run is not None:
-                self._session.drop(run, how="stale")
+                self._runs.drop(run, how="stale")
 
-    def _on_since(self, control: Since) -> None:
+    def on_since(self, control: Since) -> None:
+        """Send again what a judge is missing."""
         for item in control.items:
-            for run in self._session.runs.of(item.id):
-                self._session.resend(run, item.offsets)
+            for run in self._state.runs.of(item.id):
+                self._outbox.resend(run, item.offsets)
+
+
+class PrefillInbox:
+    """Passes the messages of a hand-over to the side of it that they are for."""
+
+    def __init__(self, client: PrefillClient, server: PrefillServer | None) -> None:
+        self._client = client
+        self._server = server
+
+    def check(self, control: PrefillCheck) -> PrefillState:
+        """Answer how a job stands here."""
+        return PrefillState(state="unknown") if self._server is None else self._server.check(control.job)
+
+    def drop(self, control: PrefillDrop) -> None:
+        """Drop jobs that the decode worker wants no more."""
+        if self._server is not None:
+            for job in control.jobs:
+                self._server.drop(job)
+
+    def taken(self, control: PrefillTaken) -> Record:
+        """Answer a prefill worker that has taken a job."""
+        return self._client.on_taken(control)
+
+    def done(self, control: PrefillDone) -> Record:
+        """Answer a prefill worker that has computed a job."""
+        return self._client.on_done(control)
+
+
+class WorkerInbox:
+    """Decodes control messages, calls the handler of each kind, and sends the handler's answer."""
+
+    def __init__(
+        self,
+        deps: WorkerDeps,
+        state: WorkerState,
+        judges: JudgeInbox,
+        prefill: PrefillInbox,
+        commands: OperatorCommands,
+        inspector: Inspector,
+    ) -> None:
+        self._messaging = deps.messaging
+        self._state = state
+        self._commands = commands
+        self._inspector = inspector
+        # Each handler returns an answer, or None where there is none or it comes later.
+        self._handlers: dict[type[Record], Callable[[Any, str], Record | None]] = {
+            Answers: lambda control, _: judges.on_answers(control),
+            Abort: lambda control, _: judges.on_abort(control),
+            Since: lambda control, _: judges.on_since(control),
+            PrefillTaken: lambda control, _: prefill.taken(control),
+            PrefillDone: lambda control, _: prefill.done(control),
+            PrefillCheck: lambda control, _: prefill.check(control),
+            PrefillDrop: lambda control, _: prefill.drop(control),
+            Drain: lambda control, _: self._on_drain(control),
+            SetRole: lambda control, reply_to: commands.begin_role(control.role, control.grace_s, reply_to),
+            LoadAdapter: commands.begin_adapter,
+            UnloadAdapter: commands.begin_adapter,
+            KvDump: lambda _, __: self._on_dump(),
+            Ping: lambda _, __: Done(),
+            Inspect: lambda _, __: inspector.inspect(),
+        }
+
+    def on_control(self, message: Message) -> None:
+        """Handle one message. An undecodable one is counted and logged."""
+        try:
+            control = decode_worker_control(message.data)
+        except WireError as error:
+            metrics.MALFORMED.labels("control").inc()
+            log.error("control.malformed", error=str(error))
+            return
+        answer = self._handlers[type(control)](control, message.reply)
+        if answer is not None:
+            reply(self._messaging, message.reply, answer)
+
+    def _on_drain(self, control: Drain) -> Done:
+        self._commands.begin_drain(control.grace_s)
+        return Done(message=f"{len(self._state.runs)} runs to finish")
+
+    def _on_dump(self) -> Done:
+        refusal = self._inspector.ask_dump()
+        return Done(ok=not refusal, message=refusal)

@@ -1,28 +1,32 @@
-"""Room for a job in its last life: what runs beside it goes on elsewhere, where there is room for all of it.
+"""Isolation for a suspect job (two crashes): its co-runners are migrated to other workers if all of them fit there.
 
-Such a job starts only where nothing else runs.  On a busy worker it would wait for the longest of its neighbours, which may
-stream for a quarter of an hour, and the worker's other slots would stay empty for as long.  So neighbours that do not end soon
-are moved, as by a drain: another worker continues them after the tokens that they have given out, and nobody counts a crash.
-One job is not worth many: they stay where they are unless the others' load reports show room for every one of them, and each
-of them can be continued.
+A suspect job starts only where nothing else runs.  On a busy worker it would wait for the longest of its co-runners, which may
+stream for a quarter of an hour, and the worker's other slots would stay empty for as long.  So co-runners that do not end soon
+are moved, as by a drain: another worker continues them after the tokens that they have emitted, and no crash is counted.  One
+job is not worth many: they stay where they are unless the load reports of other workers show room for every one of them, and
+each of them can be continued.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
 from headrace.broker import metrics
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
+from headrace.broker.membership.members import Members
 from headrace.broker.messages import LoadReport
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.runs import RunTable
+from headrace.broker.worker.ports import Executor
+from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.ports import Message, Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.ports import Message
+from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
 
@@ -30,7 +34,7 @@ REASON = "beside_last_life"
 
 
 def co_runners(runs: RunTable) -> list[Run]:
-    """Those that a job in its last life waits for; none while one of these is in its last life itself: that one may end."""
+    """List the runs that a suspect job waits for. None while one of them is suspect itself: that one may end."""
     if not runs.any_alone:
         return []
     started = [run for run in runs if run.in_engine or run.state is RunState.CLAIMING]
@@ -39,40 +43,36 @@ def co_runners(runs: RunTable) -> list[Run]:
 
 
 class IsolationMover:
-    """One worker's. Nothing is listened to while nobody waits."""
+    """Moves the co-runners of one worker's suspect jobs. Load reports are read only while such a job waits."""
 
     def __init__(
         self,
-        messaging: Messaging,
-        subjects: Subjects,
-        runs: RunTable,
-        *,
-        pool: str,
-        worker: str,
-        patience_s: float,
-        serving: Callable[[], Iterable[str]],
-        movable: Callable[[Run], bool],
-        move: Callable[[Run, str], Awaitable[None]],
+        deps: WorkerDeps,
+        state: WorkerState,
+        members: Members,
+        executor: Executor,
+        runs: RunLifecycle,
+        tasks: TaskScope,
     ) -> None:
-        """`patience_s`: how long such a job waits for its neighbours, longer than the period of load reports.
-        `serving`: workers that take requests. `movable`: another worker could go on with this run."""
-        self._messaging = messaging
-        self._subject = subjects.load_filter(pool)
+        """The waiting for co-runners runs in `tasks`. It is longer than the period of load reports."""
+        self._messaging = deps.messaging
+        self._subject = deps.subjects.load_filter(state.pool)
+        self._patience_s = deps.timing.alone_patience_s
+        self._state = state
+        self._members = members
+        self._executor = executor
         self._runs = runs
-        self._worker = worker
-        self._patience_s = patience_s
-        self._serving = serving
-        self._movable = movable
-        self._move = move
+        self._tasks = tasks
         self._room: dict[str, int] = {}  # free slots of each other worker
         self._task: asyncio.Task[None] | None = None
 
-    def look(self, tasks: asyncio.TaskGroup) -> None:
-        """Called now and then."""
-        if (self._task is None or self._task.done()) and co_runners(self._runs):
-            self._task = tasks.create_task(self._clear())
+    def look(self) -> None:
+        """Begin to wait for co-runners, if a suspect job has any. To be called now and then."""
+        if (self._task is None or self._task.done()) and co_runners(self._state.runs):
+            self._task = self._tasks.spawn(self._isolate())
 
-    async def _clear(self) -> None:
+    async def _isolate(self) -> None:
+        worker = self._state.worker
         self._room.clear()
         try:
             subscription = await self._messaging.subscribe(self._subject, self._on_report)
@@ -81,15 +81,21 @@ class IsolationMover:
             finally:
                 await subscription.unsubscribe()
         except JetStreamError as error:
-            log.debug("worker.not_cleared", worker=self._worker, error=str(error))
+            log.debug("worker.not_cleared", worker=worker, error=str(error))
             return
-        neighbours = co_runners(self._runs)
+        neighbours = co_runners(self._state.runs)
         sequences = sum(run.envelope.choices for run in neighbours)
-        room = sum(self._room.get(worker, 0) for worker in self._serving())
+        room = sum(self._room.get(member.worker, 0) for member in self._members.serving_workers(self._state.pool))
         if not neighbours or sequences > room or not all(map(self._movable, neighbours)):
             return
-        log.info("worker.cleared", worker=self._worker, runs=len(neighbours), room=room)
-        await asyncio.gather(*(self._move(run, REASON) for run in neighbours))
+        log.info("worker.cleared", worker=worker, runs=len(neighbours), room=room)
+        await asyncio.gather(*(self._runs.move(run, suspect=None, reason=REASON) for run in neighbours))
+
+    def _movable(self, run: Run) -> bool:
+        """Another worker could continue this run."""
+        able = self._members.having(self._state.pool, run.envelope.adapter)
+        there = any(member.worker != self._state.worker for member in able)
+        return there and run.state is RunState.RUNNING and self._executor.resumable(run)
 
     def _on_report(self, message: Message) -> None:
         try:
@@ -98,5 +104,5 @@ class IsolationMover:
             metrics.MALFORMED.labels("load").inc()
             log.warning("load.malformed", subject=message.subject, error=str(error))
             return
-        if report.worker != self._worker:
+        if report.worker != self._state.worker:
             self._room[report.worker] = max(0, report.slots - report.running)

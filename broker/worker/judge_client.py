@@ -13,31 +13,27 @@ from headrace.broker.errors import WireError
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Check, CheckReply, Claim, ClaimReply, JobFault, Record, Refuse, RefuseReply
 from headrace.broker.protocol.run import Run
-from headrace.broker.settings import Timing
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 Reply = TypeVar("Reply", bound=Record)
 
 
 class JudgeClient:
-    """Asks under this worker's lease only."""
+    """Asks judges, only while this worker holds its lease."""
 
-    def __init__(
-        self, messaging: Messaging, subjects: Subjects, members: Members, lease: LeaseKeeper, *, worker: str, timing: Timing
-    ) -> None:
-        self._messaging = messaging
-        self._subjects = subjects
+    def __init__(self, deps: WorkerDeps, members: Members, lease: LeaseKeeper, *, worker: str) -> None:
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._timing = deps.timing
         self._members = members
         self._lease = lease
         self._worker = worker
-        self._timing = timing
 
     async def claim(self, run: Run) -> ClaimReply:
-        """A judge that is gone counts as one that does not know the request."""
+        """Ask for a run. A judge that is gone counts as one that does not know the request."""
         claim = Claim(id=run.id, attempt=run.attempt, run=run.run, worker=self._worker, history=run.history, alone=run.alone)
         reply = await self._ask([run], claim, ClaimReply)
         verdict = reply or ClaimReply(verdict="unknown")
@@ -45,12 +41,12 @@ class JudgeClient:
         return verdict
 
     async def refuse(self, run: Run, fault: JobFault) -> None:
-        """End a request that has no run. Returns when the judge has said anything, or is gone."""
+        """End a request that has no run. Returns when the judge has given any answer, or is gone."""
         reply = await self._ask([run], Refuse(id=run.id, attempt=run.attempt, fault=fault), RefuseReply)
         log.info("job.refused", request_id=run.id, code=fault.code, verdict=reply.verdict if reply else "judge gone")
 
     async def check(self, runs: list[Run]) -> dict[Run, str]:
-        """After a lapse: the verdict for each run of one judge."""
+        """Ask for the verdict on each run of one judge, after a lapse."""
         check = Check(worker=self._worker, runs=[run.ref for run in runs])
         while True:
             reply = await self._ask(runs, check, CheckReply)
@@ -63,7 +59,7 @@ class JudgeClient:
             await asyncio.sleep(self._timing.retry_s)
 
     async def _ask(self, runs: list[Run], question: Record, kind: type[Reply]) -> Reply | None:
-        """None when the judge of these runs is gone (or all of them were dropped meanwhile)."""
+        """Ask the judge of these runs. None when it is gone, or when all of them were dropped meanwhile."""
         judge = runs[0].judge
         subject = self._subjects.control(judge)
         data = encode(question)
@@ -75,7 +71,7 @@ class JudgeClient:
                 answer = await self._messaging.request(subject, data, timeout_s=self._timing.rpc_timeout_s)
                 return decode(kind, answer)
             except (NoResponder, RequestTimeout, NotConnected) as error:
-                # Silence is a suspicion, never a verdict: only a lease that is gone lets anybody drop the work.
+                # Silence is a suspicion, never a verdict: work is dropped only when the judge's lease is gone.
                 log.debug("judge.silent", judge=judge, error=str(error))
             except WireError as error:
                 metrics.MALFORMED.labels("reply").inc()

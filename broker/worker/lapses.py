@@ -1,15 +1,14 @@
-"""After a lapsed lease: nothing is sent for a run until its judge has said that it is still current."""
+"""Lapse of the lease: a run of that time sends nothing until its judge has said that it is still current."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.protocol.runs import RunTable
 from headrace.broker.worker.judge_client import JudgeClient
-from headrace.broker.worker.ports import Executor
+from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker.token_outbox import TokenOutbox
 from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.tasks import TaskScope
 
 
 class Lapses:
@@ -17,52 +16,51 @@ class Lapses:
 
     def __init__(
         self,
-        runs: RunTable,
-        settling: JudgeClient,
+        state: WorkerState,
+        judges: JudgeClient,
         lease: LeaseKeeper,
-        executor: Executor,
-        *,
-        drop: Callable[[Run, str], None],
-        go_on: Callable[[Run], None],
+        outbox: TokenOutbox,
+        runs: RunLifecycle,
+        tasks: TaskScope,
     ) -> None:
-        """`drop(run, why)` stops a run that is not current; `go_on(run)` sends what was held back and continues."""
-        self._runs = runs
-        self._settling = settling
+        """Questions are asked in `tasks`."""
+        self._state = state
+        self._judges = judges
         self._lease = lease
-        self._executor = executor
-        self._drop = drop
-        self._go_on = go_on
+        self._outbox = outbox
+        self._runs = runs
+        self._tasks = tasks
         self._asking: set[Run] = set()
 
     def mark(self) -> None:
-        """The lease is lost."""
-        for run in self._runs:
+        """Hold back what runs and what has ended: the lease is lost."""
+        for run in self._state.runs:
             if run.state in (RunState.RUNNING, RunState.ENDED):
                 run.lapse()
 
-    def recheck(self, tasks: asyncio.TaskGroup) -> None:
-        """Ask about every lapsed run that is not being asked about. Called at every tick."""
+    def recheck(self) -> None:
+        """Ask about every lapsed run that is not being asked about. To be called at every tick."""
         if not self._lease.held:
             return
         by_judge: dict[str, list[Run]] = {}
-        for run in self._runs:
+        for run in self._state.runs:
             if run.state is RunState.LAPSED and run not in self._asking:
                 by_judge.setdefault(run.judge, []).append(run)
         for runs in by_judge.values():
             self._asking.update(runs)
-            tasks.create_task(self._ask(runs))
+            self._tasks.spawn(self._ask(runs))
 
     async def _ask(self, runs: list[Run]) -> None:
         try:
-            verdicts = await self._settling.check(runs)
+            verdicts = await self._judges.check(runs)
         finally:
             self._asking.difference_update(runs)
         if not self._lease.held:
-            return  # lapsed again meanwhile: the answer may be old, the next tick asks anew
+            return  # lapsed again meanwhile: the answer may be old, and the next tick asks anew
         for run, verdict in verdicts.items():
             if run.state is not RunState.LAPSED:
                 continue
             if verdict == "current":
-                self._go_on(run)
+                self._outbox.go_on(run)
             else:
-                self._drop(run, verdict)
+                self._runs.drop(run, how=verdict)

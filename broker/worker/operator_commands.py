@@ -1,87 +1,97 @@
-"""What operators tell a worker to do, in the background, and what they can ask it."""
+"""Operator commands to a worker: drain, change of role and adapter changes in the background, inspection at once."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
-
-from headrace.broker.codec import encode
 from headrace.broker.messages import Done, Inspection, LoadAdapter, UnloadAdapter
+from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.worker.adapters import AdapterChanges
+from headrace.broker.worker.drain import Drainer
 from headrace.broker.worker.ports import KvPort
+from headrace.broker.worker.reply import reply
 from headrace.broker.worker.role_change import RoleChange
-
-if TYPE_CHECKING:
-    from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
+from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.tasks import TaskScope
 
 
 class OperatorCommands:
-    """The commands of one worker session. `tasks` must be set before the first; answers go to `reply` when it is through."""
+    """Begins the commands of one worker in `tasks`. Each answers on its reply subject when it is through."""
 
     def __init__(
         self,
-        session: WorkerSession,
-        adapters: AdapterChanges,
+        deps: WorkerDeps,
+        state: WorkerState,
+        drainer: Drainer,
         role_change: RoleChange,
-        *,
-        kv: KvPort | None,
-        drain_grace_s: float,
+        adapters: AdapterChanges,
+        tasks: TaskScope,
     ) -> None:
-        """`drain_grace_s`: where a command names no time of grace."""
-        self._session = session
-        self._adapters = adapters
+        """A command without a grace period gets that of the settings."""
+        self._messaging = deps.messaging
+        self._drain_grace_s = deps.settings.drain_grace_s
+        self._state = state
+        self._drainer = drainer
         self._role_change = role_change
-        self._kv = kv
-        self._drain_grace_s = drain_grace_s
-        self.tasks: asyncio.TaskGroup | None = None
+        self._adapters = adapters
+        self._tasks = tasks
 
     def begin_drain(self, grace_s: float | None) -> None:
-        if self.tasks is not None and not self._session.draining:
-            self.tasks.create_task(self._session.drain(self._drain_grace_s if grace_s is None else grace_s))
+        """Begin a drain, unless one was begun. The caller answers."""
+        if not self._state.draining:
+            self._tasks.spawn(self._drainer.drain(self._drain_grace_s if grace_s is None else grace_s))
 
-    def begin_role(self, role: str, grace_s: float | None, reply: str) -> None:
-        """Finish the work of the present role within the grace period, hand over the rest, and serve the other one."""
+    def begin_role(self, role: str, grace_s: float | None, reply_to: str) -> None:
+        """Begin a change of role: finish within the grace period, hand the rest over, and serve as `role`."""
+        self._tasks.spawn(self._change_role(role, self._drain_grace_s if grace_s is None else grace_s, reply_to))
 
-        async def change() -> None:
-            worker = self._session.worker
-            if self._session.draining:
-                refusal = f"worker {worker} is draining"
-            else:
-                refusal = await self._role_change.change(role, self._drain_grace_s if grace_s is None else grace_s)
-            self._session.reply(reply, encode(Done(ok=not refusal, message=refusal or f"worker {worker} serves as {role}")))
+    async def _change_role(self, role: str, grace_s: float, reply_to: str) -> None:
+        worker = self._state.worker
+        if self._state.draining:
+            refusal = f"worker {worker} is draining"
+        else:
+            refusal = await self._role_change.change(role, grace_s)
+        reply(self._messaging, reply_to, Done(ok=not refusal, message=refusal or f"worker {worker} serves as {role}"))
 
-        if self.tasks is not None:
-            self.tasks.create_task(change())
+    def begin_adapter(self, command: LoadAdapter | UnloadAdapter, reply_to: str) -> None:
+        """Begin to load or unload an adapter."""
+        self._tasks.spawn(self._change_adapter(command, reply_to))
 
-    def begin_adapter(self, command: LoadAdapter | UnloadAdapter, reply: str) -> None:
-        async def change() -> None:
-            if isinstance(command, LoadAdapter):
-                refusal, done = await self._adapters.load(command.name, command.source), "serves"
-            else:
-                refusal, done = await self._adapters.unload(command.name, command.grace_s), "has unloaded"
-            message = refusal or f"worker {self._session.worker} {done} {command.name!r}"
-            self._session.reply(reply, encode(Done(ok=not refusal, message=message)))
+    async def _change_adapter(self, command: LoadAdapter | UnloadAdapter, reply_to: str) -> None:
+        if isinstance(command, LoadAdapter):
+            refusal, done = await self._adapters.load(command.name, command.source), "serves"
+        else:
+            refusal, done = await self._adapters.unload(command.name, command.grace_s), "has unloaded"
+        message = refusal or f"worker {self._state.worker} {done} {command.name!r}"
+        reply(self._messaging, reply_to, Done(ok=not refusal, message=message))
 
-        if self.tasks is not None:
-            self.tasks.create_task(change())
+
+class Inspector:
+    """Answers operators' and tests' questions about one worker."""
+
+    def __init__(self, state: WorkerState, lease: LeaseKeeper, kv: KvPort | None, prefill: PrefillServer | None) -> None:
+        self._state = state
+        self._lease = lease
+        self._kv = kv
+        self._prefill = prefill
 
     def inspect(self) -> Inspection:
-        """What this worker holds, for operators and tests."""
-        session = self._session
-        states = session.prefill_server.states() if session.prefill_server is not None else {}
-        for run in session.runs:
+        """List the runs and count runs and prefill jobs by state."""
+        state = self._state
+        states = self._prefill.states() if self._prefill is not None else {}
+        for run in state.runs:
             states[run.state.value] = states.get(run.state.value, 0) + 1
         return Inspection(
-            component=session.worker,
-            runs=[run.ref for run in session.runs],
+            component=state.worker,
+            runs=[run.ref for run in state.runs],
             states=states,
-            lease_held=session.registered,
-            draining=session.draining,
+            lease_held=self._lease.held,
+            draining=state.draining,
             kv=self._kv.state if self._kv is not None else "",
         )
 
     def ask_dump(self) -> str:
-        """Publish the inventory of cached blocks. Returns why not, or nothing."""
+        """Publish the inventory of cached blocks. Returns the reason if it cannot, or nothing."""
         if self._kv is None:
-            return f"worker {self._session.worker} publishes no cache events"
+            return f"worker {self._state.worker} publishes no cache events"
         return self._kv.ask_dump()

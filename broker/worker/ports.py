@@ -1,61 +1,139 @@
-"""Between the worker session, which knows the protocol, and the runtime, which knows the engine."""
+"""Ports between a worker session, which knows the job protocol, and the runtime, which knows the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.broker.messages import LoadReport
+from headrace.broker.membership.members import Members
+from headrace.broker.messages import Finish, JobFault, LoadReport, Text, TokenLogprob
+from headrace.broker.prefill.client import PrefillClient
+from headrace.broker.prefill.server import PrefillExecutor, PrefillServer
 from headrace.broker.protocol.run import Run
+from headrace.broker.worker.state import WorkerState
 
 
 class Executor(Protocol):
     """Runs what the session starts. All calls are synchronous and come on the event loop."""
 
     def start(self, run: Run, payload: bytes) -> None:
-        """Begin (or, with emitted tokens in `run.choices`, continue). Progress is reported to `WorkerSession.append`."""
+        """Begin a run or, with emitted tokens in `run.choices`, continue it. Progress is reported to the `RunSink`."""
 
     def stop(self, run: Run) -> None:
-        """Abort whatever still runs for it and free its blocks. Called once for every started run, finished ones too."""
+        """Abort a run in the engine and free its blocks. Called once for every started run, finished ones too."""
 
     def resumable(self, run: Run) -> bool:
-        """Another worker could go on with it where it stands."""
+        """True if another worker could continue this run where it stands."""
 
     def park(self, run: Run) -> None:
-        """The lease is lost and enough has been decoded ahead: stop the engine's sequences, keep the logs."""
+        """Stop the engine's sequences and keep the logs: the lease is lost, and enough has been decoded ahead."""
 
     def unpark(self, run: Run) -> None:
-        """The run is current again: continue what was parked from its log. Nothing to do if it was not."""
+        """Continue a parked run from its log: it is current again. Nothing to do if it was not parked."""
 
     def load(self, report: LoadReport) -> LoadReport:
         """Fill in the engine's part of a load report."""
 
 
+class RunSink(Protocol):
+    """Takes what the engine makes of runs. All calls are synchronous, on the event loop."""
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The largest frame that can be sent."""
+
+    def append(
+        self,
+        run: Run,
+        choice: int,
+        ids: list[int],
+        texts: list[Text],
+        logprobs: list[TokenLogprob] | None = None,
+        fin: Finish | None = None,
+    ) -> None:
+        """Take what an engine step gave one choice. `flush` sends it, together with the rest of the step."""
+
+    def append_token(self, run: Run, choice: int, ids: list[int], text: Text) -> None:
+        """Take one token in `ids` with its text and nothing else, as nearly every output is: the short way of `append`."""
+
+    def flush(self) -> None:
+        """Send one frame per ingress for everything appended since the last flush."""
+
+    def prefilled(self, run: Run, uncached: int) -> None:
+        """Report the first token of a run; `uncached` prompt tokens had to be computed for it."""
+
+    def fail(self, run: Run, fault: JobFault) -> None:
+        """End a run with a fault that no other worker could avoid."""
+
+    def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
+        """Move a run whose fault another worker may avoid."""
+
+
 class AdapterPort(Protocol):
-    """The engine's adapters, as the session changes them while it serves."""
+    """The adapters of the engine, which the session changes while it serves."""
 
     async def load(self, name: str, source: str) -> None:
-        """Raises HeadraceError saying why the engine does not have it. Fine when it has it from there already."""
+        """Load an adapter; fine when the engine has it from this source already. Raises HeadraceError with the reason."""
 
     async def unload(self, name: str) -> None:
-        """No run is on it. Raises HeadraceError."""
+        """Unload an adapter that no run uses. Raises HeadraceError."""
 
 
 class KvPort(Protocol):
-    """A worker's cache events on their way into the stream, as the session sees them."""
+    """The publisher of a worker's cache events."""
 
     async def run(self, lease_held: Callable[[], bool]) -> None:
         """Publish until cancelled, only while `lease_held()`."""
 
     def lease_gained(self) -> None:
-        """The lease is held (again)."""
+        """Publish (again): the lease is held."""
 
     def lease_lapsed(self) -> None:
-        """The lease was lost: readers may have given this worker's blocks up."""
+        """Note that the lease was lost: readers may have dropped this worker's blocks."""
 
     def ask_dump(self) -> str:
-        """Publish the whole inventory soon. Returns why not, or nothing."""
+        """Publish the whole inventory soon. Returns the reason if it cannot, or nothing."""
 
     @property
     def state(self) -> str:
-        """For operators: `ok`, or what is wrong."""
+        """`ok`, or what is wrong, for operators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePorts:
+    """The engine of one worker as its session uses it.
+
+    Without `kv` no cache events are published, without `prefill` no prompts are computed for other workers.  `set_role` has the
+    engine change its role, and raises HeadraceError if it cannot.  Without `adapters` these are those of the start.
+    """
+
+    executor: Executor
+    kv: KvPort | None = None
+    prefill: PrefillExecutor | None = None
+    set_role: Callable[[str], Awaitable[None]] | None = None
+    adapters: AdapterPort | None = None
+
+
+class HandoverSession(Protocol):
+    """A worker session as hand-overs use it."""
+
+    @property
+    def state(self) -> WorkerState:
+        """The worker's state; read only."""
+
+    @property
+    def members(self) -> Members:
+        """The leases as last seen."""
+
+    @property
+    def registered(self) -> bool:
+        """The lease is held."""
+
+    @property
+    def prefill_client(self) -> PrefillClient:
+        """The decode worker's side."""
+
+    @property
+    def prefill_server(self) -> PrefillServer | None:
+        """The prefill worker's side; None for an engine that computes no prompts for other workers."""

@@ -1,33 +1,34 @@
-"""What a worker tells everybody: job events as they happen, and how loaded it is."""
+"""What a worker reports to routers and judges: job events as they happen, and its load."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from headrace.broker.codec import encode
 from headrace.broker.messages import EventKind, JobEvent, JobEvents, LoadReport
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.broker.worker.ports import Executor
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
 
 EVENTS_GATHER_S = 0.005
 
 
 class EventSender:
-    """Job events, gathered for a few milliseconds into one message: readers build load views from them, not answers.
+    """Sends job events, gathered for a few milliseconds into one message: readers build load views from them, not answers.
 
     `started` is different: by it a judge knows that a worker really had a first attempt, and counts its crash.  It goes out
     before the engine's next step.
     """
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, *, pool: str, worker: str) -> None:
-        self._messaging = messaging
-        self._subject = subjects.events(pool)
-        self._worker = worker
+    def __init__(self, deps: WorkerDeps, state: WorkerState) -> None:
+        self._messaging = deps.messaging
+        self._subject = deps.subjects.events(state.pool)
+        self._worker = state.worker
         self._events: list[JobEvent] = []
         self._urgent = False
 
     def add(self, kind: EventKind, request_id: str, attempt: int, tokens: int, *, uncached: int = 0) -> None:
+        """Send an event of this worker within `EVENTS_GATHER_S`, and `started` in this turn of the event loop."""
         if not self._events:
             asyncio.get_running_loop().call_later(EVENTS_GATHER_S, self._send)
         self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens, uncached))
@@ -44,40 +45,47 @@ class EventSender:
 
 
 class LoadReporter:
-    """Load reports: every period, and at once after a change, though never closer together than `gap_s`."""
+    """Sends load reports: every period, and at once after a change, though never closer together than the gap."""
 
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        *,
-        pool: str,
-        worker: str,
-        period_s: float,
-        gap_s: float,
-        make: Callable[[int], LoadReport],
-    ) -> None:
-        """`make(n)` builds the n-th report."""
-        self._messaging = messaging
-        self._subject = subjects.load(pool, worker)
-        self._period_s = period_s
-        self._gap_s = gap_s
-        self._make = make
+    def __init__(self, deps: WorkerDeps, state: WorkerState, executor: Executor) -> None:
+        """`executor` fills in the engine's part of a report."""
+        self._messaging = deps.messaging
+        self._subject = deps.subjects.load(state.pool, state.worker)
+        self._period_s = deps.timing.load_period_s
+        self._gap_s = deps.timing.load_gap_s
+        self._wall = deps.wall
+        self._state = state
+        self._executor = executor
         self._change = asyncio.Event()
 
     def changed(self) -> None:
-        """Something in the next report will differ. Cheap: called for every run that comes or goes."""
+        """Report soon, because the next report will differ. Cheap: called for every run that comes or goes."""
         self._change.set()
 
     async def run(self) -> None:
+        """Report until cancelled."""
         n = 0
         while True:
             n += 1
             self._change.clear()
-            self._messaging.send(self._subject, encode(self._make(n)))
+            self._messaging.send(self._subject, encode(self._report(n)))
             await asyncio.sleep(self._gap_s)
             try:
                 async with asyncio.timeout(self._period_s - self._gap_s):
                     await self._change.wait()
             except TimeoutError:
                 pass
+
+    def _report(self, n: int) -> LoadReport:
+        state = self._state
+        return self._executor.load(
+            LoadReport(
+                worker=state.worker,
+                epoch=state.member.epoch,
+                n=n,
+                at=self._wall(),
+                slots=state.open_slots,
+                running=len(state.runs),
+                waiting=0,
+            )
+        )

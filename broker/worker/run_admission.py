@@ -1,10 +1,8 @@
-"""From a stored message to a running job: which run it is, whether it may start, whether anybody has to be asked first."""
+"""Admission of runs: turns the WORK messages of one worker into runs, and claims, waits and fetches before they start."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -12,121 +10,77 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode, parse_job_headers, parse_prefill_header
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import BrokerError, WireError
-from headrace.broker.membership.mover import Mover
+from headrace.broker.membership.members import Members
 from headrace.broker.messages import Envelope, JobFault
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.protocol.runs import Tombstones
 from headrace.broker.spill import fetch_payload
+from headrace.broker.worker.consumers import WorkerConsumers
 from headrace.broker.worker.judge_client import JudgeClient
-from headrace.jetstream.ports import Delivery, Messaging
-from headrace.jetstream.subjects import Subjects
-
-if TYPE_CHECKING:
-    from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
+from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.ports import Delivery
+from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
 
 ALONE_POLL_S = 0.1
-RETRY_AFTER_S = 5.0  # of a request whose adapter no worker has
+RETRY_AFTER_S = 5.0  # told to the client of a request whose adapter no worker has
+RETURNED_AT_ONCE = 8  # requests that a worker which serves none takes at once, to move them
 
 
 class RunAdmission:
-    """Starts the work of one worker session. `tasks` must be set before the first delivery."""
+    """Brings a new run to its start, or ends it before."""
 
     def __init__(
         self,
-        session: WorkerSession,
-        messaging: Messaging,
-        subjects: Subjects,
-        settling: JudgeClient,
-        mover: Mover,
-        tombstones: Tombstones,
-        *,
-        arrived: Callable[[str, int], None],
-        begin: Callable[[Run, bytes], None],
-        random_bits: Callable[[int], int],
-        wall: Callable[[], float],
+        deps: WorkerDeps,
+        state: WorkerState,
+        members: Members,
+        judges: JudgeClient,
+        runs: RunLifecycle,
+        tasks: TaskScope,
     ) -> None:
-        """`arrived(id, attempt)`: it is here. `begin(run, payload)`: its logs are open, the engine may have it."""
-        self._session = session
-        self._messaging = messaging
-        self._subjects = subjects
-        self._settling = settling
-        self._mover = mover
-        self._tombstones = tombstones
-        self._arrived = arrived
-        self._begin = begin
-        self._random_bits = random_bits
-        self._wall = wall
-        self.tasks: asyncio.TaskGroup | None = None
+        """Runs that cannot start at once are admitted in `tasks`."""
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._wall = deps.wall
+        self._state = state
+        self._members = members
+        self._judges = judges
+        self._runs = runs
+        self._tasks = tasks
 
-    def on_work(self, delivery: Delivery) -> None:
-        if (old := self._session.runs.displaced(delivery)) is not None:
-            log.warning("work.displaced", request_id=old.id, seq=old.seq)
-            self._session.abandon(old)
-        if self._session.runs.redelivered(delivery):
-            self._session.balance()
-            return
-        if not self._session.registered or not self._session.taking or self.tasks is None:
-            delivery.nak(self._session.retry_s)
-            return
-        if not self._session.member.serves:  # it was placed here while this worker still served
-            self.tasks.create_task(self._return(delivery))
-            return
-        try:
-            envelope = decode(Envelope, delivery.data)
-            attempt, history = parse_job_headers(delivery.headers)
-            decision = parse_prefill_header(delivery.headers)
-        except WireError as error:
-            metrics.MALFORMED.labels("work").inc()
-            log.error("work.malformed", seq=delivery.stream_seq, error=str(error))
-            dead_letter(self._messaging, self._subjects, self._session.pool, delivery, str(error), wall=self._wall)
-            self._session.balance()
-            return
-        run = Run(envelope=envelope, attempt=attempt, history=history, run=self._random_bits(64), delivery=delivery)
-        run.prefill = decision
-        self._session.runs.add(run)
-        metrics.RUNS.set(len(self._session.runs))
-        self._arrived(run.id, attempt)
+    def admit(self, run: Run) -> None:
+        """Start a run of the table now, if there is nothing to ask or to wait for, else in the background."""
         if self._starts_at_once(run):
             run.begin([], [])
-            self._begin(run, envelope.payload)
+            self._runs.start(run, run.envelope.payload)
         else:
-            self.tasks.create_task(self._admit(run))
-        self._session.balance()
-
-    async def _return(self, delivery: Delivery) -> None:
-        await self._mover.move(
-            worker=self._session.worker,
-            seq=delivery.stream_seq,
-            data=delivery.data,
-            headers=delivery.headers,
-            suspect=None,
-            reason="role",
-        )
-        self._session.balance()
+            self._tasks.spawn(self._admit(run))
 
     def _starts_at_once(self, run: Run) -> bool:
-        """First attempt, first delivery, nothing to ask anybody: no round trip before the first token."""
+        """A first attempt of a first delivery with nothing to ask takes no round trip before its first token."""
         return (
             run.attempt == 1
             and run.delivery.num_delivered == 1
             and not run.history
             and run.envelope.spill is None
-            and run.id not in self._tombstones
+            and run.id not in self._state.tombstones
             and run.envelope.deadline > self._wall()
-            and self._session.adapters.usable(run.envelope.adapter)
-            and self._session.members.ingress_live(run.judge)
-            and self._session.runs.may_start(run)
+            and self._state.usable(run.envelope.adapter)
+            and self._members.ingress_live(run.judge)
+            and self._state.runs.may_start(run)
         )
 
     async def _admit(self, run: Run) -> None:
-        if run.id in self._tombstones or await self._session.members.ingress_gone(run.judge):
-            self._session.drop(run, how="cancelled" if run.id in self._tombstones else "judge_gone")
+        if run.id in self._state.tombstones or await self._members.ingress_gone(run.judge):
+            self._runs.drop(run, how="cancelled" if run.id in self._state.tombstones else "judge_gone")
             return
         if run.envelope.deadline <= self._wall():
-            await self._settling.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
-            self._session.drop(run, how="deadline")
+            await self._judges.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
+            self._runs.drop(run, how="deadline")
             return
         if not await self._take_over(run) or not await self._has_adapter(run):
             return
@@ -136,36 +90,36 @@ class RunAdmission:
             )
         except BrokerError as error:
             if run.state is RunState.CLAIMING:
-                self._session.fail(run, JobFault("engine_error", str(error)))
+                self._runs.fail(run, JobFault("engine_error", str(error)))
             return
-        if run.state is RunState.CLAIMING and not self._session.engine_dead:
-            self._begin(run, payload)
+        if run.state is RunState.CLAIMING and not self._state.engine_dead:
+            self._runs.start(run, payload)
 
     async def _has_adapter(self, run: Run) -> bool:
-        """False: its adapter was unloaded while it was on its way; it goes on where that is, or ends if it is nowhere."""
+        """False if the run's adapter was unloaded meanwhile: the run is moved to a worker that has it, or fails."""
         adapter = run.envelope.adapter
-        if self._session.adapters.usable(adapter) or run.state is not RunState.CLAIMING:
+        if self._state.usable(adapter) or run.state is not RunState.CLAIMING:
             return True
-        if self._session.members.having(self._session.pool, adapter):
-            await self._session.move(run, suspect=None, reason="adapter")
+        if self._members.having(self._state.pool, adapter):
+            await self._runs.move(run, suspect=None, reason="adapter")
         else:
             message = f"no ready worker has the adapter {adapter!r}"
-            self._session.fail(run, JobFault("no_worker", message, retriable=True, retry_after_s=RETRY_AFTER_S))
+            self._runs.fail(run, JobFault("no_worker", message, retriable=True, retry_after_s=RETRY_AFTER_S))
         return False
 
     async def _take_over(self, run: Run) -> bool:
-        """Wait for its turn, claim where that is needed and open the logs. False: it is not to run here."""
+        """Wait for the run's turn, claim it where that is needed, and open its logs. False if it is not to run here."""
         while await self._has_turn(run):
             if run.attempt == 1 and run.delivery.num_delivered == 1:
                 run.begin([], [])
                 return True
-            reply = await self._settling.claim(run)
+            reply = await self._judges.claim(run)
             if run.state is not RunState.CLAIMING:
                 return False
             if reply.verdict not in ("go", "wait"):
-                self._session.drop(run, how=reply.verdict)
+                self._runs.drop(run, how=reply.verdict)
                 return False
-            self._session.runs.set_crashes(run, reply.crashes)
+            self._state.runs.set_crashes(run, reply.crashes)
             if reply.verdict == "go":
                 run.begin(reply.emitted, reply.finished)
                 return True
@@ -173,10 +127,83 @@ class RunAdmission:
         return False
 
     async def _has_turn(self, run: Run) -> bool:
-        """Wait until a waiting run may go on to its claim. False when it is gone, or is moved instead."""
+        """Wait until a waiting run may be claimed. False when it is gone, or is moved instead."""
         while run.state is RunState.WAITING:
-            if self._session.taking and self._session.runs.may_start(run):
+            if self._state.taking and self._state.runs.may_start(run):
                 run.claim()
                 return True
             await asyncio.sleep(ALONE_POLL_S)
         return False
+
+
+class WorkIntake:
+    """Pulls the worker's own consumer of WORK, as far as there are free slots."""
+
+    def __init__(
+        self,
+        deps: WorkerDeps,
+        state: WorkerState,
+        lease: LeaseKeeper,
+        admission: RunAdmission,
+        runs: RunLifecycle,
+        consumers: WorkerConsumers,
+    ) -> None:
+        self._deps = deps
+        self._state = state
+        self._lease = lease
+        self._admission = admission
+        self._runs = runs
+        work = consumers.work
+        # A janitor that took this worker for dead has removed its consumer: it is made again when the worker is back.
+        self._pull = deps.messaging.pull(work.stream, work.name, self._on_work, on_missing=consumers.ensure)
+
+    async def run(self) -> None:
+        """Pull until cancelled or stopped."""
+        await self._pull.run()
+
+    async def stop(self) -> None:
+        """Withdraw the open pull requests, for good."""
+        await self._pull.stop()
+
+    def balance(self) -> None:
+        """Ask for as much work as there is room for."""
+        wanted = max(0, self._state.free_slots) if self._lease.held and self._state.taking else 0
+        if not self._state.member.serves:
+            wanted = min(wanted, RETURNED_AT_ONCE)
+        if self._pull.credit != wanted:
+            self._pull.add_credit(wanted - self._pull.credit)
+
+    def _on_work(self, delivery: Delivery) -> None:
+        state = self._state
+        if (old := state.runs.displaced(delivery)) is not None:
+            log.warning("work.displaced", request_id=old.id, seq=old.seq)
+            self._runs.abandon(old)
+        if state.runs.redelivered(delivery):
+            state.changed()
+        elif not self._lease.held or not state.taking:
+            delivery.nak(self._deps.timing.retry_s)
+        elif not state.member.serves:
+            self._runs.return_unserved(delivery)
+        else:
+            if (run := self._read(delivery)) is not None:
+                state.runs.add(run)
+                metrics.RUNS.set(len(state.runs))
+                state.arrived(run.id, run.attempt)
+                self._admission.admit(run)
+            state.changed()
+
+    def _read(self, delivery: Delivery) -> Run | None:
+        """Make a run of a stored message. An undecodable one becomes a dead letter."""
+        try:
+            envelope = decode(Envelope, delivery.data)
+            attempt, history = parse_job_headers(delivery.headers)
+            decision = parse_prefill_header(delivery.headers)
+        except WireError as error:
+            deps = self._deps
+            metrics.MALFORMED.labels("work").inc()
+            log.error("work.malformed", seq=delivery.stream_seq, error=str(error))
+            dead_letter(deps.messaging, deps.subjects, self._state.pool, delivery, str(error), wall=deps.wall)
+            return None
+        run = Run(envelope=envelope, attempt=attempt, history=history, run=self._deps.random_bits(64), delivery=delivery)
+        run.prefill = decision
+        return run

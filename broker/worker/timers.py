@@ -1,21 +1,18 @@
-"""What a worker does by the clock: extend its claims, press for confirmations, end what is too late or wanted by nobody."""
+"""The periodic work of one worker session: extends claims, repeats last frames, ends runs that are too late."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from headrace.broker.messages import JobFault
 from headrace.broker.protocol.run import RunState
-from headrace.broker.protocol.runs import Tombstones
-from headrace.broker.settings import Timing
+from headrace.broker.worker.gone_judges import GoneJudges
 from headrace.broker.worker.isolation import IsolationMover
 from headrace.broker.worker.lapses import Lapses
+from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker.token_outbox import TokenOutbox
-
-if TYPE_CHECKING:
-    from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
+from headrace.jetstream.lease import LeaseKeeper
 
 TICK_S = 0.1
 
@@ -25,62 +22,49 @@ class WorkerTimers:
 
     def __init__(
         self,
-        session: WorkerSession,
-        out: TokenOutbox,
+        deps: WorkerDeps,
+        state: WorkerState,
+        lease: LeaseKeeper,
+        outbox: TokenOutbox,
         lapses: Lapses,
-        clearing: IsolationMover,
-        tombstones: Tombstones,
-        *,
-        timing: Timing,
-        wall: Callable[[], float],
+        isolation: IsolationMover,
+        gone_judges: GoneJudges,
     ) -> None:
-        self._session = session
-        self._out = out
+        self._timing = deps.timing
+        self._wall = deps.wall
+        self._state = state
+        self._lease = lease
+        self._outbox = outbox
         self._lapses = lapses
-        self._clearing = clearing
-        self._tombstones = tombstones
-        self._timing = timing
-        self._wall = wall
-        self._judges_looked_s = 0.0
+        self._isolation = isolation
+        self._gone_judges = gone_judges
 
     async def extend_claims(self) -> None:
+        """Extend the claims on all stored messages three times per ack wait, while the lease is held, until cancelled."""
         while True:
             await asyncio.sleep(self._timing.ack_wait_s / 3)
-            if self._session.registered:
-                for run in self._session.runs:
+            if self._lease.held:
+                for run in self._state.runs:
                     run.delivery.progress()
 
-    async def tick(self, tasks: asyncio.TaskGroup) -> None:
+    async def tick(self) -> None:
+        """Look at everything that has a time limit every `TICK_S`, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
             now = loop.time()
-            self._tombstones.expire(now)
-            self._lapses.recheck(tasks)
-            if self._session.registered and self._session.taking:
-                self._clearing.look(tasks)
-            self._look_for_judges(tasks, now)
+            self._state.tombstones.expire(now)
+            self._lapses.recheck()
+            if self._lease.held and self._state.taking:
+                self._isolation.look()
+            self._gone_judges.look(now)
             self._look_at_runs(now)
 
     def _look_at_runs(self, now_s: float) -> None:
+        """Repeat unanswered last frames, and fail running runs whose deadline has passed."""
         wall = self._wall()
-        for run in self._session.runs:
+        for run in self._state.runs:
             if run.state is RunState.ENDED:
-                self._out.press(run, now_s, every_s=self._timing.resend_s)
+                self._outbox.press(run, now_s, every_s=self._timing.resend_s)
             elif run.state is RunState.RUNNING and run.envelope.deadline <= wall:
-                self._out.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))
-
-    def _look_for_judges(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
-        """Nobody waits for the tokens of a judge that is gone."""
-        if now_s < self._judges_looked_s + self._timing.silence_s:
-            return
-        self._judges_looked_s = now_s
-        members = self._session.members
-        for judge in {run.judge: None for run in self._session.runs if not members.ingress_live(run.judge)}:
-            tasks.create_task(self._drop_if_gone(judge))
-
-    async def _drop_if_gone(self, judge: str) -> None:
-        runs = [run for run in self._session.runs if run.judge == judge]  # not those that come while the answer is on its way
-        if await self._session.members.ingress_gone(judge):
-            for run in runs:
-                self._session.drop(run, how="judge_gone")
+                self._outbox.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))

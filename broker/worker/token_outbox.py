@@ -1,4 +1,4 @@
-"""Tokens on their way from runs to judges: logged, sent once per step, sent again when asked, never without the lease."""
+"""A worker's send path for tokens: log, batch per engine step, resend on request. Nothing is sent without the lease."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RUNNING = RunState.RUNNING  # an enum's member costs a look-up of its own, here
 
 
 class _Batch:
-    """What one ingress gets of this step: rows, and the run each belongs to."""
+    """The rows of one step for one ingress, and the run of each."""
 
     __slots__ = ("rows", "runs")
 
@@ -58,16 +58,16 @@ class TokenOutbox:
                 self._executor.park(run)
 
     def append_token(self, run: Run, choice: int, ids: list[int], text: Text) -> None:
-        """`append` for what nearly every output is: one token in `ids`, its text and nothing else."""
+        """Take one token in `ids` with its text and nothing else, as nearly every output is: the short way of `append`."""
         if run.state is not _RUNNING:
             self.append(run, choice, ids, [text])
             return
         batch = self._pending[run.judge]
         log = run.choices[choice]
-        said = log.ids
-        batch.rows.append(Row(run.id, run.attempt, run.run, choice, len(said), ids, [text]))
+        logged = log.ids
+        batch.rows.append(Row(run.id, run.attempt, run.run, choice, len(logged), ids, [text]))
         batch.runs.append(run)
-        said.append(ids[0])
+        logged.append(ids[0])
         log.texts.append(text)
 
     def flush(self) -> None:
@@ -91,7 +91,7 @@ class TokenOutbox:
         for batch in self._pending.values():
             for run, row in zip(batch.runs, batch.rows, strict=True):
                 if run.stopping:
-                    continue  # since this step: no judge will ask for it
+                    continue  # it was stopped since this step, and no judge will ask for its tokens
                 if run.state is not RunState.LAPSED:
                     run.lapse()
                 log = run.choices[row.choice]

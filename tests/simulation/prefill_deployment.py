@@ -13,7 +13,9 @@ from headrace.broker.ingress.stream import JobStream
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Generation, Sampling, WorkerMember
 from headrace.broker.settings import IngressSettings, SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.topology import Topology
 from headrace.workers.engine import DisaggStyle
@@ -95,7 +97,7 @@ class Deployment:
             world.process(f"W{i}", lambda machine: self.work(machine, "decode"), restart=True, restart_on_exit=True)
         world.process("J0", self.serve, restart=True, restart_on_exit=True)
         world.fault_kinds |= {
-            "drain": self._on_worker(lambda w: w.session.operating.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
+            "drain": self._on_worker(lambda w: w.session.commands.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))),
             "role": self._on_worker(self._change_role),
             "cancel": self._cancel_one,
             "break": self._set("breaks"),
@@ -129,17 +131,14 @@ class Deployment:
             handover=info.handover,
             started=machine.wall(),
         )
-        session = WorkerSession(
-            machine.messaging,
-            SUBJECTS,
-            member,
-            runtime,
+        deps = WorkerDeps(
+            messaging=machine.messaging,
+            subjects=SUBJECTS,
             settings=SessionSettings(timing=TIMING, slots=info.slots, prefill_budget_tokens=self.shape.budget),
-            prefill=prefilling,
-            set_role=runtime.set_role,
             wall=machine.wall,
             random_bits=machine.rng.getrandbits,
         )
+        session = WorkerSession(deps, member, EnginePorts(executor=runtime, prefill=prefilling, set_role=runtime.set_role))
         assert session.prefill_server is not None
         prefilling.finished = session.prefill_server.finished
         if self.shape.deaf:
@@ -151,11 +150,11 @@ class Deployment:
             WorkerSettings(prefill_min_tokens=64, transfer_timeout_s=4.0),
             style=self.shape.style,
             worker=machine.id,
-            role=lambda: session.member.role,
+            role=lambda: session.state.member.role,
             rng=machine.rng,
             wall=machine.wall,
         )
-        runtime.attach(session, info, TABLE, desk)
+        runtime.attach(session.sink, info, TABLE, desk)
         self.workers[machine.id] = Worker(machine, session, engine)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -236,19 +235,19 @@ class Deployment:
 
     def _on_worker(self, action: Callable[[Worker], object]) -> Callable[[Machine, float | None], None]:
         def strike(machine: Machine, _length_s: float | None) -> None:
-            if machine.id in self.workers and not self.workers[machine.id].session.draining:
+            if machine.id in self.workers and not self.workers[machine.id].session.state.draining:
                 machine.loop.call_soon(action, self.workers[machine.id])
 
         return strike
 
     def _change_role(self, worker: Worker) -> None:
         living = [w for w in self.workers.values() if w.machine.alive and w.machine.id not in self.left]
-        serving = [w for w in living if w.session.member.serves and w.session.taking]
-        others = [role for role in ROLES if role != worker.session.member.role]
+        serving = [w for w in living if w.session.state.member.serves and w.session.state.taking]
+        others = [role for role in ROLES if role != worker.session.state.member.role]
         if not set(serving) - {worker}:  # who takes the last one that serves away gets no answers
             others = [role for role in others if role != "prefill"]
         role = self.world.rng.choice(others)
-        worker.session.operating.begin_role(role, self.world.rng.choice((0.0, 0.5, 3.0)), "")
+        worker.session.commands.begin_role(role, self.world.rng.choice((0.0, 0.5, 3.0)), "")
 
     def _cancel_one(self, machine: Machine, _length_s: float | None) -> None:
         mine = [ask for ask in self.asks if ask.judge is machine and not ask.outcome]
@@ -270,7 +269,7 @@ class Deployment:
         for name, worker in self.workers.items():
             if not worker.machine.alive or name in self.left:
                 continue
-            found += [f"run {run.ref} {run.state.value} on {name}" for run in worker.session.runs]
+            found += [f"run {run.ref} {run.state.value} on {name}" for run in worker.session.state.runs]
             found += [f"engine of {name} runs {sequence}" for sequence in worker.engine.running]
             found += [f"engine of {name} offers {sequence}" for sequence in worker.engine.offers]
             assert worker.session.prefill_server is not None

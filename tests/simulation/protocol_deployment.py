@@ -23,7 +23,9 @@ from headrace.broker.protocol.crashes import CRASH_LIMIT
 from headrace.broker.protocol.judge import GENERATION
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -100,7 +102,7 @@ class Deployment:
         world.at(0.0, self._look)
         world.fault_kinds |= {
             "drain": self._on_worker(
-                lambda worker: worker.session.operating.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))
+                lambda worker: worker.session.commands.begin_drain(self.world.rng.choice((0.0, 0.5, 3.0)))
             ),
             "engine": self._on_worker(lambda worker: worker.machine.loop.create_task(worker.engine.die())),
             "flaky": self._on_worker(lambda worker: setattr(worker.engine, "flaky", 3)),
@@ -124,15 +126,15 @@ class Deployment:
     async def work(self, machine: Machine) -> None:
         engine = SimEngine(machine, self._begin)
         engine.on_poison = self._blow
-        session = WorkerSession(
-            machine.messaging,
-            SUBJECTS,
-            WorkerMember(worker=machine.id, pool=POOL, model="m", slots=self.shape.slots),
-            engine,
+        deps = WorkerDeps(
+            messaging=machine.messaging,
+            subjects=SUBJECTS,
             settings=SessionSettings(timing=TIMING, slots=self.shape.slots, parked_tokens=self.shape.parked_tokens),
             wall=machine.wall,
             random_bits=machine.rng.getrandbits,
         )
+        member = WorkerMember(worker=machine.id, pool=POOL, model="m", slots=self.shape.slots)
+        session = WorkerSession(deps, member, EnginePorts(executor=engine))
         engine.session = session
         self.workers[machine.id] = Worker(machine, session, engine)
         try:
@@ -146,8 +148,8 @@ class Deployment:
         finally:
             if machine.alive:
                 self.left.add(machine.id)
-        if len(session.runs):
-            raise Violation(f"abandoned by {machine.id}: {[run.ref for run in session.runs]}")
+        if len(session.state.runs):
+            raise Violation(f"abandoned by {machine.id}: {[run.ref for run in session.state.runs]}")
 
     async def serve(self, machine: Machine) -> None:
         ingress = Ingress(
@@ -255,7 +257,7 @@ class Deployment:
         def strike(machine: Machine, _length_s: float | None) -> None:
             if machine.id in self.workers:
                 worker = self.workers[machine.id]
-                if not worker.session.draining and not worker.engine.dead:
+                if not worker.session.state.draining and not worker.engine.dead:
                     machine.loop.call_soon(action, worker)
 
         return strike
@@ -325,7 +327,7 @@ class Deployment:
         return [
             worker
             for worker in self.workers.values()
-            if any(run.state is not RunState.WAITING for run in worker.session.runs.of(request_id))
+            if any(run.state is not RunState.WAITING for run in worker.session.state.runs.of(request_id))
         ]
 
     def _runners(self, request_id: str) -> list[Worker]:
@@ -380,7 +382,7 @@ class Deployment:
             found += [f"{kind} {m.subject} {describe(m.subject, m.data, m.headers)}" for m in stored]
         for worker in self.workers.values():
             if worker.machine.alive:
-                found += [f"run {run.ref} {run.state.value} on {worker.machine.id}" for run in worker.session.runs]
+                found += [f"run {run.ref} {run.state.value} on {worker.machine.id}" for run in worker.session.state.runs]
                 found += [f"engine of {worker.machine.id} runs {run.ref}" for run in worker.engine.running]
         for name, ingress in self.ingresses.items():
             machine = next(m for m in self.world.machines if m.id == name)

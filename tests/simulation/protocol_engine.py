@@ -91,10 +91,10 @@ class SimEngine:
                     return
                 if self.flaky:
                     self.flaky -= 1
-                    session.retry_elsewhere(work.run, JobFault("engine_busy", "try elsewhere", retriable=True))
+                    session.sink.retry_elsewhere(work.run, JobFault("engine_busy", "try elsewhere", retriable=True))
                     continue
                 self._step(session, work)
-            session.flush()
+            session.sink.flush()
 
     async def die(self) -> None:
         """The engine process is gone; the worker process is not."""
@@ -114,7 +114,7 @@ class SimEngine:
         if run.state is not RunState.RUNNING and run.state is not RunState.LAPSED:
             return
         if work.wish.invalid:
-            session.fail(run, JobFault("invalid_request", "no", param="temperature"))
+            session.sink.fail(run, JobFault("invalid_request", "no", param="temperature"))
             return
         for choice in list(work.open):
             have, total = len(run.choices[choice].ids), work.wish.lengths[choice]
@@ -130,4 +130,4 @@ class SimEngine:
                     prompt_tokens=run.envelope.tokens,
                     completion_tokens=total,
                 )
-            session.append(run, choice, ids, texts, fin=fin)
+            session.sink.append(run, choice, ids, texts, fin=fin)

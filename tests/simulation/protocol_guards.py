@@ -23,11 +23,12 @@ from headrace.broker.protocol import judge
 from headrace.broker.protocol.judge import JobRecord, Judge
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.runs import RunTable
-from headrace.broker.worker import drain, judge_client, run_admission, token_outbox
-from headrace.broker.worker.inbox import WorkerInbox
+from headrace.broker.worker import judge_client, run_admission, token_outbox
+from headrace.broker.worker.gone_judges import GoneJudges
+from headrace.broker.worker.inbox import JudgeInbox
 from headrace.broker.worker.lapses import Lapses
 from headrace.broker.worker.run_admission import RunAdmission
-from headrace.broker.worker.timers import WorkerTimers
+from headrace.broker.worker.state import WorkerState
 from headrace.jetstream.errors import NoResponder
 from headrace.jetstream.ports import Delivery
 from headrace.router.placement.types import Placement
@@ -148,12 +149,12 @@ def a_payload_is_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def an_abort_names_a_run(patch: pytest.MonkeyPatch) -> None:
-    def on_abort(self: WorkerInbox, control: Abort) -> None:
+    def on_abort(self: JudgeInbox, control: Abort) -> None:
         for ref in control.runs:
-            for run in self._session.runs.of(ref.id):
-                self._session.drop(run, how="stale")
+            for run in self._state.runs.of(ref.id):
+                self._runs.drop(run, how="stale")
 
-    patch.setattr(WorkerInbox, "_on_abort", on_abort)
+    patch.setattr(JudgeInbox, "on_abort", on_abort)
 
 
 @guard
@@ -174,10 +175,10 @@ def an_unanswered_end_is_sent_again(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_lapsed_worker_asks_its_judges(patch: pytest.MonkeyPatch) -> None:
-    def recheck(self: Lapses, tasks: object) -> None:
-        for run in self._runs:
+    def recheck(self: Lapses) -> None:
+        for run in self._state.runs:
             if run.state is RunState.LAPSED and self._lease.held:
-                self._drop(run, "lapsed")
+                self._runs.drop(run, how="lapsed")
 
     patch.setattr(Lapses, "recheck", recheck)
 
@@ -195,14 +196,14 @@ def a_claim_is_not_granted_beside_others_in_the_last_life(patch: pytest.MonkeyPa
 @guard
 def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
     async def has_turn(self: RunAdmission, run: Run) -> bool:
-        while run.state is RunState.WAITING and not self._session.runs.may_start(run):
+        while run.state is RunState.WAITING and not self._state.runs.may_start(run):
             await asyncio.sleep(0.1)
         if run.state is RunState.WAITING:
             run.claim()
         return run.state is RunState.CLAIMING
 
     patch.setattr(RunAdmission, "_has_turn", has_turn)
-    patch.setattr(drain.Drainer, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
+    patch.setattr(WorkerState, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
 
 
 # -- verdicts -----------------------------------------------------------------------------------------------------------------
@@ -240,19 +241,18 @@ def a_verdict_takes_a_fresh_read(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_verdict_covers_only_what_was_there_when_it_was_asked(patch: pytest.MonkeyPatch) -> None:
-    async def drop_if_gone(self: WorkerTimers, name: str) -> None:
-        session = self._session
-        if await session.members.ingress_gone(name):
-            for run in session.runs:
+    async def drop_if_gone(self: GoneJudges, name: str) -> None:
+        if await self._members.ingress_gone(name):
+            for run in self._state.runs:
                 if run.judge == name:
-                    session.drop(run, how="judge_gone")
+                    self._runs.drop(run, how="judge_gone")
 
-    patch.setattr(WorkerTimers, "_drop_if_gone", drop_if_gone)
+    patch.setattr(GoneJudges, "_drop_if_gone", drop_if_gone)
 
 
 @guard
 def nobody_works_for_a_judge_that_is_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerTimers, "_look_for_judges", lambda self, tasks, now_s: None)
+    patch.setattr(GoneJudges, "look", lambda self, now_s: None)
 
 
 @guard

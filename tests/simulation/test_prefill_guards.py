@@ -13,7 +13,7 @@ from headrace.broker.prefill import server
 from headrace.broker.prefill.client import Asked, PrefillClient
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.worker.role_change import RoleChange
-from headrace.broker.worker.run_admission import RunAdmission
+from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.workers.handover.decode_side import RemotePrefill
 from headrace.workers.runtime.runs import Runs
 from tests.simulation.search import play
@@ -119,9 +119,9 @@ def a_role_changes_only_when_the_engine_is_empty(patch: pytest.MonkeyPatch) -> N
 
 
 def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    async def keep(self: RunAdmission, delivery: Any) -> None: ...
+    def keep(self: RunLifecycle, delivery: Any) -> None: ...
 
-    patch.setattr(RunAdmission, "_return", keep)
+    patch.setattr(RunLifecycle, "return_unserved", keep)
 
 
 # In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.

@@ -69,6 +69,8 @@ class FakeEngine:
 
 
 class FakeSession:
+    max_frame_bytes = 512 * 1024
+
     def __init__(self) -> None:
         self.text: dict[int, str] = {}
         self.ids: dict[int, list[int]] = {}

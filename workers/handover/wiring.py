@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 
-from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.ports import HandoverSession
 from headrace.workers.engine import Engine, EngineInfo, Role
 from headrace.workers.handover.coordinator import HandoverCoordinator
 from headrace.workers.handover.peer_warmup import PeerWarmup
@@ -25,7 +25,7 @@ class Handovers:
 
     def __init__(
         self,
-        session: WorkerSession,
+        session: HandoverSession,
         engine: Engine,
         info: EngineInfo,
         runtime: Runtime,
@@ -42,16 +42,16 @@ class Handovers:
             info,
             settings,
             style=style,
-            worker=session.worker,
-            role=lambda: session.member.role,
+            worker=session.state.worker,
+            role=lambda: session.state.member.role,
         )
         self._acquaintances = PeerWarmup(
             session.prefill_client,
             runtime.raw,
             info,
             style=style,
-            worker=session.worker,
-            decodes=lambda: session.member.role == Role.DECODE and session.taking and session.registered,
+            worker=session.state.worker,
+            decodes=lambda: session.state.member.role == Role.DECODE and session.state.taking and session.registered,
         )
         if prefilling is not None and session.prefill_server is not None:
             prefilling.finished = session.prefill_server.finished
@@ -62,10 +62,10 @@ class Handovers:
         await self._acquaintances.run()
 
     def _on_members(self) -> None:
-        own = self._session.worker
+        own = self._session.state.worker
         cards = {
             member.worker: member.transfer_card
-            for member in self._session.members.workers(self._session.pool).values()
+            for member in self._session.members.workers(self._session.state.pool).values()
             if member.transfer_card and member.worker != own
         }
         if cards != self._cards:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from headrace.broker.messages import JobFault
-from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
 from headrace.workers.runtime.choice import ChoiceRun
 
@@ -48,10 +48,10 @@ class StuckSequences:
         return stuck
 
 
-def give_up(stuck: Stuck, session: WorkerSession) -> None:
+def give_up(stuck: Stuck, sink: RunSink) -> None:
     """Others may do better. What the engine has of it is aborted when its run is moved."""
     choice, when = stuck.choice, "first" if stuck.first else "next"
     metrics.STUCK.labels(when).inc()
     log.warning("sequence.stuck", sequence=choice.id, seconds=round(stuck.seconds, 1), waits_for=f"{when} token")
     message = f"the engine gave no {when} token for {stuck.seconds:.0f} s"
-    session.retry_elsewhere(choice.run, JobFault("engine_error", message, retriable=True))
+    sink.retry_elsewhere(choice.run, JobFault("engine_error", message, retriable=True))

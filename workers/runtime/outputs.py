@@ -8,7 +8,7 @@ from __future__ import annotations
 import structlog
 
 from headrace.broker.messages import Finish, FinishReason, JobFault, Text
-from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
 from headrace.workers.engine import Fault, Output
 from headrace.workers.runtime.choice import ChoiceRun
@@ -19,10 +19,10 @@ log = structlog.get_logger()
 
 
 class Outputs:
-    """Everything goes to the session at once; flushing it is left to the caller."""
+    """Everything goes to the sink at once; flushing it is left to the caller."""
 
-    def __init__(self, session: WorkerSession, sequences: Sequences) -> None:
-        self._session = session
+    def __init__(self, sink: RunSink, sequences: Sequences) -> None:
+        self._sink = sink
         self._sequences = sequences
 
     def take(self, choice: ChoiceRun, output: Output, now_s: float) -> None:
@@ -35,7 +35,7 @@ class Outputs:
         if output.prompt_tokens is not None:
             choice.prompt_tokens = output.prompt_tokens
         if output.prompt_logprobs is not None:  # for the end of the answer
-            most_bytes = self._session.settings.max_frame_bytes
+            most_bytes = self._sink.max_frame_bytes
             choice.prompt_logprobs = fitting(output.prompt_logprobs, prompt_tokens=choice.prompt_tokens, most_bytes=most_bytes)
         ids = output.ids
         if not choice.first_s and ids:
@@ -57,11 +57,11 @@ class Outputs:
         if finish == "abort":
             del self._sequences.active[choice.id]
             fault = JobFault("engine_error", "the engine aborted the sequence", retriable=True)
-            self._session.retry_elsewhere(choice.run, fault)
+            self._sink.retry_elsewhere(choice.run, fault)
         elif finish is not None:
             self.finish(choice, ids, texts, finish, output.stop, output)
         else:
-            self._session.append(choice.run, choice.choice, ids, texts, logprobs=output.logprobs)
+            self._sink.append(choice.run, choice.choice, ids, texts, logprobs=output.logprobs)
 
     def _failed(self, choice: ChoiceRun, fault: Fault) -> None:
         if choice.came is not None and not choice.came.done():
@@ -69,7 +69,7 @@ class Outputs:
             self._sequences.came_to_nothing(choice, fault)
             return
         del self._sequences.active[choice.id]
-        ends = self._session.retry_elsewhere if fault.retriable else self._session.fail
+        ends = self._sink.retry_elsewhere if fault.retriable else self._sink.fail
         ends(choice.run, JobFault("engine_error", fault.message, retriable=fault.retriable))
 
     def _first_token(self, choice: ChoiceRun, now_s: float) -> None:
@@ -83,7 +83,7 @@ class Outputs:
                 choice.came.set_result(None)
         if not choice.told:
             choice.told.append(True)
-            self._session.prefilled(choice.run, max(0, computed))
+            self._sink.prefilled(choice.run, max(0, computed))
 
     def _stopped_by_string(self, choice: ChoiceRun, ids: list[int], texts: list[Text], output: Output) -> None:
         if output.finish is None:
@@ -120,4 +120,4 @@ class Outputs:
         )
         metrics.PROMPT_TOKENS.inc(choice.prompt_tokens)
         metrics.COMPLETION_TOKENS.inc(completion_tokens)
-        self._session.append(run, choice.choice, ids, texts, logprobs=logprobs, fin=fin)
+        self._sink.append(run, choice.choice, ids, texts, logprobs=logprobs, fin=fin)

@@ -17,7 +17,7 @@ from headrace.broker.codec import decode, unpack_u32
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Finish, JobFault, Pooling
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
 from headrace.workers.engine import EngineInfo, Pooled, PoolItem
 from headrace.workers.errors import EngineDead, RequestInvalid, WorkerError
@@ -56,15 +56,15 @@ class PoolRuns:
         """Inputs that the engine works on."""
         return sum(map(len, self._tasks.values()))
 
-    def start(self, run: Run, payload: bytes, *, session: WorkerSession, info: EngineInfo, tasks: asyncio.TaskGroup) -> None:
-        """Begin a job, or what is left of it. What is wrong with it is told to the session."""
+    def start(self, run: Run, payload: bytes, *, sink: RunSink, info: EngineInfo, tasks: asyncio.TaskGroup) -> None:
+        """Begin a job, or what is left of it. What is wrong with it is told to the sink."""
         try:
             items = _items(run, decode(Pooling, payload), info)
         except WireError as error:
-            session.fail(run, JobFault("invalid_request", f"malformed payload: {error}"))
+            sink.fail(run, JobFault("invalid_request", f"malformed payload: {error}"))
             return
         except RequestInvalid as error:
-            session.fail(run, JobFault("invalid_request", str(error), param=error.param))
+            sink.fail(run, JobFault("invalid_request", str(error), param=error.param))
             return
         if len(items) < len(run.choices):
             metrics.RESUMED.inc()
@@ -75,7 +75,7 @@ class PoolRuns:
             self._tasks[run] = mine
         left = _Left(len(items), sum(len(item.token_ids) for item in items.values()))
         for choice, item in items.items():
-            task = tasks.create_task(self._pool(run, choice, item, session, left), name=item.id)
+            task = tasks.create_task(self._pool(run, choice, item, sink, left), name=item.id)
             mine.add(task)
             task.add_done_callback(partial(self._forget, run))
 
@@ -91,7 +91,7 @@ class PoolRuns:
             if not mine:
                 del self._tasks[run]
 
-    async def _pool(self, run: Run, choice: int, item: PoolItem, session: WorkerSession, left: _Left) -> None:
+    async def _pool(self, run: Run, choice: int, item: PoolItem, sink: RunSink, left: _Left) -> None:
         try:
             pooled = await self._engine.pool(item)
         except EngineDead as error:
@@ -106,7 +106,7 @@ class PoolRuns:
             log.error("pooling.crashed", sequence=item.id, exc_info=error)
             if run in self._tasks:
                 self.stop(run)
-                session.retry_elsewhere(run, JobFault("engine_error", f"{type(error).__name__}: {error}", retriable=True))
+                sink.retry_elsewhere(run, JobFault("engine_error", f"{type(error).__name__}: {error}", retriable=True))
             return
         self._progress()
         tokens = len(item.token_ids)
@@ -115,16 +115,16 @@ class PoolRuns:
         left.inputs -= 1
         left.cached += pooled.cached_tokens
         if not left.inputs:
-            session.prefilled(run, left.tokens - left.cached)
+            sink.prefilled(run, left.tokens - left.cached)
         fin = Finish(reason="stop", prompt_tokens=tokens, cached_tokens=pooled.cached_tokens, vector=pooled.vector)
-        session.append(run, choice, [], [], fin=fin)
+        sink.append(run, choice, [], [], fin=fin)
         if not self._flushing:  # whatever else ends in this turn of the loop goes into the same frame
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush, session)
+            asyncio.get_running_loop().call_soon(self._flush, sink)
 
-    def _flush(self, session: WorkerSession) -> None:
+    def _flush(self, sink: RunSink) -> None:
         self._flushing = False
-        session.flush()
+        sink.flush()
 
 
 class _Left:

@@ -13,7 +13,7 @@ from typing import Protocol
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Generation, JobFault, LoadReport, PrefillDecision
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
 from headrace.workers.engine import Engine
 from headrace.workers.errors import AnswerUnreadable, WorkerError
@@ -45,14 +45,14 @@ class Runs:
     def __init__(
         self,
         engine: Engine,
-        session: WorkerSession,
+        sink: RunSink,
         intake: Intake,
         sequences: Sequences,
         outputs: Outputs,
         remotes: Remotes | None,
     ) -> None:
         self._engine = engine
-        self._session = session
+        self._sink = sink
         self._intake = intake
         self._sequences = sequences
         self._outputs = outputs
@@ -65,21 +65,21 @@ class Runs:
     # -- begin -------------------------------------------------------------------------------------------------
 
     def start(self, run: Run, payload: bytes, *, cache: Callable[[], Container[int]] | None) -> None:
-        """Begin, or continue. What is wrong with it is told to the session."""
+        """Begin, or continue. What is wrong with it is told to the sink."""
         try:
             generation, choices = self._intake.take(run, payload, cache=cache)
             if generation.prompt_logprobs is not None and choices:
-                most_bytes = self._session.settings.max_frame_bytes
+                most_bytes = self._sink.max_frame_bytes
                 check_size(len(choices[0].prompt), generation.prompt_logprobs, most_bytes=most_bytes)
         except WireError as error:
-            self._session.fail(run, JobFault("invalid_request", f"malformed payload: {error}"))
+            self._sink.fail(run, JobFault("invalid_request", f"malformed payload: {error}"))
             return
         except WorkerError as error:
-            refuse(self._session, run, error)
+            refuse(self._sink, run, error)
             return
         refusal = cannot_resume(run, generation, self._engine.capabilities)
         if refusal is not None:
-            self._session.fail(run, JobFault("resume_impossible", refusal, retriable=True))
+            self._sink.fail(run, JobFault("resume_impossible", refusal, retriable=True))
             return
         if run.resumed:
             metrics.RESUMED.inc()
@@ -90,17 +90,17 @@ class Runs:
         try:
             replay(choices)
         except AnswerUnreadable as error:
-            refuse(self._session, run, error)
+            refuse(self._sink, run, error)
         else:
             self._begin_all(run, choices, generation, payload)
-            self._session.flush()
+            self._sink.flush()
 
     async def _replay(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
         """Begin once what was given out has been replayed."""
         try:
             await replay_in_slices(choices)
         except AnswerUnreadable as error:
-            refuse(self._session, run, error)
+            refuse(self._sink, run, error)
             return
         finally:
             self._replaying.pop(run, None)
@@ -108,7 +108,7 @@ class Runs:
             self._parked[run] = choices
         else:
             self._begin_all(run, choices, generation, payload)
-            self._session.flush()
+            self._sink.flush()
 
     def _begin_all(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
         """Whatever has something left to do goes to this engine, or first to another one that computes the prompt."""
@@ -121,7 +121,7 @@ class Runs:
             metrics.prefills("remote" if decision.remote else "local", decision.reason).inc()
             if decision.reason == "no_prefill_worker" and decision.refuse:
                 fault = JobFault("no_prefill_worker", "no prefill worker is ready", retriable=True, retry_after_s=1.0)
-                self._session.fail(run, fault)
+                self._sink.fail(run, fault)
                 return
             if decision.remote and tasks is not None:
                 remote = self._remotes.remote(ready, decision, payload)
@@ -142,7 +142,7 @@ class Runs:
             return False
         if choice.generation.prompt_logprobs is not None and choice.prompt_logprobs is None:
             why = "its worker is gone, and the log-probabilities of its prompt with it"
-            self._session.fail(choice.run, JobFault("resume_impossible", why, retriable=True))
+            self._sink.fail(choice.run, JobFault("resume_impossible", why, retriable=True))
             return True
         try:
             self._outputs.finish(choice, [], [], "length" if stopped is None else "stop", stopped)
@@ -162,7 +162,7 @@ class Runs:
             if not self._ended_already(choice):
                 choice.came = None
                 self._sequences.begin_here(choice)
-        self._session.flush()
+        self._sink.flush()
 
     def resumable(self, run: Run) -> bool:
         able = self._engine.capabilities
@@ -177,7 +177,7 @@ class Runs:
     def give_up(self, run: Run, error: WorkerError) -> None:
         """Its answer cannot be read or sent: it would be the same anywhere else."""
         self._withdraw(run)
-        refuse(self._session, run, error)
+        refuse(self._sink, run, error)
 
     def _withdraw(self, run: Run) -> list[ChoiceRun]:
         mine = self._sequences.withdraw(run)

@@ -1,7 +1,7 @@
 """The worker runtime: between the job protocol above and one engine below.
 
 It turns a claimed job into engine sequences (one per open choice), runs their tokens through the text pipeline, and reports
-every engine step to the session as one batch.  It knows the engine only by its protocol.
+every engine step to the sink as one batch.  It knows the engine only by its protocol.
 
 Here is what joins the parts, and the path of every token.  What happens to a run until it is in the engine is in
 `headrace.workers.runtime.runs`, the engine's side of that in `headrace.workers.runtime.sequences`, all outputs that are
@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.broker.messages import LoadReport
 from headrace.broker.protocol.run import Run
-from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker.ports import RunSink
 from headrace.workers.engine import Engine, EngineInfo, Output, Role
 from headrace.workers.errors import AnswerUnreadable, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.health.stuck_sequences import StuckSequences, give_up
@@ -36,12 +36,12 @@ from headrace.workers.text.pipeline import TokenTable
 
 
 class Runtime:
-    """Executes runs on one engine. `attach` the session before the first run.
+    """Executes runs on one engine. `attach` a sink before the first run.
 
     `sequences` is for hand-overs, `raw` takes sequences that belong to no run, `watchdog` knows how the engine is.
     """
 
-    _info: EngineInfo  # these three are there once a session is attached
+    _info: EngineInfo  # these three are there once a sink is attached
     _outputs: Outputs
     _runs: Runs
 
@@ -57,14 +57,14 @@ class Runtime:
         self.sequences = Sequences(engine, self._commands, self.watchdog, refused=self._refused)
         self.raw = RawSubmissions(engine, self._commands, self.watchdog, self.sequences.active)
         self._pooling = PoolRuns(engine, refused=self._refused, dead=self.watchdog.declare_dead, progress=self.watchdog.stepped)
-        self._session: WorkerSession | None = None
+        self._sink: RunSink | None = None
         self._cache: Callable[[], Container[int]] | None = None
         self._remotes: Remotes | None = None
         self._tapped: Callable[[list[Output]], None] | None = None
 
     def attach(
         self,
-        session: WorkerSession,
+        sink: RunSink,
         info: EngineInfo,
         table: TokenTable,
         remotes: Remotes | None = None,
@@ -72,11 +72,11 @@ class Runtime:
         parsers: ParserSet | None = None,
     ) -> None:
         """Without `remotes` every prompt is computed here, without `parsers` no answer can be taken apart."""
-        self._session = session
+        self._sink = sink
         self._info = info
         self._remotes = remotes
-        self._outputs = Outputs(session, self.sequences)
-        self._runs = Runs(self._engine, session, Intake(info, table, parsers), self.sequences, self._outputs, remotes)
+        self._outputs = Outputs(sink, self.sequences)
+        self._runs = Runs(self._engine, sink, Intake(info, table, parsers), self.sequences, self._outputs, remotes)
 
     def watch_cache(self, device: Callable[[], Container[int]]) -> None:
         """`device()` has the chain values of what the engine has cached: by them prompts are known to be partly computed."""
@@ -100,20 +100,20 @@ class Runtime:
     def _look_for_stuck(self, now_s: float) -> None:
         active = self.sequences.active
         for stuck in self._progress.look(now_s, list(active.values())):
-            if self._session is not None and stuck.choice.id in active:
-                give_up(stuck, self._session)
+            if self._sink is not None and stuck.choice.id in active:
+                give_up(stuck, self._sink)
 
     def _refused(self, run: Run, error: WorkerError) -> None:
-        if self._session is not None:
-            refuse(self._session, run, error)
+        if self._sink is not None:
+            refuse(self._sink, run, error)
 
     # -- Executor --------------------------------------------------------------------------------------------
 
     def start(self, run: Run, payload: bytes) -> None:
-        assert self._session is not None  # attached before the session can start anything  # noqa: S101
+        assert self._sink is not None  # attached before the session can start anything  # noqa: S101
         if run.envelope.kind == "pool":
             assert self.sequences.tasks is not None  # noqa: S101
-            self._pooling.start(run, payload, session=self._session, info=self._info, tasks=self.sequences.tasks)
+            self._pooling.start(run, payload, sink=self._sink, info=self._info, tasks=self.sequences.tasks)
         else:
             self._runs.start(run, payload, cache=self._cache)
 
@@ -162,10 +162,10 @@ class Runtime:
         if self._tapped is not None:
             self._tapped(outputs)
             return
-        session = self._session
-        if session is None:
+        sink = self._sink
+        if sink is None:
             return
-        active, append_token = self.sequences.active, session.append_token
+        active, append_token = self.sequences.active, sink.append_token
         for output in outputs:
             try:
                 choice = active[output.id]
@@ -181,4 +181,4 @@ class Runtime:
                     self._outputs.take(choice, output, now)
             except (AnswerUnreadable, RequestInvalid) as error:
                 self._runs.give_up(choice.run, error)
-        session.flush()
+        sink.flush()

@@ -104,7 +104,7 @@ async def test_any_ingress_cancels_the_request_of_another_one_for_its_tenant_onl
             assert not await other.cancel("mine", "_", timeout_s=2.0)
             assert not await other.cancel("yours", "acme", timeout_s=2.0)
             assert await other.cancel("mine", "acme", timeout_s=2.0)
-            await until(lambda: not len(session.runs))
+            await until(lambda: not len(session.state.runs))
             assert not await other.cancel("mine", "acme", timeout_s=2.0), "it has ended"
             running.cancel()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
@@ -14,7 +13,9 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages import HistoryEntry, WorkerMember
 from headrace.broker.protocol.run import Run
 from headrace.broker.settings import SessionSettings
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects
 from tests.integration.broker.test_job_path import POOL, collect, has_worker, ingress, job
@@ -36,7 +37,8 @@ async def slow_worker(
 
     executor = Executor(step_s=STEP_S)
     member = WorkerMember(worker=name, pool=POOL, model="m", slots=slots)
-    session = WorkerSession(connection, subjects, member, executor, settings=SessionSettings(slots=slots))
+    deps = WorkerDeps(messaging=connection, subjects=subjects, settings=SessionSettings(slots=slots))
+    session = WorkerSession(deps, member, EnginePorts(executor=executor))
     executor.session = session
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(session.run()), tasks.create_task(executor.run())]
@@ -75,8 +77,8 @@ async def crowded(
         streams = [await served.submit(one) for one in jobs]
         await until_started(first, {one.id for one in jobs})
         assert first.session is not None
-        first.session.settings = replace(first.session.settings, self_place=False)  # the next one goes to the other
-        first.session.balance()
+        first.session.self_placer.enabled = False  # the next one goes to the other
+        first.session.state.changed()
         async with slow_worker(connection, subjects, "w2", slots=room + 1) as second:
             jobs.append(job(TOKENS))
             streams.append(await served.submit(jobs[-1]))
@@ -84,7 +86,7 @@ async def crowded(
             answers = [tasks.create_task(collect(stream)) for stream in streams]
             await place_in_its_last_life(connection, subjects, jobs[-1], "w1")
             async with asyncio.timeout(10):
-                while not first.session.runs.of(jobs[-1].id):
+                while not first.session.state.runs.of(jobs[-1].id):
                     await asyncio.sleep(0.01)
             yield answers, jobs, first, second
             for answer in answers:

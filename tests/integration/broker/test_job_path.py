@@ -16,7 +16,9 @@ from headrace.broker.messages import Generation, WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import SessionSettings, Timing
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.subjects import Subjects, pool_id
 from headrace.jetstream.topology import Topology
@@ -48,7 +50,8 @@ async def worker(
 ) -> AsyncIterator[WorkerSession]:
     executor = ScriptedExecutor(step_s=step_s)
     member = WorkerMember(worker=name, pool=POOL, model="m", slots=slots)
-    session = WorkerSession(connection, subjects, member, executor, settings=SessionSettings(slots=slots, timing=Timing()))
+    deps = WorkerDeps(messaging=connection, subjects=subjects, settings=SessionSettings(slots=slots, timing=Timing()))
+    session = WorkerSession(deps, member, EnginePorts(executor=executor))
     executor.session = session
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(session.run()), tasks.create_task(executor.run())]
@@ -84,7 +87,7 @@ async def stored(connection: Connection, subjects: Subjects) -> int:
 
 async def settled(session: WorkerSession) -> None:
     async with asyncio.timeout(5):
-        while len(session.runs):
+        while len(session.state.runs):
             await asyncio.sleep(0.01)
 
 

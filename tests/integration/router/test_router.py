@@ -21,7 +21,9 @@ from headrace.broker.membership.members import Members
 from headrace.broker.messages import Explain, Explanation, Inspect, Inspection, JobEvent, JobEvents, WorkerMember
 from headrace.broker.models.directory import publish_card
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
+from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Delivery, Message
 from headrace.jetstream.subjects import Subjects
@@ -51,9 +53,9 @@ class Pool:
         connection = await self.connect()
         executor = ScriptedExecutor(step_s=step_s)
         member = WorkerMember(worker=name, pool=POOL, model="m", slots=slots)
-        session = WorkerSession(
-            connection, self.subjects, member, executor, settings=SessionSettings(slots=slots, timing=TIMING)
-        )
+        settings = SessionSettings(slots=slots, timing=TIMING)
+        deps = WorkerDeps(messaging=connection, subjects=self.subjects, settings=settings)
+        session = WorkerSession(deps, member, EnginePorts(executor=executor))
         executor.session = session
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(session.run()), tasks.create_task(executor.run())]
@@ -265,7 +267,7 @@ async def test_a_router_that_lost_its_lease_decides_nothing_until_it_holds_it_ag
         await members.put(pool.subjects.router_key(POOL, "r1"), b"somebody else", ttl_s=2.0)
         await until(lambda: not router.ready)
         await until(lambda: len(router.window) == 0)
-        assert worker.runs.sequences == 1
+        assert worker.state.runs.sequences == 1
         await until(lambda: router.ready)
         busy.cancel()
         await waiting
@@ -365,7 +367,7 @@ async def test_an_ingress_waits_for_no_explanation_that_cannot_come(pool: Pool) 
         told = await pool.served.explain(request.id, timeout_s=5.0)
         assert not told.known
         assert "does not answer" in told.reason
-        await until(lambda: worker.runs.sequences == 0)
+        await until(lambda: worker.state.runs.sequences == 0)
         busy = await pool.served.submit(job(1_000_000))
         await busy.rows()
         waiting = job(explain=True)
@@ -389,4 +391,4 @@ async def test_a_router_that_is_silent_is_not_taken_for_a_placement_that_nobody_
         assert (told.known, told.reason) == (False, "the router does not answer: frozen is silent")
         stream.cancel()
         busy.cancel()
-        await until(lambda: worker.runs.sequences == 0)
+        await until(lambda: worker.state.runs.sequences == 0)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from headrace.broker.codec import encode
-from headrace.broker.messages import HistoryEntry, LoadReport
+from headrace.broker.messages import HistoryEntry, LoadReport, WorkerMember
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.runs import RunTable
+from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.worker.isolation import REASON, IsolationMover, co_runners
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError, NotConnected
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import TaskScope
 from tests.unit.broker.protocol.test_runs import make
 
 TWO_CRASHES = [HistoryEntry(1, "w8"), HistoryEntry(2, "w9")]
@@ -78,18 +81,32 @@ def report(worker: str, slots: int, running: int) -> bytes:
     return encode(LoadReport(worker=worker, epoch=1, n=1, at=0.0, slots=slots, running=running, waiting=0))
 
 
-async def cleared(reports: Reports, *, serving: tuple[str, ...] = ("w1", "w2")) -> list[str]:
+async def cleared(reports: Reports, *, serving: tuple[str, ...] = ("w1", "w2"), resumable: bool = True) -> list[str]:
     moved = []
 
-    async def move(run: Run, reason: str) -> None:
-        assert reason == REASON
-        moved.append(run.id)
+    class Others:
+        """The leases, the engine, and what moves runs."""
 
-    options: dict[str, Any] = {"pool": "p", "worker": "w1", "patience_s": 0.0, "movable": lambda run: True, "move": move}
-    runs = table(RunState.RUNNING, RunState.RUNNING)
-    clearing = IsolationMover(reports, Subjects(), runs, serving=lambda: serving, **options)  # type: ignore[arg-type]
-    async with asyncio.TaskGroup() as tasks:
-        clearing.look(tasks)
+        def serving_workers(self, pool: str) -> list[WorkerMember]:
+            return [WorkerMember(worker=name, pool=pool, model="m", slots=8) for name in serving]
+
+        def having(self, pool: str, adapter: str | None) -> list[WorkerMember]:
+            return self.serving_workers(pool)
+
+        def resumable(self, run: Run) -> bool:
+            return resumable
+
+        async def move(self, run: Run, *, suspect: str | None, reason: str) -> None:
+            assert (suspect, reason) == (None, REASON)
+            moved.append(run.id)
+
+    settings = SessionSettings(timing=Timing(alone_patience_s=0.0))
+    deps = WorkerDeps(messaging=reports, subjects=Subjects(), settings=settings)  # type: ignore[arg-type]
+    state = WorkerState(WorkerMember(worker="w1", pool="p", model="m", slots=8), slots=8, tombstone_s=1.0)
+    state.runs = table(RunState.RUNNING, RunState.RUNNING)
+    others: Any = Others()
+    async with TaskScope() as tasks:
+        IsolationMover(deps, state, others, others, others, tasks).look()
     return moved
 
 
@@ -109,6 +126,14 @@ async def test_they_go_where_the_reports_of_others_show_room_for_all(reports: tu
     heard = Reports(*reports)
     assert await cleared(heard) == moved
     assert heard.left == 1, "it does not listen any more"
+
+
+async def test_what_cannot_be_continued_stays() -> None:
+    assert await cleared(Reports(report("w2", 8, 0)), resumable=False) == []
+
+
+async def test_where_there_is_no_other_worker_they_stay() -> None:
+    assert await cleared(Reports(report("w2", 8, 0)), serving=("w1",)) == []
 
 
 async def test_without_the_broker_they_stay() -> None:

@@ -10,9 +10,10 @@ from headrace.broker.codec import decode_ingress_control, encode
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import Check, CheckReply, Envelope, Spill
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.settings import Timing
+from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.judge_client import JudgeClient
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import NotConnected, ObjectNotFound, RequestTimeout
 from headrace.jetstream.subjects import Subjects
 from tests.unit.broker.protocol.test_runs import make
@@ -50,8 +51,9 @@ class SlowJudge:
 async def test_a_run_dropped_while_its_judge_is_asked_decides_nothing_about_the_others() -> None:
     runs = [make(1, request_id="a"), make(2, request_id="b")]
     judge = SlowJudge(runs[0])
-    settling = JudgeClient(judge, SUBJECTS, Living(), Held(), worker="w", timing=TIMING)  # type: ignore[arg-type]
-    assert (await settling.check(runs))[runs[1]] == "current"
+    deps = WorkerDeps(messaging=judge, subjects=SUBJECTS, settings=SessionSettings(timing=TIMING))  # type: ignore[arg-type]
+    judges = JudgeClient(deps, Living(), Held(), worker="w")  # type: ignore[arg-type]
+    assert (await judges.check(runs))[runs[1]] == "current"
 
 
 class Store:

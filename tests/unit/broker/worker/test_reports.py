@@ -6,9 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
+
 from headrace.broker.codec import decode
-from headrace.broker.messages import JobEvents, LoadReport
+from headrace.broker.messages import JobEvents, LoadReport, WorkerMember
+from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.worker.reports import EventSender, LoadReporter
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.subjects import Subjects
 from tests.simulation.network import CALM
 from tests.simulation.world import Machine, World
@@ -26,17 +31,29 @@ class FakeMessaging:
         return [round(at, 4) for at, _, _ in self.sent]
 
 
+class Engine:
+    """Adds its part to a load report."""
+
+    def load(self, report: LoadReport) -> LoadReport:
+        return msgspec.structs.replace(report, waiting=3)
+
+
+def deps(messaging: FakeMessaging, timing: Timing | None = None) -> WorkerDeps:
+    settings = SessionSettings(timing=timing or Timing())
+    return WorkerDeps(messaging=messaging, subjects=Subjects(), settings=settings, wall=lambda: 5.0)  # type: ignore[arg-type]
+
+
+def state() -> WorkerState:
+    return WorkerState(WorkerMember(worker="w", pool="p", model="m", slots=8, epoch=7), slots=8, tombstone_s=1.0)
+
+
 LOADS = "hr.load.p.w"
 
 
 @contextlib.asynccontextmanager
-async def reporting(**options: float) -> AsyncIterator[tuple[LoadReporter, FakeMessaging]]:
+async def reporting(*, period_s: float, gap_s: float) -> AsyncIterator[tuple[LoadReporter, FakeMessaging]]:
     messaging = FakeMessaging()
-
-    def make(n: int) -> LoadReport:
-        return LoadReport(worker="w", epoch=1, n=n, at=0.0, slots=1, running=0, waiting=0)
-
-    reporter = LoadReporter(messaging, Subjects(), pool="p", worker="w", make=make, **options)  # type: ignore[arg-type]
+    reporter = LoadReporter(deps(messaging, Timing(load_period_s=period_s, load_gap_s=gap_s)), state(), Engine())  # type: ignore[arg-type]
     task = asyncio.create_task(reporter.run())
     await asyncio.sleep(0)
     try:
@@ -79,6 +96,8 @@ def test_without_a_change_a_report_comes_every_period():
             assert [round(at - start, 4) for at in messaging.times] == [0.0, 0.2, 0.4, 0.6, 0.8]
             assert [decode(LoadReport, data).n for _, _, data in messaging.sent] == [1, 2, 3, 4, 5]
             assert {subject for _, subject, _ in messaging.sent} == {LOADS}
+            last = decode(LoadReport, messaging.sent[-1][2])
+            assert (last.worker, last.epoch, last.at, last.slots, last.running, last.waiting) == ("w", 7, 5.0, 8, 0, 3)
 
     in_virtual_time(main)
 
@@ -86,7 +105,7 @@ def test_without_a_change_a_report_comes_every_period():
 def test_events_of_five_milliseconds_go_out_together():
     async def main() -> None:
         messaging = FakeMessaging()
-        sender = EventSender(messaging, Subjects(), pool="p", worker="w")  # type: ignore[arg-type]
+        sender = EventSender(deps(messaging), state())
         sender.add("prefilled", "a", 1, 40, uncached=8)
         await asyncio.sleep(0.004)
         sender.add("settled", "b", 2, 30)

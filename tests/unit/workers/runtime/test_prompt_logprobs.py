@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from headrace.broker.codec import encode, pack_u32
@@ -22,7 +20,7 @@ def asked(**sampling) -> Generation:
 
 
 def allow(bench: Bench, most_bytes: int) -> None:
-    bench.session.settings = SimpleNamespace(max_frame_bytes=most_bytes)  # type: ignore[attr-defined]
+    bench.session.max_frame_bytes = most_bytes
 
 
 async def test_they_come_with_the_end_of_every_choice():

@@ -1,0 +1,125 @@
+"""Starts the runs of one worker and takes them off it again: settled, moved to another worker, or displaced.
+
+Every part of the session that stops a run does it here, so each run leaves the table, the engine and the stream together.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from headrace.broker import metrics
+from headrace.broker.membership.mover import Mover
+from headrace.broker.messages import JobFault
+from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.worker.ports import Executor
+from headrace.broker.worker.reports import EventSender
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker.token_outbox import TokenOutbox
+from headrace.broker.worker_deps import WorkerDeps
+from headrace.jetstream.ports import Delivery
+from headrace.jetstream.tasks import TaskScope
+
+log = structlog.get_logger()
+
+
+class RunLifecycle:
+    """The beginning and the end of runs on one worker. Implements `headrace.broker.worker.ports.RunSink`."""
+
+    def __init__(
+        self,
+        deps: WorkerDeps,
+        state: WorkerState,
+        executor: Executor,
+        outbox: TokenOutbox,
+        mover: Mover,
+        events: EventSender,
+        tasks: TaskScope,
+    ) -> None:
+        """Moves that are not awaited run in `tasks`."""
+        self._settings = deps.settings
+        self._state = state
+        self._executor = executor
+        self._mover = mover
+        self._events = events
+        self._tasks = tasks
+        self.max_frame_bytes = deps.settings.max_frame_bytes
+        # The send path is bound here, so that the token path has no call in between.
+        self.append = outbox.append
+        self.append_token = outbox.append_token
+        self.flush = outbox.flush
+        self.fail = outbox.fail
+
+    def start(self, run: Run, payload: bytes) -> None:
+        """Give a run with open logs to the engine."""
+        run.start()
+        log.debug("run.started", request_id=run.id, attempt=run.attempt, worker=self._state.worker)
+        self._events.add("started", run.id, run.attempt, run.envelope.tokens)
+        self._executor.start(run, payload)
+
+    def prefilled(self, run: Run, uncached: int) -> None:
+        """Report the first token of a run; `uncached` prompt tokens had to be computed for it."""
+        self._events.add("prefilled", run.id, run.attempt, run.envelope.tokens, uncached=uncached)
+        self._state.changed()
+
+    def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
+        """Move a run whose fault another worker may avoid. After `max_attempts` of a generation it fails instead."""
+        if run.attempt % GENERATION >= self._settings.max_attempts:
+            self.fail(run, fault)
+        elif run.state in (RunState.RUNNING, RunState.LAPSED, RunState.CLAIMING):
+            log.warning("run.retried_elsewhere", request_id=run.id, attempt=run.attempt, code=fault.code, why=fault.message)
+            self._tasks.spawn(self.move(run, suspect=None, reason=fault.code))
+
+    async def move(self, run: Run, *, suspect: str | None, reason: str) -> None:
+        """Stop a run here and give its message to the next attempt. `suspect`: the worker that is thought to have crashed."""
+        if run.stopping:
+            return
+        run.move()
+        self._executor.stop(run)
+        await self._mover.move(
+            worker=self._state.worker,
+            seq=run.seq,
+            data=run.delivery.data,
+            headers=run.delivery.headers,
+            suspect=suspect,
+            reason=reason,
+        )
+        self._forget(run, "moved")
+
+    def return_unserved(self, delivery: Delivery) -> None:
+        """Move a request that was placed here while this worker still served requests, in the background."""
+        self._tasks.spawn(self._return(delivery))
+
+    async def _return(self, delivery: Delivery) -> None:
+        await self._mover.move(
+            worker=self._state.worker,
+            seq=delivery.stream_seq,
+            data=delivery.data,
+            headers=delivery.headers,
+            suspect=None,
+            reason="role",
+        )
+        self._state.changed()
+
+    def drop(self, run: Run, *, how: str) -> None:
+        """Stop a run in any state, and ack this worker's own copy of the message. Nothing to do while it is moved."""
+        if run.stopping:
+            return
+        if run.state is not RunState.WAITING:
+            self._executor.stop(run)
+        run.delivery.ack()
+        self._forget(run, how)
+
+    def abandon(self, run: Run) -> None:
+        """Stop a run whose message is no longer stored. Without an ack: its sequence is another message's now."""
+        if run.state is not RunState.WAITING:
+            self._executor.stop(run)
+        self._forget(run, "displaced")
+
+    def _forget(self, run: Run, how: str) -> None:
+        runs = self._state.runs
+        if runs.remove(run):
+            metrics.settled(how).inc()
+            metrics.RUNS.set(len(runs))
+            self._events.add("settled", run.id, run.attempt, run.made)
+            self._state.changed()
