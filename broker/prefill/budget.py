@@ -1,8 +1,8 @@
-"""How many prefill jobs a worker asks for: by the tokens it has to compute, not by their number.
+"""Token budget of a prefill worker: limits the jobs it asks for by the tokens to compute, not by their number.
 
-A worker that is asked for ten short prompts is done with them before another one has read half of a long prompt.  Messages do
-not tell their size before they come, so the next one is guessed to be like the recent ones, and while there is room at least
-one is asked for: a prompt larger than the whole budget must be taken by somebody.
+A worker with ten short prompts has computed them before another one has read half of a long prompt.  Messages do not tell their
+size before they come, so the next one is guessed to be like the recent ones.  While there is room at least one is asked for,
+because a prompt larger than the whole budget must be taken by some worker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MOST_CREDIT = 16
 
 
 class TokenBudget:
-    """`limit`: tokens to be computed by what is taken, beyond which nothing more is asked for."""
+    """The tokens that a worker has still to compute. Beyond `limit` no more jobs are asked for."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -26,7 +26,7 @@ class TokenBudget:
         return len(self._jobs)
 
     def take(self, job: str, tokens: int) -> None:
-        """This job is here and will take so many tokens."""
+        """Count a job that was taken, with the tokens that it will take to compute."""
         self.give_back(job)
         tokens = max(tokens, 1)
         self._jobs[job] = tokens
@@ -34,12 +34,12 @@ class TokenBudget:
         self._mean = tokens if not self._mean else (1 - RECENT) * self._mean + RECENT * tokens
 
     def give_back(self, job: str) -> None:
-        """It is computed, or dropped. Fine when unknown."""
+        """Stop counting a job that was computed or dropped. Fine when unknown."""
         self.used -= self._jobs.pop(job, 0)
 
     @property
     def credit(self) -> int:
-        """How many more to ask for."""
+        """The number of further jobs to ask for."""
         left = self.limit - self.used
         if left <= 0:
             return 0

@@ -1,8 +1,8 @@
-"""The decode worker's side: have a prompt computed by another worker, and know at every moment whether it still is.
+"""The decode worker's side of a hand-over: has a prompt computed by a prefill worker, and probes it until it is done.
 
-Whoever takes a job must keep answering: it is asked every half second how the job stands, and once more right before its
-parameters are used, for engines wait long for a dead peer, and blocks that nobody keeps any more can be read without an error.
-Whatever goes wrong is a `PrefillFailed` with a reason, within a bounded time.
+A prefill worker that has taken a job must keep answering: it is asked every half second how the job stands, and once more right
+before its parameters are used, for engines wait long for a dead peer, and blocks that are no longer kept can be read without an
+error.  Every failure is a `PrefillFailed` with a reason, within a bounded time.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ log = structlog.get_logger()
 
 PROBE_S = 0.5  # how often a prefill worker is asked how the job stands
 PROBE_TIMEOUT_S = 1.0
-GONE_PROBES = 2  # in a row without a responder: its process is gone
-SILENT_PROBES = 3  # in a row without an answer: it is frozen, or might as well be. A starved one may be late once or twice
-LOOK_S = 0.25  # how often the members are looked at while nobody has taken the job
+GONE_PROBES = 2  # so many probes in a row without a responder: its process is gone
+SILENT_PROBES = 3  # so many probes in a row without an answer: it is as good as frozen. A starved one may be late once or twice
+LOOK_S = 0.25  # how often the members are read while the job is not taken
 MOST_UNWANTED = 1024
-QUEUED_AT_MOST_S = 60.0  # a job that is forgotten in the stream goes by itself
+QUEUED_AT_MOST_S = 60.0  # after so long a job that was left in the stream expires
 
 
 @dataclass(slots=True)
 class Asked:
-    """One job on its way. `directed`: the worker it was sent to, if it is not for any."""
+    """A job that was asked for. `directed`: the worker it was sent to; empty: any may take it."""
 
     job: PrefillJob
     directed: str
     seq: int = 0  # of the stored message
-    worker: str = ""  # who has taken it
+    worker: str = ""  # the worker that has taken it
     taken: asyncio.Future[PrefillTaken] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     done: asyncio.Future[PrefillDone] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class PrefillClient:
-    """All jobs that one decode worker has asked for."""
+    """All jobs that one decode worker has asked for, from the queue to the drop."""
 
     def __init__(
         self,
@@ -73,10 +73,13 @@ class PrefillClient:
         self._pool = pool
         self._worker = worker
         self._asked: dict[str, Asked] = {}
-        self._unwanted: asyncio.Queue[int] = asyncio.Queue(MOST_UNWANTED)  # stored jobs that nobody has taken
+        self._unwanted: asyncio.Queue[int] = asyncio.Queue(MOST_UNWANTED)  # stored jobs that were not taken
 
     async def run(self) -> None:
-        """Delete what nobody should take any more, until cancelled. Should it fail: who takes it is told that it is stale."""
+        """Delete stored jobs that are no longer wanted, until cancelled.
+
+        If that fails, the job is answered as stale when it is taken.
+        """
         stream = self._subjects.stream("PREFILL")
         while True:
             seq = await self._unwanted.get()
@@ -89,13 +92,11 @@ class PrefillClient:
         return len(self._asked)
 
     def peers(self, handover: str, adapter: str | None = None) -> list[WorkerMember]:
-        """Prefill workers that are ready, have the adapter, and whose engines can hand over to one with this word."""
+        """List the prefill workers that are ready, have the adapter, and whose engines hand over in the way `handover`."""
         return self._members.prefill_workers(self._pool, handover, adapter)
 
-    # -- the way of a job ------------------------------------------------------------------------------------
-
     async def publish(self, job: PrefillJob, *, directed: str = "") -> None:
-        """Put it into the queue. Raises PrefillFailed."""
+        """Put a job into the queue. Raises PrefillFailed."""
         asked = self._asked[job.job] = Asked(job, directed)
         try:
             ack = await self._messaging.publish(
@@ -107,12 +108,12 @@ class PrefillClient:
             )
         except QueueFull as error:
             raise self._failed(job.job, "queue_full", str(error)) from None
-        except JetStreamError as error:  # should it be stored all the same, whoever takes it is told that it is stale
+        except JetStreamError as error:  # if it is stored all the same, it is answered as stale when it is taken
             raise self._failed(job.job, "broker", str(error)) from None
         asked.seq = ack.seq
 
     async def taken(self, job: str, *, wait_s: float) -> PrefillTaken:
-        """Wait until somebody works on it. Raises PrefillFailed."""
+        """Wait until a prefill worker has taken a job. Raises PrefillFailed."""
         asked = self._asked[job]
         loop = asyncio.get_running_loop()
         give_up = loop.time() + min(wait_s, max(0.0, asked.job.deadline - self._wall()))
@@ -126,7 +127,7 @@ class PrefillClient:
         return asked.taken.result()
 
     async def done(self, job: str) -> PrefillDone:
-        """Wait until it is computed (style params) or over (rendezvous). Raises PrefillFailed."""
+        """Wait until a job is computed (style params) or over (rendezvous). Raises PrefillFailed."""
         asked = self._asked[job]
         while True:
             await asyncio.wait([asked.done], timeout=PROBE_S)
@@ -145,7 +146,10 @@ class PrefillClient:
         return done
 
     async def confirm(self, job: str, *, least_s: float) -> float:
-        """Right before its parameters are used: for how long the blocks are kept, at least `least_s`. Raises PrefillFailed."""
+        """Ask, right before its parameters are used, for how many seconds the blocks are kept.
+
+        Raises PrefillFailed if they are kept for less than `least_s`.
+        """
         asked = self._asked[job]
         state = await self._ask(asked)
         if state.state == "held" and state.left_s >= least_s:
@@ -153,9 +157,9 @@ class PrefillClient:
         raise self._failed(job, "expired", f"prefill worker {asked.worker} keeps the blocks no longer ({state.state})")
 
     def settle(self, job: str) -> str:
-        """The blocks are here, or nobody wants them: the prefill worker may forget them. Fine when unknown.
+        """End a job whose blocks are here or are not wanted: the prefill worker may forget them. Fine when unknown.
 
-        Returns who had taken it, if somebody had.
+        Returns the worker that had taken it, or nothing.
         """
         asked = self._asked.pop(job, None)
         if asked is None:
@@ -168,29 +172,27 @@ class PrefillClient:
             self._unwanted.put_nowait(asked.seq)
         return asked.worker
 
-    # -- what prefill workers say ----------------------------------------------------------------------------
-
-    def on_taken(self, said: PrefillTaken) -> PrefillVerdict:
-        asked = self._asked.get(said.job)
-        if asked is None or asked.worker not in ("", said.worker):
+    def on_taken(self, message: PrefillTaken) -> PrefillVerdict:
+        """Answer a prefill worker that has taken a job. One that is unknown, or another worker's, is stale."""
+        asked = self._asked.get(message.job)
+        if asked is None or asked.worker not in ("", message.worker):
             return PrefillVerdict(verdict="stale")
-        asked.worker = said.worker
+        asked.worker = message.worker
         if not asked.taken.done():
-            asked.taken.set_result(said)
+            asked.taken.set_result(message)
         return PrefillVerdict(verdict="go")
 
-    def on_done(self, said: PrefillDone) -> PrefillVerdict:
-        verdict = self.on_taken(PrefillTaken(job=said.job, worker=said.worker))  # should that message have been lost
-        if verdict.verdict == "go" and not (done := self._asked[said.job].done).done():
-            done.set_result(said)
+    def on_done(self, message: PrefillDone) -> PrefillVerdict:
+        """Answer a prefill worker that has computed a job, or failed at it."""
+        verdict = self.on_taken(PrefillTaken(job=message.job, worker=message.worker))  # in case that message was lost
+        if verdict.verdict == "go" and not (done := self._asked[message.job].done).done():
+            done.set_result(message)
         return verdict
 
-    # -- inside ----------------------------------------------------------------------------------------------
-
     async def _ask(self, asked: Asked, *, until_done: bool = False) -> PrefillState:
-        """How the job stands, asked until there is an answer, or `until_done`. Raises PrefillFailed when there will be none.
+        """Ask how a job stands until there is an answer or, with `until_done`, the job is done. Raises PrefillFailed.
 
-        While this worker itself is cut off, silence says nothing, and is waited out.
+        While this worker itself is cut off, silence means nothing, and is waited out.
         """
         subject = self._subjects.control(asked.worker)
         question = encode(PrefillCheck(job=asked.job.job))

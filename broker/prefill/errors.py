@@ -1,4 +1,4 @@
-"""Why a prompt is not computed by another worker after all. Never leaves the decode worker: it computes the prompt itself."""
+"""Reasons why a hand-over failed. They stay in the decode worker, which then computes the prompt itself."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from headrace.broker.errors import BrokerError
 
 FailReason = Literal[
     "queue_full",  # the prefill queue takes nothing more
-    "broker",  # the job could not be stored, or nobody knows whether it was
+    "broker",  # the job could not be stored, or it is not known whether it was
     "not_taken",  # nobody took it in time
-    "peer_lost",  # who took it does not answer any more
-    "peer_failed",  # who took it says that it cannot
+    "peer_lost",  # the worker that took it answers no more
+    "peer_failed",  # the worker that took it says that it cannot
     "expired",  # the blocks are not kept long enough to be fetched
     "transfer_failed",  # the engine could not fetch them
-    "transfer_timeout",  # … or did not, in time
+    "transfer_timeout",  # the engine did not fetch them in time
     "deadline",
 ]
 FAIL_REASONS: tuple[FailReason, ...] = get_args(FailReason)
 
 ANOTHER_TRY: frozenset[FailReason] = frozenset({"peer_lost", "peer_failed", "expired", "transfer_failed"})
-"""Another prefill worker may do better: the queue itself is not what failed."""
+"""Reasons after which another prefill worker is tried, because it is not the queue that failed."""
 
 
 class PrefillFailed(BrokerError):
-    """A hand-over came to nothing. `reason` is a metric label; `worker`: who had taken the job, if somebody had."""
+    """A hand-over failed. `reason` is a metric label; `worker` had taken the job, and is empty if none had."""
 
     def __init__(self, reason: FailReason, message: str, *, worker: str = "") -> None:
         super().__init__(message)

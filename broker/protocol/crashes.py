@@ -1,9 +1,9 @@
-"""Counting crashes, so that poison is found and innocents are spared.
+"""Counts the crashes of a job, so that poison is found and innocent jobs are spared.
 
-Movers only write down suspicions: (attempt, worker) in `Hr-History`.  The judge counts, and only what it can stand for:
-distinct workers that really had that attempt, and that neither came back under the same identity nor announced a drain.  A
-partition, drain, router death or broker outage therefore never counts.  The death of an engine is no suspicion but testimony:
-its worker lives on and writes it down itself, for what was in the engine at that moment.
+Movers only record suspicions: (attempt, worker) in `Hr-History`.  The judge counts, and only what it knows: distinct workers
+that really had that attempt, and that neither came back under the same identity nor announced a drain.  A partition, drain,
+router death or broker outage therefore never counts.  The death of an engine is not a suspicion but testimony: its worker lives
+on and records it itself, for the runs that were in the engine at that moment.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from headrace.broker.messages import HistoryEntry
 
 CRASH_LIMIT = 3
 ALONE_FROM = CRASH_LIMIT - 1
-"""A job with so many crashes runs alone on its worker."""
+"""A job with so many crashes is suspect, and runs alone on its worker."""
 
 ENGINE_DEATH = "#engine"
-"""Suffix of a history entry: the engine of this worker died; the process lived long enough to move its own jobs."""
+"""Suffix of a history entry: the engine of this worker died, and the process lived long enough to move its own jobs."""
 
 
 def base_worker(entry: str) -> str:
-    """The worker that a history entry names."""
+    """Return the worker that a history entry names."""
     return entry.split("#", 1)[0]
 
 
 def crashed_workers(history: Iterable[HistoryEntry], held: set[tuple[int, str]], accounted: Callable[[str], bool]) -> set[str]:
-    """The workers that crashed, or whose engine died, while they had one of these attempts."""
+    """Return the workers that crashed, or whose engine died, while they had one of these attempts.
+
+    `held`: attempts and workers that really had them. `accounted(worker)`: its process did not crash.
+    """
     crashed = set()
     for entry in history:
         worker = base_worker(entry.worker)
@@ -36,5 +39,5 @@ def crashed_workers(history: Iterable[HistoryEntry], held: set[tuple[int, str]],
 
 
 def suspected(history: Iterable[HistoryEntry]) -> int:
-    """Distinct workers under suspicion: the upper bound a worker knows before the judge has answered its claim."""
+    """Count the distinct workers under suspicion: an upper bound, known before the judge has answered a claim."""
     return len({base_worker(entry.worker) for entry in history})

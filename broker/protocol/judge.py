@@ -1,7 +1,7 @@
-"""The judge: one ingress's word on who runs a request and what its client has been given.
+"""The judge of one ingress decides which run of a request is current, and what its client has been given.
 
-Sans-io.  Messages and the clock go in by method calls; what has to be sent comes out through `JudgePort`.  The rules are those
-of `docs/reliability.md`: a run is adopted by its first frame or by a claim, everything else is fenced off, a gap is asked
+Sans-io.  Messages and the clock go in by method calls; everything to be sent comes out through `JudgePort`.  The rules are
+those of `docs/reliability.md`: a run is adopted by its first frame or by a claim, every other run is fenced off, a gap is asked
 after, an overlap is trimmed, and a request ends exactly once.
 """
 
@@ -31,31 +31,39 @@ from headrace.broker.messages import (
 )
 from headrace.broker.protocol.crashes import ALONE_FROM, CRASH_LIMIT, crashed_workers
 
-GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that can still be around
+GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that may still be stored
 
 
 class JudgePort(Protocol):
-    """What a judge asks of the world. Nothing here may block or call back into the judge."""
+    """Sends the judge's words. No call may block, or call back into the judge."""
 
-    def abort(self, worker: str, ref: RunRef) -> None: ...
-    def since(self, worker: str, item: SinceItem) -> None: ...
-    def answer(self, worker: str, answer: Answer) -> None: ...
-    def poisoned(self, record: JobRecord, crashes: int) -> None: ...
+    def abort(self, worker: str, ref: RunRef) -> None:
+        """Stop a run that is not current."""
+
+    def since(self, worker: str, item: SinceItem) -> None:
+        """Ask the current run to send again what follows these offsets."""
+
+    def answer(self, worker: str, answer: Answer) -> None:
+        """Answer a last frame."""
+
+    def poisoned(self, record: JobRecord, crashes: int) -> None:
+        """Dead-letter a request after too many crashes."""
 
 
 class Reader(Protocol):
-    """Where the rows of one request go."""
+    """Takes the rows of one request."""
 
     def take(self, row: Row) -> bool:
-        """False: the reader is full, the row was not taken and will be asked for again."""
+        """Take a row. False: the reader is full, and the row will be asked for again."""
 
-    def end(self, fault: JobFault | None) -> None: ...
+    def end(self, fault: JobFault | None) -> None:
+        """End the request, with a fault or, None, with an answer."""
 
 
 class JobRecord:
     """One open request.
 
-    `held` are the (attempt, worker) pairs of which it is known that the worker really had the attempt; `spared` are those of
+    `held` has the (attempt, worker) pairs of which it is known that the worker really had the attempt.  `spared` has those of
     which it is known that the worker was alive when the attempt was no longer its own: they never count as crashes.
     """
 
@@ -97,15 +105,17 @@ class JobRecord:
         self.paused = False
 
     def hold(self, attempt: int, worker: str) -> None:
+        """Note that a worker really had an attempt."""
         if (attempt, worker) not in self.spared:
             self.held.add((attempt, worker))
 
     def spare(self, attempt: int, worker: str) -> None:
+        """Note that a worker has survived an attempt."""
         self.held.discard((attempt, worker))
         self.spared.add((attempt, worker))
 
     def offsets(self) -> SinceItem:
-        """How far each choice has got, as a question to a worker."""
+        """Return the number of tokens of each choice, as a question to a worker."""
         return SinceItem(self.id, [len(ids) for ids in self.emitted])
 
 
@@ -123,23 +133,24 @@ class Judge:
         return iter(list(self._open.values()))
 
     def get(self, request_id: str) -> JobRecord | None:
+        """Return an open request, or None."""
         return self._open.get(request_id)
 
     def open(self, record: JobRecord) -> None:
+        """Begin to judge a request. Raises ValueError if its id is open already."""
         if record.id in self._open:
             raise ValueError(f"request id {record.id!r} is open already")
         self._open[record.id] = record
 
     def close(self, request_id: str, fault: JobFault | None) -> JobRecord | None:
-        """End a request from this side (cancel, deadline, poison). None if it has ended already."""
+        """End a request from the ingress's side (cancel, deadline, poison). None if it has ended already."""
         record = self._open.pop(request_id, None)
         if record is not None:
             record.reader.end(fault)
         return record
 
-    # -- frames ----------------------------------------------------------------------------------------------
-
     def on_frame(self, frame: Frame, now_s: float) -> None:
+        """Take the rows of current runs. A first attempt without a run is adopted; every other run is told to stop."""
         worker = frame.worker
         for row in frame.rows:
             record = self._open.get(row.id)
@@ -148,7 +159,7 @@ class Judge:
                 continue
             if record.run != row.run or record.attempt != row.attempt:
                 if record.run is not None or not row.attempt == 1 == record.attempt:
-                    # It lives, so it did not crash with that attempt, whatever a mover suspected.
+                    # The worker lives, so it did not crash with that attempt, whatever a mover suspected.
                     record.spare(row.attempt, worker)
                     self._stray(worker, row, known=True)
                     continue
@@ -188,7 +199,7 @@ class Judge:
             record.reader.end(fin.fault)
 
     def _stray(self, worker: str, row: Row, *, known: bool) -> None:
-        """A frame that is not from the current run: its sender must stop."""
+        """Stop the sender of a row that is not from the current run."""
         if row.fin is not None:
             self._port.answer(worker, Answer(row.id, row.attempt, row.run, "stale" if known else "unknown"))
         else:
@@ -199,22 +210,20 @@ class Judge:
         record.hold(attempt, worker)
 
     def resume_reading(self, request_id: str) -> None:
-        """The reader has room again: ask for what was not taken."""
+        """Ask for the rows that a full reader did not take: it has room again."""
         record = self._open.get(request_id)
         if record is not None and record.paused:
             record.paused = False
             if record.worker is not None:
                 self._port.since(record.worker, record.offsets())
 
-    # -- control ---------------------------------------------------------------------------------------------
-
     def on_claim(
         self, claim: Claim, now_s: float, *, accounted: Callable[[str], bool], alive: Callable[[str], bool]
     ) -> ClaimReply:
         """Decide a claim; on `go` the fence is set here.
 
-        `accounted(worker)`: this process did not crash (it is live under the same identity, or announced that it drains).
-        `alive(worker)`: its lease is live, as far as known.
+        `accounted(worker)`: its process did not crash, because it is live under the same identity or has announced a drain.
+        `alive(worker)`: its lease is live, as far as is known.
         """
         record = self._open.get(claim.id)
         if record is None:
@@ -232,7 +241,9 @@ class Judge:
             )
             return ClaimReply(verdict="unknown")
         if crashes >= ALONE_FROM and not claim.alone:
-            return ClaimReply(verdict="wait", crashes=crashes)  # not its holder yet: another's crash there must not count
+            return ClaimReply(
+                verdict="wait", crashes=crashes
+            )  # not its holder yet: the crash of another job there must not count
         superseded = record.run is not None and record.run != claim.run
         if superseded and record.worker is not None and record.run is not None:
             self._port.abort(record.worker, RunRef(record.id, record.attempt, record.run))
@@ -248,7 +259,7 @@ class Judge:
         )
 
     def on_check(self, check: Check, now_s: float) -> CheckReply:
-        """Answer a worker that comes back from a lapse. A first attempt without a run is adopted, as by a first frame."""
+        """Answer a worker that is back from a lapse. A first attempt without a run is adopted, as by a first frame."""
         reply = CheckReply(verdicts=[])
         for ref in check.runs:
             record = self._open.get(ref.id)
@@ -266,6 +277,7 @@ class Judge:
         return reply
 
     def on_refuse(self, refuse: Refuse) -> RefuseReply:
+        """End a request that a worker or router refuses, unless a newer attempt or a run of this one is current."""
         record = self._open.get(refuse.id)
         if record is None:
             return RefuseReply(verdict="unknown")
@@ -275,25 +287,23 @@ class Judge:
         return RefuseReply(verdict="done")
 
     def on_event(self, event: JobEvent) -> None:
-        """`started` proves that a worker had an attempt, also when no frame of it arrived."""
+        """Take a job event. `started` proves that a worker had an attempt, also when no frame of it arrived."""
         if event.kind == "started":
             record = self._open.get(event.id)
             if record is not None:
                 record.hold(event.attempt, event.worker)
 
-    # -- time ------------------------------------------------------------------------------------------------
-
     def silent(self, now_s: float, after_s: float) -> list[JobRecord]:
-        """Open requests of which nothing was heard for `after_s`; asking counts as hearing, so each is asked once a period."""
+        """Return the open requests without a frame for `after_s`. Asking counts as hearing, so each is asked once a period."""
         quiet = [r for r in self._open.values() if now_s - r.heard_s >= after_s and not r.paused]
         for record in quiet:
             record.heard_s = now_s
         return quiet
 
     def on_lapse(self) -> Iterable[tuple[JobRecord, int]]:
-        """This ingress may have looked dead: (record, attempt) of every request that must be submitted again.
+        """Begin a new generation of every open request, because this ingress may have looked dead.
 
-        The old run goes on until the new copy claims.
+        Returns (record, attempt) of each, to be submitted again. The old run goes on until the new copy claims.
         """
         for record in self._open.values():
             record.generation += 1

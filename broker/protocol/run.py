@@ -66,16 +66,16 @@ STARTED = frozenset({RunState.CLAIMING, RunState.RUNNING, RunState.LAPSED, RunSt
 
 
 class ChoiceLog:
-    """All tokens of one choice, kept until the judge has confirmed the end: whatever it misses is sent again from here."""
+    """The log of one choice: all its tokens, kept until the judge has confirmed the end, so that any can be sent again."""
 
     __slots__ = ("fin", "ids", "logprobs", "sent", "settled", "start", "texts")
 
     def __init__(self, emitted: list[int], *, settled: bool) -> None:
-        self.start = len(emitted)  # tokens that an earlier attempt emitted; their text has been sent long ago
+        self.start = len(emitted)  # tokens that an earlier attempt emitted, whose text is not known here
         self.ids = list(emitted)
         self.texts: list[Text] = [""] * len(emitted)
         self.logprobs: list[TokenLogprob] | None = None
-        self.sent = 0  # while lapsed: tokens that were sent before
+        self.sent = 0  # while lapsed: tokens that were sent before the lapse
         self.settled = settled  # an earlier attempt finished this choice
         self.fin: Finish | None = None
 
@@ -114,7 +114,7 @@ class Run:
         self.judge = envelope.judge
         self.attempt = attempt
         self.history = history
-        self.crashes = suspected(history)  # until the judge's own count is known
+        self.crashes = suspected(history)  # an upper bound, until the judge's own count is known
         self.run = run
         self.ref = RunRef(envelope.id, attempt, run)
         self.delivery = delivery
@@ -122,7 +122,7 @@ class Run:
         self.state = RunState.WAITING
         self.choices: list[ChoiceLog] = []
         self.resent_s = 0.0
-        self.prefill: PrefillDecision | None = None  # what the router has decided, if one has
+        self.prefill: PrefillDecision | None = None  # of the router, if it has decided
 
     # State transitions. Each raises IllegalTransition if the table does not have it.
 
@@ -173,25 +173,26 @@ class Run:
 
     @property
     def alone(self) -> bool:
-        """In its last life: nothing may run beside it."""
+        """The job is suspect: it has crashed so often that nothing may run beside it."""
         return self.crashes >= ALONE_FROM
 
     @property
     def in_engine(self) -> bool:
-        """The engine was given it and has not finished it."""
+        """The engine was given this run and has not finished it."""
         return self.state in (RunState.RUNNING, RunState.LAPSED) and not self.complete
 
     @property
     def resumed(self) -> bool:
+        """An earlier attempt has emitted tokens, which this run continues."""
         return any(log.start for log in self.choices)
 
     @property
     def made(self) -> int:
-        """Tokens that this run has added to the answer."""
+        """The number of tokens that this run has added to the answer."""
         return sum(len(log.ids) - log.start for log in self.choices)
 
     def begin(self, emitted: list[list[int]], finished: list[int]) -> None:
-        """Open the logs. `emitted` and `finished` are the judge's, empty for a first attempt."""
+        """Open the logs. `emitted` and `finished` come from the judge, and are empty for a first attempt."""
         self.choices = [
             ChoiceLog(emitted[i] if i < len(emitted) else [], settled=i in finished) for i in range(self.envelope.choices)
         ]
@@ -199,7 +200,7 @@ class Run:
     def append(
         self, choice: int, ids: list[int], texts: list[Text], logprobs: list[TokenLogprob] | None, fin: Finish | None
     ) -> Row:
-        """Log what a step produced and return it as a row."""
+        """Log the output of one engine step for one choice, and return it as a row."""
         log = self.choices[choice]
         offset = len(log.ids)
         log.ids += ids
@@ -213,7 +214,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Every choice has its end, or one of them ended the whole job with a fault."""
+        """Every choice has ended, or one of them has ended the whole job with a fault."""
         fault = False
         whole = True
         for log in self.choices:
@@ -224,12 +225,12 @@ class Run:
         return whole or fault
 
     def rows_since(self, offsets: list[int]) -> list[Row]:
-        """Everything after these offsets, one row per choice that has something to say."""
+        """Return everything after these offsets, one row per choice that has tokens or an end."""
         rows = []
         for choice, log in enumerate(self.choices):
             if log.settled:
                 continue
-            # What an earlier attempt emitted has no text here; a judge that asks for it is not this run's judge.
+            # Tokens of an earlier attempt have no text here; a judge that asks for them is not this run's judge.
             offset = max(offsets[choice] if choice < len(offsets) else 0, log.start)
             if offset < len(log.ids) or log.fin is not None:
                 logprobs = log.logprobs[offset - log.start :] if log.logprobs is not None else None

@@ -16,7 +16,7 @@ from headrace.jetstream.tasks import TaskScope
 
 
 class OperatorCommands:
-    """Begins the commands of one worker in `tasks`. Each answers on its reply subject when it is through."""
+    """Begins the commands of one worker in `tasks`, once that is open. Each answers on its reply subject when it is through."""
 
     def __init__(
         self,
@@ -38,12 +38,13 @@ class OperatorCommands:
 
     def begin_drain(self, grace_s: float | None) -> None:
         """Begin a drain, unless one was begun. The caller answers."""
-        if not self._state.draining:
+        if self._tasks.is_open and not self._state.draining:
             self._tasks.spawn(self._drainer.drain(self._drain_grace_s if grace_s is None else grace_s))
 
     def begin_role(self, role: str, grace_s: float | None, reply_to: str) -> None:
         """Begin a change of role: finish within the grace period, hand the rest over, and serve as `role`."""
-        self._tasks.spawn(self._change_role(role, self._drain_grace_s if grace_s is None else grace_s, reply_to))
+        if self._tasks.is_open:
+            self._tasks.spawn(self._change_role(role, self._drain_grace_s if grace_s is None else grace_s, reply_to))
 
     async def _change_role(self, role: str, grace_s: float, reply_to: str) -> None:
         worker = self._state.worker
@@ -55,7 +56,8 @@ class OperatorCommands:
 
     def begin_adapter(self, command: LoadAdapter | UnloadAdapter, reply_to: str) -> None:
         """Begin to load or unload an adapter."""
-        self._tasks.spawn(self._change_adapter(command, reply_to))
+        if self._tasks.is_open:
+            self._tasks.spawn(self._change_adapter(command, reply_to))
 
     async def _change_adapter(self, command: LoadAdapter | UnloadAdapter, reply_to: str) -> None:
         if isinstance(command, LoadAdapter):

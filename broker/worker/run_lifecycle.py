@@ -66,7 +66,7 @@ class RunLifecycle:
         """Move a run whose fault another worker may avoid. After `max_attempts` of a generation it fails instead."""
         if run.attempt % GENERATION >= self._settings.max_attempts:
             self.fail(run, fault)
-        elif run.state in (RunState.RUNNING, RunState.LAPSED, RunState.CLAIMING):
+        elif self._tasks.is_open and run.state in (RunState.RUNNING, RunState.LAPSED, RunState.CLAIMING):
             log.warning("run.retried_elsewhere", request_id=run.id, attempt=run.attempt, code=fault.code, why=fault.message)
             self._tasks.spawn(self.move(run, suspect=None, reason=fault.code))
 

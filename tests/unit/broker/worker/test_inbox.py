@@ -1,0 +1,119 @@
+"""Each kind of control message has a handler, and a sender that waits gets an answer."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from headrace.broker.codec import decode, encode
+from headrace.broker.messages import Abort, Answer, Answers, Cancel, Done, Drain, Inspect, Inspection, KvDump, Ping, RunRef
+from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState
+from headrace.broker.protocol.run import Run
+from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
+from headrace.broker.worker.operator_commands import Inspector
+from headrace.broker.worker.state import WorkerState
+from headrace.broker.worker_deps import WorkerDeps
+from headrace.jetstream.ports import Message
+from headrace.jetstream.subjects import Subjects
+from tests.unit.broker.protocol.test_runs import make
+from tests.unit.broker.worker.test_state import state
+
+
+class World:
+    """The connection, the lease, the commands and what drops runs."""
+
+    held = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.drains: list[float | None] = []
+        self.dropped: list[tuple[str, int, str]] = []
+
+    def send(self, subject: str, data: bytes) -> None:
+        self.sent.append((subject, data))
+
+    def begin_drain(self, grace_s: float | None) -> None:
+        self.drains.append(grace_s)
+
+    def begin_role(self, role: str, grace_s: float | None, reply_to: str) -> None: ...
+    def begin_adapter(self, command: Any, reply_to: str) -> None: ...
+
+    def drop(self, run: Run, *, how: str) -> None:
+        self.dropped.append((run.id, run.attempt, how))
+
+
+def inbox(world: Any, one: WorkerState) -> WorkerInbox:
+    deps = WorkerDeps(messaging=world, subjects=Subjects())
+    judges = JudgeInbox(one, world, world)
+    return WorkerInbox(deps, one, judges, PrefillInbox(world, None), world, Inspector(one, world, None, None))
+
+
+def test_every_kind_of_control_message_has_a_handler() -> None:
+    assert set(inbox(World(), state())._handlers) == set(get_args(AnyWorkerControl))
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        (Ping(), Done()),
+        (Drain(grace_s=3.0), Done(message="0 runs to finish")),
+        (KvDump(), Done(ok=False, message="worker w publishes no cache events")),
+        (Inspect(), Inspection(component="w", runs=[], states={}, lease_held=True, draining=False)),
+        (PrefillCheck(job="j"), PrefillState(state="unknown")),
+    ],
+)
+def test_who_waits_is_answered(message: Any, answer: Any) -> None:
+    world = World()
+    inbox(world, state()).on_control(Message("c", encode(message), "back"))
+    ((subject, data),) = world.sent
+    assert (subject, decode(type(answer), data)) == ("back", answer)
+
+
+@pytest.mark.parametrize("message", [Ping(), PrefillDrop(jobs=["j"]), Abort(runs=[RunRef("q", 1, 1)])])
+def test_who_does_not_wait_is_not_answered(message: Any) -> None:
+    world = World()
+    inbox(world, state()).on_control(Message("c", encode(message), ""))
+    inbox(world, state()).on_control(Message("c", b"\xc1", "back"))
+    assert world.sent == []
+
+
+def test_a_drain_is_begun_with_its_grace_period() -> None:
+    world = World()
+    inbox(world, state()).on_control(Message("c", encode(Drain(grace_s=3.0))))
+    assert world.drains == [3.0]
+
+
+def two_runs() -> tuple[WorkerState, Run, Run]:
+    one = state()
+    old, new = make(1), make(2, attempt=2)
+    one.runs.add(old)
+    one.runs.add(new)
+    return one, old, new
+
+
+def test_an_abort_drops_the_run_it_names_and_no_other() -> None:
+    world = World()
+    one, old, _ = two_runs()
+    inbox(world, one).on_control(Message("c", encode(Abort(runs=[old.ref]))))
+    assert world.dropped == [("q", 1, "stale")]
+
+
+def test_an_answer_settles_the_run_it_names_but_done_only_when_it_has_ended() -> None:
+    world = World()
+    one, old, new = two_runs()
+    new.start()
+    new.end(1.0)
+    answers = [Answer("q", 1, old.run, "done"), Answer("q", 2, new.run, "done"), Answer("q", 1, old.run, "stale")]
+    inbox(world, one).on_control(Message("c", encode(Answers(answers=answers))))
+    assert world.dropped == [("q", 2, "done"), ("q", 1, "stale")]
+
+
+async def test_a_cancellation_drops_every_run_and_is_remembered() -> None:
+    world: Any = World()
+    one, _, _ = two_runs()
+    judges = JudgeInbox(one, world, world)
+    judges.on_cancel(Message("c", encode(Cancel(ids=["q", "other"]))))
+    judges.on_cancel(Message("c", b"\xc1"))
+    assert world.dropped == [("q", 1, "cancelled"), ("q", 2, "cancelled")]
+    assert "other" in one.tombstones
