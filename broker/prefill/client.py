@@ -55,7 +55,7 @@ class Asked:
 
 
 class PrefillClient:
-    """All jobs that one decode worker has asked for, from the queue to the drop."""
+    """The prefill jobs that a decode worker has asked for, from the queue to the drop."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class PrefillClient:
         while not asked.taken.done():
             left = give_up - loop.time()
             if left <= 0:
-                raise self._failed(job, "not_taken", f"nobody took the prefill job within {wait_s:g} s")
+                raise self._failed(job, "not_taken", f"no worker took the prefill job within {wait_s:g} s")
             if asked.directed and not self._members.worker_live(self._pool, asked.directed):
                 raise self._failed(job, "peer_lost", f"prefill worker {asked.directed} is gone")
             await asyncio.wait([asked.taken], timeout=min(left, LOOK_S))

@@ -9,7 +9,7 @@ from headrace.broker.errors import BrokerError
 FailReason = Literal[
     "queue_full",  # the prefill queue takes nothing more
     "broker",  # the job could not be stored, or it is not known whether it was
-    "not_taken",  # nobody took it in time
+    "not_taken",  # no worker took it in time
     "peer_lost",  # the worker that took it answers no more
     "peer_failed",  # the worker that took it says that it cannot
     "expired",  # the blocks are not kept long enough to be fetched

@@ -2,7 +2,7 @@
 is settled.
 
 The decode worker owns the request.  So this side starts at once where a job is fresh, asks first where it is not, and stops
-whatever the decode worker calls stale.  A decode worker that is gone, by a fresh read of its lease, wants nothing any more.
+whatever the decode worker calls stale.  A decode worker that is gone, by a fresh read of its lease, wants nothing more.
 The message of a job is acked when its answer has been taken, so a prefill worker that dies leaves the job for the next one.
 """
 
@@ -50,7 +50,7 @@ class PrefillExecutor(Protocol):
         """Begin to compute. `PrefillServer.finished` is called once at the end."""
 
     def stop(self, job: str) -> None:
-        """Abort a job, or release its blocks; fine when unknown. `finished` is not called for it any more."""
+        """Abort a job, or release its blocks; fine when unknown. `finished` is then not called for it."""
 
     @property
     def lease_s(self) -> float:
@@ -62,7 +62,7 @@ class PrefillExecutor(Protocol):
 
 
 class PrefillServer:
-    """All jobs of one prefill worker."""
+    """The jobs of a prefill worker, from the queue to the drop."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class PrefillServer:
         self.balance()
 
     def fail_all(self, why: str) -> None:
-        """Refuse what is not computed and drop what is held: the engine is dead, and no block can be fetched any more."""
+        """Refuse what is not computed and drop what is held: the engine is dead, and no block can be fetched."""
         for held in list(self._held.values()):
             if held.state in (HeldState.ASKING, HeldState.RUNNING):
                 self._refuse(held, why)

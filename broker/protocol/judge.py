@@ -61,7 +61,7 @@ class Reader(Protocol):
 
 
 class JobRecord:
-    """One open request.
+    """An open request.
 
     `held` has the (attempt, worker) pairs of which it is known that the worker really had the attempt.  `spared` has those of
     which it is known that the worker was alive when the attempt was no longer its own: they never count as crashes.
@@ -120,7 +120,7 @@ class JobRecord:
 
 
 class Judge:
-    """All open requests of one ingress."""
+    """The open requests of an ingress, and the rules by which they are judged."""
 
     def __init__(self, port: JudgePort) -> None:
         self._port = port

@@ -1,25 +1,26 @@
-"""One run: its states with the transitions between them, and the log of what it has produced.
+"""A run: the states that it passes through, with the transitions between them, and the log of its tokens.
 
 Sans-io.  A run is one execution of one attempt of one request on this worker.  Everything that changes its state stands in
 this file, and nothing outside it assigns `Run.state`; an illegal transition raises, because the caller has a bug.
 
+       ┌────────────────start────────────────┐
+       │                                     v
     WAITING ──claim──> CLAIMING ──start──> RUNNING ──end──> ENDED
-       │ ^                │ │ │             ^   │             │
-       │ └───wait_again───┘ │ └──end────────┼───┼──> ENDED    │
-       │                    │               │   │             │
-       │                    │        confirm│   │lapse        │lapse
-       │                    │               │   v             │
-       │                    └──lapse──────> LAPSED <──────────┘
-       └──start──> RUNNING
+       ^                │ │ │               │   ^             │
+       └───wait_again───┘ │ └──end──> ENDED │   │             │
+                          │            lapse│   │confirm      │lapse
+                          │                 v   │             │
+                          └─────lapse─────> LAPSED <──────────┘
 
     each of these five ──move──> MOVING
     each of these six ──forget──> GONE
 
 * `WAITING` to `RUNNING` is the usual way: a first attempt that was delivered once starts without asking its judge.
-* Every other run is claimed first.  The judge may answer "wait": it knows of more crashes than this copy's history, and such a
-  run waits until it is alone on the worker.
-* A claimed run ends without having been in the engine when its payload or its adapter is lost.
-* `LAPSED`: the lease was lost meanwhile.  No other worker was given the run for sure, so it goes on decoding into its log, but
+* Every other run takes its turn first, as `CLAIMING`: its judge is asked, but for a first attempt that was delivered once, and
+  its payload is fetched.  The judge may answer "wait": it knows of more crashes than this copy's history, and such a run waits
+  until it is alone on the worker.
+* A run ends without having been in the engine when its payload or its adapter is lost.
+* `LAPSED`: the lease was lost meanwhile.  The run may still be the current one, so it goes on decoding into its log, but it
   sends nothing until its judge calls it current.  An ended run lapses too: its last frame may never have arrived.
 * `MOVING`: the run was stopped here, and its message is being published as the next attempt.  Only the end of that settles it.
 * Every state but `GONE` holds the stored message by in-progress acks.
@@ -81,7 +82,7 @@ class ChoiceLog:
 
 
 class Run:
-    """One execution of one attempt of one request on this worker."""
+    """An execution of one attempt of a request on this worker."""
 
     __slots__ = (
         "attempt",
@@ -127,7 +128,7 @@ class Run:
     # State transitions. Each raises IllegalTransition if the table does not have it.
 
     def claim(self) -> None:
-        """Begin to ask the judge for this run."""
+        """Take the turn of this run: it counts as started while its judge is asked and its payload is fetched."""
         self.state = follow(TRANSITIONS, self.state, RunState.CLAIMING)
 
     def wait_again(self) -> None:
@@ -168,7 +169,7 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """The run is being moved or was forgotten: nothing may be done with it any more."""
+        """The run is being moved or was forgotten: nothing may be done with it."""
         return self.state is RunState.MOVING or self.state is RunState.GONE
 
     @property

@@ -14,7 +14,7 @@ from headrace.jetstream.ports import Delivery
 
 
 class RunTable:
-    """All runs of one worker, by the stream sequence of their messages and by request id."""
+    """The runs of one worker, by the stream sequence of their messages and by request id."""
 
     def __init__(self) -> None:
         self._by_seq: dict[int, Run] = {}

@@ -27,7 +27,7 @@ from headrace.jetstream.lease import LeaseKeeper
 log = structlog.get_logger()
 
 POLL_S = 0.05
-QUIET_S = 1.0  # after so long without a run on an adapter no accepted request for it waits any more
+QUIET_S = 1.0  # after so long without a run on an adapter no request that was accepted for it is left
 MOST_ADAPTERS = 256  # of one worker: their names travel with every renewal of its lease
 
 
@@ -37,7 +37,7 @@ class AdapterChanges:
     def __init__(
         self, deps: WorkerDeps, state: WorkerState, lease: LeaseKeeper, runs: RunLifecycle, port: AdapterPort | None
     ) -> None:
-        """Without `port` the adapters are those of the start."""
+        """Take the engine's `port`. Without one the adapters are those of the start."""
         self._deps = deps
         self._state = state
         self._lease = lease

@@ -18,7 +18,7 @@ class FrameSender:
         self._messaging = messaging
         self._worker = worker
         self._max_bytes = max_bytes
-        self._out = lru_cache(maxsize=1024)(subjects.out)
+        self._subject_of = lru_cache(maxsize=1024)(subjects.out)
 
     def send(self, judge: str, rows: list[Row]) -> None:
         """Send rows to one ingress, in order."""
@@ -28,7 +28,7 @@ class FrameSender:
             return
         metrics.FRAMES.inc()
         metrics.ROWS.inc(len(rows))
-        self._messaging.send(self._out(judge), data)
+        self._messaging.send(self._subject_of(judge), data)
 
     def _send_split(self, judge: str, rows: list[Row]) -> None:
         if len(rows) > 1:
@@ -40,7 +40,7 @@ class FrameSender:
         if len(row.ids) < 2:  # cannot be made smaller: the server's own limit decides
             metrics.FRAMES.inc()
             metrics.ROWS.inc()
-            self._messaging.send(self._out(judge), encode(Frame(worker=self._worker, rows=rows)))
+            self._messaging.send(self._subject_of(judge), encode(Frame(worker=self._worker, rows=rows)))
             return
         for part in split_row(row):
             self.send(judge, [part])

@@ -1,4 +1,4 @@
-"""Drops the runs of judges that are gone, because no client waits for their tokens any more."""
+"""Drops the runs of judges that are gone, because no client waits for their tokens."""
 
 from __future__ import annotations
 

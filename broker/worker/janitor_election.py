@@ -10,7 +10,7 @@ from headrace.jetstream.lease import LeaseKeeper
 
 
 class JanitorElection:
-    """One worker's view of the election."""
+    """The election as one worker sees it."""
 
     def __init__(self, deps: WorkerDeps, state: WorkerState, lease: LeaseKeeper, members: Members) -> None:
         self._lease_ttl_s = deps.timing.lease_ttl_s
@@ -20,7 +20,7 @@ class JanitorElection:
         self._members = members
 
     def elected(self) -> bool:
-        """True if this worker moves work without an owner: it is the rendezvous-first live worker, and there is no router."""
+        """Say whether this worker moves ownerless work: it is the rendezvous-first live worker, and there is no router."""
         pool, worker = self._state.pool, self._state.worker
         if not self._lease.held or self._members.has_router(pool):
             return False

@@ -1,4 +1,4 @@
-"""What a worker reports to routers and judges: job events as they happen, and its load."""
+"""Sends the reports of a worker to routers and judges: job events as they happen, and its load."""
 
 from __future__ import annotations
 

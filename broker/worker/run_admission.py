@@ -96,7 +96,7 @@ class RunAdmission:
             self._runs.start(run, payload)
 
     async def _has_adapter(self, run: Run) -> bool:
-        """False if the run's adapter was unloaded meanwhile: the run is moved to a worker that has it, or fails."""
+        """Check that the run's adapter is still here. If not, the run is moved to a worker that has it, or fails."""
         adapter = run.envelope.adapter
         if self._state.usable(adapter) or run.state is not RunState.CLAIMING:
             return True

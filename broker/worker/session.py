@@ -45,7 +45,7 @@ from headrace.jetstream.tasks import TaskScope
 
 
 class WorkerSession:
-    """One worker of one pool. Start the engine first: while `run` runs, the worker is registered and takes work.
+    """A worker of one pool. Start the engine first: while `run` runs, the worker is registered and takes work.
 
     `state` is what it holds, `sink` takes what the engine makes of runs, `commands` are those of operators.
     """

@@ -21,10 +21,10 @@ class WorkerState:
     """The state of one worker of one pool.
 
     * `member`: the record that the worker announces with its lease; replaced by `update_member`.
-    * `draining`: a drain or the death of the engine was announced; the worker takes nothing any more, for good.
+    * `draining`: a drain or the death of the engine was announced; the worker takes no more work, for good.
     * `changing_role`: the worker takes nothing until its new role is announced.
-    * `engine_dead`: nothing can be started any more.
-    * `unloading`: adapters that are not announced any more, but still in the engine.
+    * `engine_dead`: no run can be started.
+    * `unloading`: adapters that are no longer announced, but still in the engine.
     """
 
     def __init__(self, member: WorkerMember, *, slots: int, tombstone_s: float) -> None:
@@ -62,7 +62,7 @@ class WorkerState:
 
     @property
     def open_slots(self) -> int:
-        """All slots of the engine, or none while a suspect job is here, which runs alone."""
+        """The slots of the engine; 0 while a suspect job is here, because it runs alone."""
         return 0 if self.runs.any_alone else self.slots
 
     @property
