@@ -44,6 +44,7 @@ from headrace.jetstream.topology import Topology
 from headrace.router.index.factory import IMPLEMENTATION_VARIABLE, create_index
 from headrace.router.index.view import Caches
 from headrace.router.kv_events.inventory import WorkerSlice
+from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.follower import KvFollower
 from headrace.router.replica.settings import SnapshotSettings
 
@@ -65,7 +66,10 @@ async def connect(url: str) -> Connection:
 def follower(connection: Connection, index: Any) -> KvFollower:
     """What keeps a router's index current, with the real index."""
     caches = Caches(create_index(index))
-    return KvFollower(connection, SUBJECTS, POOL, caches, caches.index, router="bench", block_size=BLOCK_SIZE, settings=BY_HAND)
+    deps = ReplicaDeps(
+        messaging=connection, subjects=SUBJECTS, pool=POOL, router="bench", block_size=BLOCK_SIZE, settings=BY_HAND
+    )
+    return KvFollower(deps, caches, caches.index)
 
 
 class Stopwatch:
@@ -116,9 +120,9 @@ async def prepare(url: str, options: argparse.Namespace, blocks: int) -> dict[st
         for number in range(options.workers):
             own = array("Q", (rng.getrandbits(64) for _ in range(blocks // options.workers - len(shared))))
             piece = WorkerSlice(f"w{number}", 1, -1, 0, 0, True, {"device": (shared + own).tobytes()})
-            for _ in made.feed.load(piece, 0.0):
+            for _ in made.reader.load(piece, 0.0):
                 pass
-        made.feed.seq = 1
+        made.reader.seq = 1
         await connection.publish(SUBJECTS.kv(POOL, "w0"), encode(KvStep(worker="w0", epoch=1, n=1)), timeout_s=30.0)
         made.snapshotter.rest_s = 0.002
         reading = asyncio.create_task(made._read_on(_begun(), time.monotonic()))

@@ -1,4 +1,4 @@
-"""Puts one pool's router together: index, its view, what keeps it current, the scheduler, and the session around them."""
+"""The composition of one pool's router: the index, its view and follower, the scheduler, and the session around them."""
 
 from __future__ import annotations
 
@@ -14,44 +14,47 @@ from headrace.router.main import Build
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.replay.record import Recorder
+from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.follower import KvFollower
+from headrace.router.session.deps import RouterDeps
+from headrace.router.session.ports import PoolIndex
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import RouterOptions
 
 
 def builder(options: RouterOptions, settings: SchedulerSettings) -> Build:
-    """What `run_router` calls for each pool. Raises SettingsInvalid for an index that cannot be."""
+    """Return the function that `run_router` calls for each pool. It raises SettingsInvalid for an index that cannot be."""
 
     def build(messaging: Messaging, subjects: Subjects, members: Members, card: ModelCard, router: str) -> RouterSession:
         index = create_index(max_entries=options.index_entries)
         view = Caches(index)
         follower = KvFollower(
-            messaging,
-            subjects,
-            card.pool,
+            ReplicaDeps(
+                messaging=messaging,
+                subjects=subjects,
+                pool=card.pool,
+                router=router,
+                block_size=card.block_size,
+                settings=options.snapshots,
+            ),
             view,
             index,
-            router=router,
-            block_size=card.block_size,
             members=members,
-            settings=options.snapshots,
         )
         seed = random.SystemRandom().getrandbits(32)
         scheduler = Scheduler(settings, view, name=router, seed=seed)
         return RouterSession(
-            messaging,
-            subjects,
-            card.pool,
+            RouterDeps(
+                messaging=messaging,
+                subjects=subjects,
+                members=members,
+                pool=card.pool,
+                router=router,
+                options=options.session,
+            ),
             scheduler,
-            router=router,
-            members=members,
-            view=view,
-            caches=follower.feed,
-            feed=follower,
-            index_size=lambda: len(index),
-            prefill_queue=scheduler.apart.pool.queued_tokens,
+            index=PoolIndex(view, follower.reader.sources, follower, index),
             record=Recorder(messaging, subjects, pool=card.pool, router=router).placed if options.record else None,
-            options=options.session,
         )
 
     return build

@@ -19,6 +19,7 @@ from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects, check_token
+from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology
 from headrace.router.pools import Pools
 from headrace.router.session.session import RouterSession
@@ -31,7 +32,7 @@ Build = Callable[[Messaging, Subjects, Members, ModelCard, str], RouterSession]
 
 
 def router_id(name: str | None) -> str:
-    """Unique per process start: the given name (or a random one) plus an epoch."""
+    """Return an id unique to this process start: the given name (or a random one) plus an epoch."""
     base = check_token(name, "router name") if name else f"r-{secrets.token_hex(3)}"
     return f"{base}-{int(time.time()):x}{secrets.token_hex(2)}"
 
@@ -62,7 +63,7 @@ async def run_router(
 
 
 class RouterProcess:
-    """All sessions of one process."""
+    """Holds all sessions of one router process."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, options: RouterOptions, build: Build) -> None:
         self.id = router_id(options.name)
@@ -72,37 +73,37 @@ class RouterProcess:
         self._build = build
         self._members = Members(messaging, subjects, lease_ttl_s=options.session.timing.lease_ttl_s)
         self._pools = Pools(messaging, subjects, self._on_pool, namespace=options.namespace, models=options.models)
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks = TaskScope()
         self._done = asyncio.Event()
         self.draining = False
 
     async def run(self) -> None:
-        """Until `drain` is through."""
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            helpers = [tasks.create_task(self._members.run()), tasks.create_task(self._pools.run())]
+        """Serve until `drain` is through."""
+        async with self._tasks as tasks:
+            helpers = [tasks.spawn(self._members.run()), tasks.spawn(self._pools.run())]
             await self._done.wait()
             for helper in helpers:
                 helper.cancel()
 
     async def drain(self, grace_s: float) -> None:
+        """Drain all sessions, each within `grace_s`, then end `run`."""
         self.draining = True
         await asyncio.gather(*(session.drain(grace_s) for session in self.sessions.values()))
         self._done.set()
 
     def _on_pool(self, card: ModelCard) -> None:
-        if self._tasks is None or self.draining:
+        if self.draining:
             return
         router = f"{self.id}-{card.pool[-8:]}"  # the hash of the pool: control messages go to one session
         session = self._build(self._messaging, self._subjects, self._members, card, router)
         self.sessions[card.pool] = session
         log.info("pool.known", pool=card.pool, model=card.model, router=router)
-        self._tasks.create_task(session.run())
+        self._tasks.spawn(session.run())
 
 
 @contextlib.contextmanager
 def _signals(process: RouterProcess, serving: asyncio.Future[None], grace_s: float) -> Iterator[None]:
-    """The first signal drains, the second ends at once: then what was held is delivered again after a while."""
+    """Drain on the first signal, end at once on the second: then held requests are delivered again after a while."""
     loop = asyncio.get_running_loop()
     draining: list[asyncio.Task[None]] = []
 
@@ -137,7 +138,7 @@ async def _connected(options: ConnectOptions, subjects: Subjects, timeout_s: flo
 
 
 def _quiet_gc() -> None:
-    """What was loaded at the start stays: never look at it again, and look less often at the rest."""
+    """Keep the collector off what was loaded at the start, which stays, and run it less often on the rest."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

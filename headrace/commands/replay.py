@@ -80,10 +80,10 @@ async def run_index(connection: Connection, names: Subjects, pool: str, parsed: 
 def index_report(built: Rebuilt, pool: str, blocks: Sequence[int]) -> dict[str, Any]:
     """What `--json` prints."""
     index, workers = built.caches.index, {}
-    for worker in sorted(built.feed.workers()):
-        epoch, n = built.feed.known(worker) or (-1, -1)
+    for worker in sorted(built.reader.sources.workers()):
+        epoch, n = built.reader.sources.known(worker) or (-1, -1)
         held = {tier: len(index.blocks(worker, tier)) // 8 for tier in TIERS}
-        workers[worker] = {"epoch": epoch, "n": n, "complete": built.feed.complete(worker), "blocks": held}
+        workers[worker] = {"epoch": epoch, "n": n, "complete": built.reader.sources.complete(worker), "blocks": held}
     return {
         "pool": pool,
         "seq": built.seq,
@@ -126,7 +126,9 @@ async def run_placements(connection: Connection, names: Subjects, pool: str, par
         raise CommandError(f"there is no record of a placement in pool {pool} in that time")
     began_s = records[0].at - records[0].waited_s
     built = await rebuild(connection, names, pool, before_s=began_s)
-    held = {worker: {tier: built.caches.index.blocks(worker, tier) for tier in TIERS} for worker in built.feed.workers()}
+    held = {
+        worker: {tier: built.caches.index.blocks(worker, tier) for tier in TIERS} for worker in built.reader.sources.workers()
+    }
     leases = {member.worker: member.blocks for member in await live_workers(connection, names) if member.pool == pool}
     capacity = {worker: parsed.blocks or blocks for worker, blocks in leases.items() if parsed.blocks or blocks}
     if parsed.blocks:

@@ -1,4 +1,4 @@
-"""Changes of one worker's blocks, brought into the view in slices that keep nobody waiting for long."""
+"""Changes of one worker's blocks, applied to the view in slices, so that nothing else waits for long."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from headrace.router.errors import UnknownWorker
 from headrace.router.index.types import TIERS, CacheView, Tier
 from headrace.router.kv_events import metrics
 from headrace.router.kv_events.inventory import MAX_STEP_BLOCKS
+from headrace.router.kv_events.sliced_work import Work
 
 SLICE_BLOCKS = 4096  # a few milliseconds
 
 Blocks = Mapping[Tier, "array[int]"]  # arrays take no parameter at run time before Python 3.12
 
-# The rest of a large change, done slice by slice so that others get their turn. Exhaust it before the next message.
-Work = Iterator[None]
-
 
 class UnusableBlocks(Exception):
-    """A block list that cannot be read; `reason` is a metric label."""
+    """A block list cannot be read. `reason` is a metric label."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -30,7 +28,7 @@ class UnusableBlocks(Exception):
 
 
 class Applier:
-    """`on_vanished` is called with a worker that somebody else has dropped from the view."""
+    """Applies changes to the view. `on_vanished` is called with a worker that another part has dropped from it."""
 
     def __init__(self, view: CacheView, on_vanished: Callable[[str], None]) -> None:
         self.busy = ""  # the worker whose change is half done
@@ -38,7 +36,7 @@ class Applier:
         self._on_vanished = on_vanished
 
     def change(self, worker: str, *, cleared: bool, removed: Blocks, stored: Blocks, now_s: float) -> Work | None:
-        """One step."""
+        """Apply one engine step: at once, or by the returned work if it is large."""
         if sum(map(len, chain(removed.values(), stored.values()))) > SLICE_BLOCKS:
             return self.in_slices(worker, cleared=cleared, removed=removed, stored=stored, now_s=now_s)
         try:
@@ -48,7 +46,7 @@ class Applier:
         return None
 
     def replace(self, worker: str, blocks: Blocks, *, now_s: float) -> Work | None:
-        """It holds exactly these."""
+        """Replace all blocks of a worker: at once, or by the returned work if they are many."""
         if sum(map(len, blocks.values())) > SLICE_BLOCKS:
             return self.in_slices(worker, cleared=True, removed={}, stored=blocks, now_s=now_s)
         try:
@@ -58,7 +56,7 @@ class Applier:
         return None
 
     def in_slices(self, worker: str, *, cleared: bool, removed: Blocks, stored: Blocks, now_s: float) -> Work:
-        """Between the slices the worker seems to hold less than it does, never more."""
+        """Apply a change slice by slice. In between, the worker seems to hold less than it does, never more."""
         self.busy = worker
         try:
             if cleared:
@@ -77,8 +75,10 @@ class Applier:
 
 
 def unpack(packed: Mapping[str, bytes]) -> dict[Tier, array[int]]:
-    """The block lists of a message. Raises UnusableBlocks. Tiers that we do not know are counted and left out: a newer worker
-    has them, and we make no use of what lies there."""
+    """Unpack the block lists of a message. Raises UnusableBlocks.
+
+    Unknown tiers are counted and left out: a newer worker has them, and the router makes no use of blocks there.
+    """
     blocks: dict[Tier, array[int]] = {}
     for name, data in packed.items():
         if len(data) > 8 * MAX_STEP_BLOCKS:

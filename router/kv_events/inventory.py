@@ -1,4 +1,4 @@
-"""The parts of one inventory, and what a reader keeps of one worker."""
+"""Records of a reader: one worker's reading position, its inventory under way, and its part of a snapshot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_GATHERED_BLOCKS = 4 * MAX_DUMP_BLOCKS  # of all inventories that are not com
 
 
 class WorkerSlice(NamedTuple):
-    """One worker's part of a snapshot: everything of this worker up to stream sequence `seq` is in it, and nothing later."""
+    """A snapshot's part for one worker: everything of this worker up to stream sequence `seq` is in it, and nothing later."""
 
     worker: str
     epoch: int
@@ -33,8 +33,11 @@ class WorkerSlice(NamedTuple):
 
 @dataclass(slots=True)
 class InventoryParts:
-    """An inventory whose last part has not come yet. `epoch`, `n`, `seq`, `complete`: the worker's state before its first part,
-    which is what a snapshot taken meanwhile says, so that a replay meets all the parts again."""
+    """An inventory whose last part has not come yet.
+
+    `epoch`, `n`, `seq` and `complete` are the worker's state before its first part: a snapshot taken meanwhile has these, so
+    that a replay reads all the parts again.
+    """
 
     dump: int
     epoch: int
@@ -47,7 +50,7 @@ class InventoryParts:
     blocks: dict[Tier, array[int]] = field(default_factory=dict)
 
     def add(self, part: Mapping[Tier, array[int]], now_s: float) -> bool:
-        """False when it has become larger than a reader holds."""
+        """Add one part. Return False if the inventory has become larger than a reader holds."""
         self.next_part += 1
         self.at_s = now_s
         for tier, values in part.items():
@@ -60,7 +63,7 @@ class InventoryParts:
 
 @dataclass(slots=True)
 class WorkerState:
-    """How far a worker's events have been read. `complete`: the index has all its blocks, not only those since a loss."""
+    """The reading position of one worker. `complete`: the index has all its blocks, not only those since a loss."""
 
     member: bool = False
     sends_events: bool = True
@@ -69,7 +72,7 @@ class WorkerState:
     n: int = -1
     seq: int = 0
     complete: bool = False
-    wanted: bool = True  # its inventory
+    wanted: bool = True  # the inventory is
     stranger_since_s: float = 0.0
     gathering: InventoryParts | None = None
     next_ask_s: float = 0.0
@@ -77,5 +80,5 @@ class WorkerState:
 
 
 def parts_of(index: PrefixIndex, worker: str, tier: Tier) -> Iterator[bytes]:
-    """Its blocks of a tier, some at a time: all together they take tens of milliseconds."""
+    """Iterate over the blocks of a worker in one tier by parts, because all together take tens of milliseconds."""
     return index.iter_blocks(worker, tier, PART_BLOCKS)

@@ -11,18 +11,19 @@ REMEMBERED = 1024
 
 
 class LogThrottle:
-    """One line per event, worker and reason every `AGAIN_S`, with the number of those left out."""
+    """Logs one line per event, worker and reason every `AGAIN_S`, with the number of lines left out."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def warn(self, event: str, now_s: float, *, worker: str, **fields: object) -> None:
+        """Log a warning, or count it as left out."""
         key = (event, worker, str(fields.get("reason", "")))
-        said = self._said.get(key)
-        if said is not None and now_s - said[0] < AGAIN_S:
-            self._said[key] = (said[0], said[1] + 1)
+        logged = self._logged.get(key)
+        if logged is not None and now_s - logged[0] < AGAIN_S:
+            self._logged[key] = (logged[0], logged[1] + 1)
             return
-        if said is None and len(self._said) >= REMEMBERED:
-            del self._said[next(iter(self._said))]
-        self._said[key] = (now_s, 0)
-        log.warning(event, worker=worker, **fields, **({"left_out": said[1]} if said and said[1] else {}))
+        if logged is None and len(self._logged) >= REMEMBERED:
+            del self._logged[next(iter(self._logged))]
+        self._logged[key] = (now_s, 0)
+        log.warning(event, worker=worker, **fields, **({"left_out": logged[1]} if logged and logged[1] else {}))

@@ -1,4 +1,4 @@
-"""Prometheus metrics of what keeps the index current: cache events, snapshots, restarts."""
+"""Prometheus metrics of the index and its replica: cache events, snapshots, restarts."""
 
 from __future__ import annotations
 

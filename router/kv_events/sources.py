@@ -1,6 +1,8 @@
-"""Who sends cache events, and how far each sender has been read: members, strangers, and whose inventory is wanted."""
+"""Senders of cache events: members and strangers, how far each was read, and which inventories are wanted."""
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 import structlog
 
@@ -19,8 +21,10 @@ PART_S = 2.0  # an inventory is under way as long as its parts follow each other
 
 
 class KvEventSources:
-    """*Strangers* are senders that are no members (yet): a worker's events may come before its lease is seen, and a snapshot
-    knows workers whose leases have not been listed yet.  They are kept like everybody else, so that nothing has to be asked
+    """The senders of one pool.
+
+    *Strangers* are senders that are no members (yet): a worker's events may come before its lease is seen, and a snapshot
+    knows workers whose leases have not been listed yet.  They are kept like members, so that nothing has to be asked
     for when they turn out to be members, and dropped when they have not within `STRANGER_S` after the members were listed.
     Members that leave become strangers too: a lease that is back after a second costs no inventory.
 
@@ -36,12 +40,11 @@ class KvEventSources:
         self._listed_s: float | None = None
         self._complaints = LogThrottle()
 
-    # members ----------------------------------------------------------------------------------------------------------------
     def put_worker(self, worker: str, now_s: float, *, sends_events: bool = True) -> None:
-        """It is a member; its inventory is wanted unless all its events are known. Saying it again changes nothing.
+        """Count the worker as a member. Its inventory is wanted unless all its events are known. Repeating it changes nothing.
 
-        The view need not hear of it from here before its first event: how to guess the cache of a worker without events is
-        for others to say. `sends_events` false: it is not asked for an inventory before there was an event.
+        The view is not told before the first event, because the roster says how to guess the cache of a worker without events.
+        With `sends_events` false the worker is not asked for an inventory before there was an event.
         """
         state = self._states.get(worker)
         if state is None:
@@ -50,70 +53,68 @@ class KvEventSources:
             state.member = True
             self._strangers -= 1
             state.next_ask_s, state.asks = now_s + FIRST_ASK_S, 0
-        self._count()
+        self.count()
 
     def distrust(self, worker: str) -> None:
-        """Its blocks in the view are no longer those of its events (they were guessed for a while): the next event is a new
-        beginning. Fine when unknown."""
+        """Take the worker's next event for a new beginning, because its blocks in the view were guessed for a while.
+
+        An unknown worker is ignored.
+        """
         state = self._states.get(worker)
         if state is not None:
             state.previous = state.epoch = NO_EPOCH
             state.n, state.complete, state.wanted, state.gathering = -1, False, True, None
-            self._count()
+            self.count()
 
     def remove_worker(self, worker: str, now_s: float) -> None:
-        """It is a member no longer. Its blocks go a moment later, unless it comes back."""
+        """Count the worker as a stranger. Its blocks go a moment later, unless it becomes a member again."""
         state = self._states.get(worker)
         if state is not None and state.member:
             state.member = False
             state.stranger_since_s = now_s
             self._strangers += 1
-            self._count()
+            self.count()
 
     def members_listed(self, now_s: float) -> None:
-        """All members have been put; from now on strangers are not waited for any longer than usual."""
+        """Note that all members have been put. From now on strangers are kept no longer than `STRANGER_S`."""
         if self._listed_s is None:
             self._listed_s = now_s
 
-    def expire(self, now_s: float) -> list[str]:
-        """Drop strangers that did not become members in time; returns them. Call it every second or so."""
+    def expire(self, now_s: float, *, in_use: Container[str] = ()) -> list[str]:
+        """Drop strangers that did not become members in time and are not `in_use`, and return them."""
         if self._listed_s is None or not self._strangers:
             return []
         gone = [
             worker
             for worker, state in self._states.items()
-            if not state.member
-            and now_s - max(state.stranger_since_s, self._listed_s) >= STRANGER_S
-            and worker not in self._held_fast()
+            if not state.member and now_s - max(state.stranger_since_s, self._listed_s) >= STRANGER_S and worker not in in_use
         ]
         for worker in gone:
-            self._forget(worker)
+            self.forget(worker)
         if gone:
             log.info("kv.strangers_dropped", pool=self.pool, workers=gone)
         return gone
 
-    def _held_fast(self) -> tuple[str, ...]:
-        """Workers that must not be dropped just now."""
-        return ()
+    # Reading positions.
 
-    # what is known ------------------------------------------------------------------------------------------------------------
     def workers(self) -> list[str]:
-        """All of whom something is known, strangers too."""
+        """List all senders of which something was read, strangers too."""
         return [worker for worker, state in self._states.items() if state.epoch != NO_EPOCH]
 
     def known(self, worker: str) -> tuple[int, int] | None:
-        """(epoch, n) of the last message read from it."""
+        """Return (epoch, n) of the last message read from this worker; None if there was none."""
         state = self._states.get(worker)
         return None if state is None or state.epoch == NO_EPOCH else (state.epoch, state.n)
 
     def complete(self, worker: str) -> bool:
-        """The index has all its blocks."""
+        """Return whether the index has all blocks of this worker."""
         state = self._states.get(worker)
         return state is not None and state.complete
 
-    # inventories ------------------------------------------------------------------------------------------------------------
+    # Inventories.
+
     def asks(self, now_s: float) -> list[str]:
-        """The workers to be asked for their inventory now."""
+        """List the workers to ask for their inventory now, and count them as asked."""
         due = []
         for worker, state in self._states.items():
             if not (state.member and state.wanted and state.sends_events) or now_s < state.next_ask_s:
@@ -126,36 +127,69 @@ class KvEventSources:
             due.append(worker)
         return due
 
-    def _want(self, state: WorkerState, now_s: float) -> None:
-        """Its inventory: ask at once, unless that has been going on for a while."""
+    def want_inventory(self, state: WorkerState, now_s: float) -> None:
+        """Want the inventory of this worker and ask for it at once. If it is wanted already, the schedule of asks goes on."""
         if not state.wanted:
             state.wanted, state.next_ask_s, state.asks = True, now_s, 0
-        self._count()
+        self.count()
 
-    # states -----------------------------------------------------------------------------------------------------------------
-    def _refuse(self, worker: str, reason: str, text: str, now_s: float) -> None:
+    def gathered_blocks(self) -> int:
+        """Count the blocks of all inventories under way."""
+        return sum(state.gathering.size for state in self._states.values() if state.gathering is not None)
+
+    # States of single senders.
+
+    def refuse(self, worker: str, reason: str, text: str, now_s: float) -> None:
+        """Count a message that could not be used, and warn about it."""
         metrics.REFUSED.labels(reason).inc()
         self._complaints.warn("kv.refused", now_s, pool=self.pool, worker=worker, reason=reason, error=text)
 
-    def _state(self, worker: str, now_s: float) -> WorkerState | None:
+    def warn_gap(self, worker: str, missing: str, now_s: float) -> None:
+        """Warn that events of this worker are missing."""
+        self._complaints.warn("kv.gap", now_s, pool=self.pool, worker=worker, missing=missing)
+
+    def states(self) -> list[tuple[str, WorkerState]]:
+        """List all senders with their states."""
+        return list(self._states.items())
+
+    def get(self, worker: str) -> WorkerState | None:
+        """Return the state of a sender; None if it is unknown."""
+        return self._states.get(worker)
+
+    def restart(self, worker: str, old: WorkerState, now_s: float) -> None:
+        """Begin anew with a member of which nothing is known any more."""
+        self._states[worker] = WorkerState(member=True, sends_events=old.sends_events, next_ask_s=now_s)
+
+    def admit(self, worker: str, now_s: float) -> WorkerState:
+        """Return the state of a sender from a snapshot: a stranger if it is unknown."""
+        state = self._states.get(worker)
+        if state is None:
+            state = self._states[worker] = WorkerState(stranger_since_s=now_s)
+            self._strangers += 1
+        return state
+
+    def state_of(self, worker: str, now_s: float) -> WorkerState | None:
+        """Return the state of a message's sender: a new stranger if it is unknown; None if there are too many strangers."""
         state = self._states.get(worker)
         if state is not None:
             return state
         if self._strangers >= MAX_STRANGERS:
-            self._refuse(worker, "too_many_strangers", f"{self._strangers} senders that are no members", now_s)
+            self.refuse(worker, "too_many_strangers", f"{self._strangers} senders that are no members", now_s)
             return None
         state = self._states[worker] = WorkerState(stranger_since_s=now_s)
         self._strangers += 1
-        self._count()
+        self.count()
         return state
 
-    def _forget(self, worker: str) -> None:
+    def forget(self, worker: str) -> None:
+        """Drop a stranger and its blocks."""
         del self._states[worker]
         self._strangers -= 1
         self._view.drop_worker(worker)
-        self._count()
+        self.count()
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Set the gauges of strangers and of wanted inventories."""
         metrics.STRANGERS.labels(self.pool).set(self._strangers)
         wanted = sum(1 for state in self._states.values() if state.wanted and state.member)
         metrics.INCOMPLETE.labels(self.pool).set(wanted)

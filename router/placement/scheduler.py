@@ -382,6 +382,10 @@ class Scheduler:
         speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) + self.apart.speed()
         return PoolSpeed(tokens_per_s=speed / len(self.routers), pending_tokens=pending / len(self.routers))
 
+    def queued_prefill_tokens(self, now_s: float) -> float:
+        """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""
+        return self.apart.pool.queued_tokens(now_s)
+
     # -- explanations ------------------------------------------------------------------------------------------------
 
     def explain(self, request_id: str, now_s: float) -> Explanation | None:

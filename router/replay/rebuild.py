@@ -1,4 +1,4 @@
-"""The index as it was at some message of the stream: the last snapshot before it, and the events from there to it."""
+"""Rebuilds the index as of some message of the stream, from the last snapshot before it and the events up to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from headrace.jetstream.subjects import Subjects
 from headrace.router.errors import RouterError
 from headrace.router.index.view import Caches
 from headrace.router.kv_events.reader import KvEventReader
-from headrace.router.replica.restore import in_turns, restore
+from headrace.router.kv_events.sliced_work import run_sliced
+from headrace.router.replica.restore import restore
 from headrace.router.replica.snapshot_store import SnapshotStore, UnreadablePointer
 
 log = structlog.get_logger(__name__)
@@ -22,15 +23,17 @@ READ_TIMEOUT_S = 30.0
 
 
 class NotKept(RouterError):
-    """That part of the stream is no longer (or not yet) there."""
+    """The stream no longer has that part, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """`seq`: of the last event applied, stored at `at` (Unix time, 0: no event was read). `source`: what it was rebuilt from;
-    `first_seq`, `last_seq`: what the stream has."""
+    """An index rebuilt from `source`. The last event applied has `seq` and was stored `at` (Unix time; 0: no event was read).
 
-    feed: KvEventReader
+    `first_seq` and `last_seq` are those of the stream.
+    """
+
+    reader: KvEventReader
     caches: Caches
     seq: int
     at: float
@@ -43,7 +46,7 @@ class Rebuilt:
 async def rebuild(
     messaging: Messaging, subjects: Subjects, pool: str, *, at_seq: int = 0, before_s: float = 0.0, caches: Caches | None = None
 ) -> Rebuilt:
-    """Up to message `at_seq`, or up to the last one stored before the Unix time `before_s`; 0 and 0: as it is now.
+    """Rebuild up to message `at_seq`, or up to the last one stored before the Unix time `before_s`; 0 and 0: up to now.
 
     Raises NotKept, JetStreamError.
     """
@@ -52,10 +55,10 @@ async def rebuild(
     if at_seq and not state.first_seq - 1 <= at_seq <= state.last_seq:
         raise NotKept(f"message {at_seq} is not there: {store.stream} has {state.first_seq} to {state.last_seq}")
     caches = caches or Caches()
-    feed = KvEventReader(caches, caches.index, pool=pool)
+    reader = KvEventReader(caches, caches.index, pool=pool)
     until = at_seq or state.last_seq
     begun = await restore(
-        feed, store, block_size=await _block_size(store), at_most=await _latest(store, until, before_s, state.first_seq)
+        reader, store, block_size=await _block_size(store), at_most=await _latest(store, until, before_s, state.first_seq)
     )
     seq, at, replayed = begun.start_seq - 1, 0.0, 0
     end = min(until, state.last_of_subject)
@@ -69,20 +72,20 @@ async def rebuild(
                 if message.seq > until or (before_s and message.at >= before_s):
                     end = 0
                     break
-                work = feed.receive(message.subject.rpartition(".")[2], message.seq, message.data, loop.time())
+                work = reader.receive(message.subject.rpartition(".")[2], message.seq, message.data, loop.time())
                 if work is not None:
-                    await in_turns(work)
+                    await run_sliced(work)
                 seq, at, replayed = message.seq, message.at, replayed + 1
             await asyncio.sleep(0)
     except TimeoutError:
         raise JetStreamError(f"{store.stream} could not be read within {READ_TIMEOUT_S:g} s") from None
     finally:
         await follow.close()
-    return Rebuilt(feed, caches, seq, at, begun.source, replayed, state.first_seq, state.last_seq)
+    return Rebuilt(reader, caches, seq, at, begun.source, replayed, state.first_seq, state.last_seq)
 
 
 async def _block_size(store: SnapshotStore) -> int:
-    """That of the snapshots: whoever looks back takes them as they are."""
+    """Return the block size of the snapshots, whichever it is: a look back uses them as they are."""
     try:
         pointer, _revision = await store.pointer()
     except UnreadablePointer:
@@ -91,7 +94,7 @@ async def _block_size(store: SnapshotStore) -> int:
 
 
 async def _latest(store: SnapshotStore, until: int, before_s: float, first_seq: int) -> int:
-    """The newest snapshot of use is of this message at most."""
+    """Return the sequence up to which a snapshot is of use."""
     if not before_s:
         return until
     try:

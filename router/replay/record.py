@@ -14,7 +14,7 @@ from headrace.jetstream.errors import PayloadTooLarge
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.router.placement.types import Placement
-from headrace.router.session.window import HeldRequest
+from headrace.router.session.held_request import HeldRequest
 
 MAX_HASHES = 2048  # 16 KiB a record at most
 _HASH_BYTES = 8

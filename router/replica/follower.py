@@ -1,15 +1,13 @@
-"""One pool's cache events, from the last snapshot on and for ever: what keeps the index of a router current.
+"""The follower of one pool's cache events, from the last snapshot on: it keeps the index of a router current.
 
-Every router reads every event for itself; there is no consumer to share.  What a reader missed because it was removed from the
-stream before it came to it (it stood still for minutes, somebody purged) makes it begin again from a snapshot.
+Every router reads every event for itself; there is no consumer to share.  A reader that missed events, because they were
+removed from the stream before it read them (it stood still for minutes, an operator purged), begins again from a snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable
 
 import structlog
 
@@ -17,13 +15,13 @@ from headrace.broker.codec import encode
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import KvDump
 from headrace.jetstream.errors import JetStreamError, StreamTrimmed
-from headrace.jetstream.ports import Follow, Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.ports import Follow
 from headrace.router.index.types import CacheView, PrefixIndex
 from headrace.router.kv_events import metrics
 from headrace.router.kv_events.reader import KvEventReader
-from headrace.router.replica.restore import Restored, in_turns, restore
-from headrace.router.replica.settings import SnapshotSettings
+from headrace.router.kv_events.sliced_work import run_sliced
+from headrace.router.replica.deps import ReplicaDeps
+from headrace.router.replica.restore import Restored, restore
 from headrace.router.replica.snapshot_store import UnreadablePointer
 from headrace.router.replica.snapshotter import Snapshotter
 
@@ -31,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 TICK_S = 0.25
 BUSY_S = 0.001
-SHARE_S = 0.005  # events are applied for at most this long before others get their turn
+SHARE_S = 0.005  # events are applied for at most this long before the rest of the process gets its turn
 STOOD_STILL_S = 5.0
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
@@ -42,43 +40,27 @@ RELEASE_S = 1.0
 class KvFollower:
     """Keeps `view` (and `index` inside it) current, and makes the pool's snapshots while it leads.
 
-    It adds workers to the view with their first event and drops those that are gone; `members` tells who is there. Without
-    `members` everybody stays.
+    It adds workers to the view with their first event and drops those that `members` no longer has. Without `members` every
+    worker stays.
     """
 
     def __init__(
         self,
-        messaging: Messaging,
-        subjects: Subjects,
-        pool: str,
+        deps: ReplicaDeps,
         view: CacheView,
         index: PrefixIndex,
         *,
-        router: str,
-        block_size: int,
         members: Members | None = None,
-        settings: SnapshotSettings | None = None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        self.pool = pool
-        self.feed = KvEventReader(view, index, pool=pool)
-        self.snapshotter = Snapshotter(
-            messaging,
-            subjects,
-            pool,
-            self.feed,
-            router=router,
-            block_size=block_size,
-            settings=settings,
-            ready=lambda: self.ready,
-            wall=wall,
-        )
+        self.pool = deps.pool
+        self.reader = KvEventReader(view, index, pool=deps.pool)
+        self.snapshotter = Snapshotter(deps, self.reader, ready=lambda: self.ready)
         self.restored: Restored | None = None
         self.ready_after_s = 0.0
-        self._messaging = messaging
-        self._subjects = subjects
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
         self._members = members
-        self._block_size = block_size
+        self._block_size = deps.block_size
         self._store = self.snapshotter.store
         self._put: set[str] = set()
         self._ready = False
@@ -86,11 +68,11 @@ class KvFollower:
         self._alive_s = 0.0
         self._doubtful = False  # events may have been removed unread
         self._loop = asyncio.get_running_loop()
-        messaging.on_reconnect(self._on_reconnect)
+        deps.messaging.on_reconnect(self._on_reconnect)
 
     @property
     def ready(self) -> bool:
-        """The index has caught up with where the stream ended when it began."""
+        """The index has caught up with the end that the stream had at the start."""
         return self._ready
 
     @property
@@ -99,7 +81,7 @@ class KvFollower:
         return self._lag
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the stream until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow())
@@ -112,19 +94,18 @@ class KvFollower:
             await self.release()
 
     async def release(self) -> None:
-        """Let another router make the snapshots at once. `run` does it at its end, too."""
+        """Let another router make the snapshots at once. `run` does so at its end, too."""
         if self._messaging.connected:
             with contextlib.suppress(TimeoutError, JetStreamError):
                 async with asyncio.timeout(RELEASE_S):
                     await self.snapshotter.release()
 
-    # reading ----------------------------------------------------------------------------------------------------------------
     async def _follow(self) -> None:
         pause_s = RETRY_FIRST_S
         while True:
             started = self._loop.time()
             try:
-                begun = self.restored = await restore(self.feed, self._store, block_size=self._block_size)
+                begun = self.restored = await restore(self.reader, self._store, block_size=self._block_size)
             except JetStreamError as error:
                 log.warning("index.not_restored", pool=self.pool, error=str(error))
                 await asyncio.sleep(pause_s)
@@ -135,20 +116,20 @@ class KvFollower:
                 log.info("index.restored", pool=self.pool, source=begun.source, blocks=begun.blocks, next_seq=begun.start_seq)
                 await self._read_on(begun, started)
             self._ready = False
-            self.feed.reset(self._loop.time())
+            self.reader.reset(self._loop.time())
 
     async def _read_on(self, begun: Restored, started: float) -> None:
-        """Returns when the stream has been trimmed."""
+        """Read and apply events until the stream is found trimmed."""
         follow = self._messaging.follow(self._store.stream, self._store.subject, start_seq=begun.start_seq)
         self._doubtful = False
         self._alive_s = self._loop.time()
         try:
             while True:
-                if not self._ready and self.feed.seq >= begun.target:
+                if not self._ready and self.reader.seq >= begun.target:
                     self._ready = True
                     self.ready_after_s = self._loop.time() - started
                     metrics.RESTORE_S.observe(self.ready_after_s)
-                    log.info("index.ready", pool=self.pool, after_s=round(self.ready_after_s, 3), seq=self.feed.seq)
+                    log.info("index.ready", pool=self.pool, after_s=round(self.ready_after_s, 3), seq=self.reader.seq)
                 await self._take_batch(follow)
         except StreamTrimmed as error:
             metrics.TRIMMED.inc()
@@ -166,22 +147,25 @@ class KvFollower:
             self._lag = batch.pending + waiting
             waiting -= 1
             worker = message.subject.rpartition(".")[2]
-            while self.feed.reading == worker:
+            while self.reader.reading == worker:
                 await asyncio.sleep(BUSY_S)
-            work = self.feed.receive(worker, message.seq, message.data, self._loop.time())
+            work = self.reader.receive(worker, message.seq, message.data, self._loop.time())
             if work is not None:
-                await in_turns(work)
+                await run_sliced(work)
             if self._loop.time() >= until:
                 await asyncio.sleep(0)
                 until = self._loop.time() + SHARE_S
         self._lag = batch.pending
-        self.feed.advance(batch.position)
+        self.reader.advance(batch.position)
         self._alive_s = self._loop.time()
-        metrics.POSITION.labels(self.pool).set(self.feed.seq)
+        metrics.POSITION.labels(self.pool).set(self.reader.seq)
 
     async def _check_not_purged(self) -> None:
-        """We stood still, or the connection did. Where other pools use the stream too, its first message does not tell whether
-        ours were purged; but only what is in the oldest snapshot ever is. Raises StreamTrimmed."""
+        """Find out, after the process or the connection stood still, if unread events were purged. Raises StreamTrimmed.
+
+        Where other pools use the stream too, its first message does not tell.  The pointer does: only events that are in the
+        oldest snapshot are ever purged.
+        """
         self._doubtful = False
         try:
             pointer, _revision = await self._store.pointer()
@@ -193,16 +177,15 @@ class KvFollower:
         if pointer is None or not pointer.kept:
             return
         oldest = pointer.kept[-1]
-        if oldest.created == self.feed.created and oldest.seq > self.feed.seq:
+        if oldest.created == self.reader.created and oldest.seq > self.reader.seq:
             raise StreamTrimmed(
-                f"events up to {oldest.seq} may have been purged, {self.feed.seq} is the last one read",
-                wanted=self.feed.seq + 1,
+                f"events up to {oldest.seq} may have been purged, {self.reader.seq} is the last one read",
+                wanted=self.reader.seq + 1,
             )
 
     async def _on_reconnect(self) -> None:
         self._doubtful = True
 
-    # members and inventories ------------------------------------------------------------------------------------------------
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
@@ -210,9 +193,9 @@ class KvFollower:
             if now - self._alive_s <= STOOD_STILL_S:
                 self._alive_s = now
             self._sync_members(now)
-            self.feed.expire(now)
+            self.reader.expire(now)
             if self._ready:
-                for worker in self.feed.asks(now):
+                for worker in self.reader.sources.asks(now):
                     log.info("kv.inventory_wanted", pool=self.pool, worker=worker)
                     self._messaging.send(self._subjects.control(worker), encode(KvDump()))
 
@@ -222,11 +205,11 @@ class KvFollower:
         live = self._members.workers(self.pool)
         for worker in self._put - live.keys():
             self._put.discard(worker)
-            self.feed.remove_worker(worker, now)
+            self.reader.sources.remove_worker(worker, now)
         for worker, member in live.items():
             if worker not in self._put:
                 self._put.add(worker)
-                self.feed.put_worker(worker, now, sends_events=member.kv_events)
+                self.reader.sources.put_worker(worker, now, sends_events=member.kv_events)
 
     async def _list_members(self, members: Members) -> None:
         while True:
@@ -237,5 +220,5 @@ class KvFollower:
                 continue
             now = self._loop.time()
             self._sync_members(now)
-            self.feed.members_listed(now)
+            self.reader.sources.members_listed(now)
             return

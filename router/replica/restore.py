@@ -1,7 +1,7 @@
-"""From nothing to an index that can be kept current: pointer → object → where to replay from.
+"""The start of an index: it is loaded from a snapshot, and the replay of the stream begins behind that.
 
-Whatever is wrong with a snapshot is said in the log and a metric, and the next older one is taken; without any, the index
-begins empty, reads what the stream still has, and every worker of whom something is missing is asked for its inventory.
+A snapshot that cannot be used is logged and counted, and the next older one is taken.  Without any, the index begins empty,
+reads the events that the stream still has, and every worker of which something is missing is asked for its inventory.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from headrace.jetstream.errors import ObjectCorrupt, ObjectNotFound, TopologyErr
 from headrace.jetstream.ports import StreamState
 from headrace.router.errors import SnapshotCorrupt, SnapshotError, SnapshotForeign, SnapshotTooNew
 from headrace.router.kv_events import metrics
-from headrace.router.kv_events.applier import Work
 from headrace.router.kv_events.inventory import WorkerSlice
 from headrace.router.kv_events.reader import KvEventReader
+from headrace.router.kv_events.sliced_work import run_sliced
 from headrace.router.replica.snapshot_format import Header, Source, check_source, decode
 from headrace.router.replica.snapshot_store import Kept, Pointer, SnapshotStore, UnreadablePointer
 
 log = structlog.get_logger(__name__)
 
-SHARE_S = 0.01  # work at most this long before others get their turn
 _HASH_BYTES = 1024 * 1024
 
 
 class SnapshotTrimmed(SnapshotError):
-    """The stream no longer has the events behind it."""
+    """The stream no longer has the events behind the snapshot."""
 
 
 class Restored(NamedTuple):
-    """How an index began. `start_seq`: replay goes on from here; `target`: caught up when everything up to it is applied."""
+    """The start of an index: replay goes on from `start_seq`, and has caught up when everything up to `target` is applied."""
 
     source: Literal["snapshot", "older", "empty"]
     start_seq: int
@@ -42,14 +41,14 @@ class Restored(NamedTuple):
     blocks: int = 0
 
 
-async def restore(feed: KvEventReader, store: SnapshotStore, *, block_size: int, at_most: int = 0) -> Restored:
-    """Fill an empty feed. `at_most`: only snapshots up to this sequence are of use (0: any).
+async def restore(reader: KvEventReader, store: SnapshotStore, *, block_size: int, at_most: int = 0) -> Restored:
+    """Load the newest usable snapshot into an empty reader. `at_most`: only of snapshots up to this sequence (0: of any).
 
-    Raises JetStreamError when NATS cannot be reached: try again.
+    Raises JetStreamError if NATS cannot be reached: try again.
     """
     state = await store.state()
     source = Source(store.pool, block_size, store.stream, state.created)
-    feed.created = state.created
+    reader.created = state.created
     pointer = await _pointer(store)
     loop = asyncio.get_running_loop()
     for number, kept in enumerate(pointer.kept if pointer is not None else ()):
@@ -64,26 +63,16 @@ async def restore(feed: KvEventReader, store: SnapshotStore, *, block_size: int,
             log.warning("snapshot.unusable", pool=store.pool, object=kept.object, seq=kept.seq, reason=reason, error=str(error))
             continue
         for piece in slices:
-            await in_turns(feed.load(piece, loop.time()))
-        feed.advance(header.seq)
+            await run_sliced(reader.load(piece, loop.time()))
+        reader.advance(header.seq)
         return Restored(
             "snapshot" if number == 0 else "older", header.seq + 1, state.last_of_subject, state.created, header.blocks
         )
     return Restored("empty", state.first_seq, state.last_of_subject, state.created)
 
 
-async def in_turns(work: Work) -> None:
-    """Do all of it, with pauses for others."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + SHARE_S
-    for _ in work:
-        if loop.time() >= until:
-            await asyncio.sleep(0)
-            until = loop.time() + SHARE_S
-
-
 def reason_of(error: Exception) -> str:
-    """A metric label."""
+    """Return the metric label of a snapshot that cannot be used."""
     if isinstance(error, ObjectNotFound | TopologyError):
         return "missing"
     labels: tuple[tuple[type[Exception], str], ...] = (
@@ -105,7 +94,7 @@ async def _pointer(store: SnapshotStore) -> Pointer | None:
 
 
 async def _read(store: SnapshotStore, kept: Kept, source: Source, state: StreamState) -> tuple[Header, list[WorkerSlice]]:
-    """Raises SnapshotError, ObjectNotFound, ObjectCorrupt, TopologyError."""
+    """Load and check one snapshot. Raises SnapshotError, ObjectNotFound, ObjectCorrupt, TopologyError."""
     check_source(source._replace(created=kept.created), source)
     if kept.seq + 1 < state.first_seq:
         raise SnapshotTrimmed(f"the stream begins with {state.first_seq}, it ends with {kept.seq}")

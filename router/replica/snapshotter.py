@@ -1,8 +1,7 @@
-"""Making snapshots while events go on, and who does it.
+"""The snapshotter: it writes the index down while events go on, in the one router of a pool that leads.
 
-One router of a pool holds the lease `snapshots.<pool>` and makes them.  A snapshot is taken worker
-by worker, with a turn for everybody else in between; each worker's part is exact as of its own message, as
-`headrace.router.replica.snapshot_format` explains.
+That router holds the lease `snapshots.<pool>`.  A snapshot is taken worker by worker, with a turn for the rest of the process
+in between; each worker's part is exact as of its own message, as `headrace.router.replica.snapshot_format` explains.
 """
 
 from __future__ import annotations
@@ -16,51 +15,51 @@ import structlog
 
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
 from headrace.router.errors import SnapshotError, SnapshotForeign, UnknownWorker
 from headrace.router.kv_events import metrics
 from headrace.router.kv_events.inventory import WorkerSlice
 from headrace.router.kv_events.reader import KvEventReader
-from headrace.router.replica.settings import SnapshotSettings
+from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.snapshot_format import Source
 from headrace.router.replica.snapshot_store import Pointer, SnapshotStore
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 BUSY_S = 0.001
 TRIES = 5
-REST_S = 0.002  # between two slices: the rest of the process gets at least as much time
+REST_S = 0.002  # pause between two slices: the rest of the process gets at least as much time
 
 
-async def take(feed: KvEventReader, *, rest_s: float) -> tuple[list[WorkerSlice], int]:
-    """A slice of every worker, and the sequence behind which replay goes on. Raises SnapshotError when the feed began anew
-    meanwhile."""
-    seq, resets = feed.seq, feed.resets
+async def take_slices(reader: KvEventReader, *, rest_s: float) -> tuple[list[WorkerSlice], int]:
+    """Return a slice of every worker, and the sequence behind which replay goes on.
+
+    Raises SnapshotError if the reader began anew meanwhile.
+    """
+    seq, resets = reader.seq, reader.resets
     slices = []
-    for worker in feed.workers():
-        piece = await _slice(feed, worker, rest_s)
+    for worker in reader.sources.workers():
+        piece = await _slice(reader, worker, rest_s)
         if piece is not None:
             slices.append(piece)
             seq = min(seq, piece.seq)
-        if feed.resets != resets:
+        if reader.resets != resets:
             raise SnapshotError("the index began anew while it was written down")
     return slices, seq
 
 
-async def _slice(feed: KvEventReader, worker: str, rest_s: float) -> WorkerSlice | None:
+async def _slice(reader: KvEventReader, worker: str, rest_s: float) -> WorkerSlice | None:
     for _ in range(TRIES):
-        while feed.busy == worker:
+        while reader.busy == worker:
             await asyncio.sleep(BUSY_S)
         try:
-            return await _through(feed.slicing(worker), rest_s)
+            return await _run_slicing(reader.slicing(worker), rest_s)
         except (RuntimeError, UnknownWorker) as error:
             log.info("snapshot.slice_again", worker=worker, error=str(error))
     raise SnapshotError(f"the blocks of {worker} did not hold still")
 
 
-async def _through(work: Generator[None, None, WorkerSlice | None], rest_s: float) -> WorkerSlice | None:
+async def _run_slicing(work: Generator[None, None, WorkerSlice | None], rest_s: float) -> WorkerSlice | None:
     try:
         while True:
             started = time.perf_counter()
@@ -77,36 +76,31 @@ async def _through(work: Generator[None, None, WorkerSlice | None], rest_s: floa
 
 
 class Snapshotter:
-    """Runs in every router; works in the one that leads."""
+    """Runs in every router, and makes snapshots in the one that leads."""
 
     def __init__(
         self,
-        messaging: Messaging,
-        subjects: Subjects,
-        pool: str,
-        feed: KvEventReader,
+        deps: ReplicaDeps,
+        reader: KvEventReader,
         *,
-        router: str,
-        block_size: int,
-        settings: SnapshotSettings | None = None,
         ready: Callable[[], bool] = lambda: True,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        self.settings = settings or SnapshotSettings()
-        self.store = SnapshotStore(messaging, subjects, pool)
-        self._feed = feed
-        self._pool = pool
-        self._block_size = block_size
+        """`ready`: the index has caught up with the stream, so that a snapshot of it is worth making."""
+        self.settings = deps.settings
+        self.store = SnapshotStore(deps.messaging, deps.subjects, deps.pool)
+        self._reader = reader
+        self._pool = deps.pool
+        self._block_size = deps.block_size
         self._ready = ready
-        self._wall = wall
+        self._wall = deps.wall
         self._lease = LeaseKeeper(
-            messaging,
-            subjects.bucket("members"),
-            f"snapshots.{pool}",
-            f"{router} {secrets.token_hex(8)}".encode(),
+            deps.messaging,
+            deps.subjects.bucket("members"),
+            f"snapshots.{deps.pool}",
+            f"{deps.router} {secrets.token_hex(8)}".encode(),
             ttl_s=self.settings.lease_ttl_s,
-            on_lapse=self._stand_down,
-            on_gained=self._lead,
+            on_lapse=self._stop_leading,
+            on_gained=self._begin_to_lead,
         )
         self._last: Pointer | None = None
         self._applied = 0  # events there were when the last one was made
@@ -118,33 +112,33 @@ class Snapshotter:
     def leads(self) -> bool:
         return self._lease.held
 
-    def _lead(self) -> None:
+    def _begin_to_lead(self) -> None:
         self._last = None
         self._since = self._wall()
         metrics.LEADER.labels(self._pool).set(1)
         log.info("snapshots.leading", pool=self._pool)
 
-    def _stand_down(self) -> None:
+    def _stop_leading(self) -> None:
         metrics.LEADER.labels(self._pool).set(0)
 
     async def run(self) -> None:
-        """Until cancelled; then the next router can lead at once."""
+        """Lead when possible and make the snapshots then, until cancelled; then the next router can lead at once."""
         while not self._ready():
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._lease.run())
                 tasks.create_task(self._work())
         finally:
-            self._stand_down()
+            self._stop_leading()
 
     async def release(self) -> None:
-        """Give the leadership up, on the way out."""
+        """Give the leadership up. Call it before leaving."""
         await self._lease.release()
 
     async def _work(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             if not self._lease.held or not self._ready():
                 continue
             try:
@@ -165,21 +159,21 @@ class Snapshotter:
                 self._last = Pointer(pool=self._pool, stream=self.store.stream, block_size=self._block_size)
                 self._applied = 0
         kept, settings = self._last.kept, self.settings
-        events = self._feed.applied - self._applied
+        events = self._reader.applied - self._applied
         age_s = self._wall() - (kept[0].at if kept else self._since)
         return events >= settings.every_events or (events > 0 and age_s >= settings.every_s) or age_s >= settings.refresh_s
 
     async def snapshot(self) -> Pointer:
-        """Make one now. Raises JetStreamError, SnapshotError."""
+        """Make a snapshot now. Raises JetStreamError, SnapshotError."""
         started = time.perf_counter()
-        applied = self._feed.applied
+        applied = self._reader.applied
         state = await self.store.state()
-        if self._feed.created and state.created != self._feed.created:
-            raise SnapshotForeign(f"the stream was made at {state.created}, the index is of the one of {self._feed.created}")
-        if self._feed.seq >= state.last_of_subject:
-            self._feed.advance(state.last_seq)  # all that lies behind our last event is of others
+        if self._reader.created and state.created != self._reader.created:
+            raise SnapshotForeign(f"the stream was made at {state.created}, the index is of the one of {self._reader.created}")
+        if self._reader.seq >= state.last_of_subject:
+            self._reader.advance(state.last_seq)  # everything behind our last event is of other pools
         source = Source(self._pool, self._block_size, self.store.stream, state.created)
-        slices, seq = await take(self._feed, rest_s=self.rest_s)
+        slices, seq = await take_slices(self._reader, rest_s=self.rest_s)
         pointer = await self.store.save(
             source, slices, seq=seq, at=self._wall(), keep=self.settings.keep, leads=lambda: self._lease.held
         )
@@ -196,7 +190,7 @@ class Snapshotter:
         return pointer
 
     async def purge(self) -> int:
-        """Remove what no kept snapshot needs any more, if it is time."""
+        """Remove the events that no kept snapshot needs any more, if it is time. Return their number."""
         if self._last is None or not self._last.kept or self._last.kept[-1].seq == self._purged:
             return 0
         settings = self.settings

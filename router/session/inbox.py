@@ -1,9 +1,8 @@
-"""What reaches a router besides requests: load reports, job events, cancels, and questions of operators."""
+"""The messages that reach a router besides requests: load reports, job events, cancels, and questions of operators."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -11,60 +10,51 @@ import structlog
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Cancel, Explain, Explanation, Inspection, JobEvents, LoadReport, RouterControl
-from headrace.broker.protocol.runs import Tombstones
-from headrace.jetstream.ports import Message, Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.broker.messages import Cancel, Explain, Explanation, JobEvents, LoadReport, RouterControl
+from headrace.jetstream.ports import Message
 from headrace.router.session import metrics
-from headrace.router.session.ports import Scheduling
+from headrace.router.session.deps import RouterDeps
+from headrace.router.session.held_request import HeldRequest
 from headrace.router.session.prediction_accuracy import PredictionAccuracy
+from headrace.router.session.release import RequestRelease
 from headrace.router.session.roster import Roster
-from headrace.router.session.window import HeldRequest
+from headrace.router.session.state import RouterState
 
 log = structlog.get_logger()
 
 
 class RouterInbox:
-    """Feeds the scheduler and answers."""
+    """Decodes these messages, feeds the scheduler with them, and answers questions."""
 
     def __init__(
         self,
-        messaging: Messaging,
-        subjects: Subjects,
-        scheduler: Scheduling,
+        deps: RouterDeps,
+        state: RouterState,
         roster: Roster,
-        tombstones: Tombstones,
-        hindsight: PredictionAccuracy,
-        *,
-        pool: str,
-        router: str,
-        on_news: Callable[[], None],
-        on_cancelled: Callable[[HeldRequest], None],
-        inspect: Callable[[], Inspection],
-        wall: Callable[[], float],
+        accuracy: PredictionAccuracy,
+        release: RequestRelease,
     ) -> None:
-        """`on_news`: what the scheduler knows has changed. `on_cancelled`: this one was waiting."""
-        self._messaging = messaging
-        self._subjects = subjects
-        self._scheduler = scheduler
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._pool = deps.pool
+        self._router = deps.router
+        self._wall = deps.wall
+        self._state = state
+        self._scheduler = state.scheduler
         self._roster = roster
-        self._tombstones = tombstones
-        self._hindsight = hindsight
-        self._pool = pool
-        self._router = router
-        self._on_news = on_news
-        self._on_cancelled = on_cancelled
-        self._inspect = inspect
-        self._wall = wall
+        self._accuracy = accuracy
+        self._release = release
         self._loop = asyncio.get_running_loop()
 
     async def subscribe(self) -> None:
+        """Begin to receive."""
         await self._messaging.subscribe(self._subjects.load_filter(self._pool), self.on_report)
         await self._messaging.subscribe(self._subjects.events(self._pool), self.on_events)
         await self._messaging.subscribe(self._subjects.cancel(self._pool), self.on_cancel)
         await self._messaging.subscribe(self._subjects.control(self._router), self.on_control)
 
     def on_report(self, message: Message) -> None:
+        """Pass a worker's load report on to the scheduler."""
         try:
             report = decode(LoadReport, message.data)
         except WireError as error:
@@ -72,9 +62,10 @@ class RouterInbox:
             return
         metrics.REPORTS.inc()
         self._scheduler.on_report(report, self._loop.time())
-        self._on_news()
+        self._state.changed.set()
 
     def on_events(self, message: Message) -> None:
+        """Pass job events on to the scheduler, the roster and the prediction statistics."""
         try:
             events = decode(JobEvents, message.data).events
         except WireError as error:
@@ -84,11 +75,12 @@ class RouterInbox:
         for event in events:
             metrics.JOB_EVENTS_OF[event.kind].inc()
             self._scheduler.on_event(event, now)
-            self._hindsight.on_event(event, now)
+            self._accuracy.on_event(event, now)
             self._roster.on_event(event, now)
-        self._on_news()
+        self._state.changed.set()
 
     def on_cancel(self, message: Message) -> None:
+        """Settle the cancelled requests that wait, and remember all cancelled ids for those that have not arrived yet."""
         try:
             ids = decode(Cancel, message.data).ids
         except WireError as error:
@@ -96,12 +88,13 @@ class RouterInbox:
             return
         now = self._loop.time()
         for request_id in ids:
-            self._tombstones.add(request_id, now)
+            self._state.tombstones.add(request_id, now)
         for request in self._scheduler.cancel(ids):
             if isinstance(request.key, HeldRequest):
-                self._on_cancelled(request.key)
+                self._release.settle(request.key, "cancelled")
 
     def on_control(self, message: Message) -> None:
+        """Answer an operator's question."""
         try:
             control: RouterControl = decode(RouterControl, message.data)  # type: ignore[arg-type]  # a union as a value
         except WireError as error:
@@ -109,10 +102,11 @@ class RouterInbox:
             return
         if not message.reply:
             return
-        answer = self.explain(control.id) if isinstance(control, Explain) else self._inspect()
+        answer = self.explain(control.id) if isinstance(control, Explain) else self._state.inspection(self._router)
         self._messaging.send(message.reply, encode(answer))
 
     def explain(self, request_id: str) -> Explanation:
+        """Explain the decision about a request, with its time as Unix time."""
         now = self._loop.time()
         explanation = self._scheduler.explain(request_id, now)
         if explanation is None:

@@ -1,14 +1,11 @@
-"""Pulls the requests of a pool and offers them to the scheduler.
+"""Intake: pulls the requests of a pool into the window and offers them to the scheduler.
 
-Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.  The server
-serves routers (priority 0) before workers that place on themselves (9).
+The server serves routers (priority 0) before workers that place on themselves (9).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import structlog
 
@@ -16,18 +13,17 @@ from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import parse_job_headers, unpack_u64
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import WireError
-from headrace.broker.messages import JobFault
 from headrace.broker.protocol.crashes import ALONE_FROM, suspected
-from headrace.broker.protocol.runs import Tombstones
-from headrace.jetstream.ports import Delivery, Messaging, PullLoop
-from headrace.jetstream.subjects import REQUEST_CLASSES, RequestClass, Subjects
+from headrace.jetstream.ports import Delivery, PullLoop
+from headrace.jetstream.subjects import REQUEST_CLASSES, RequestClass
 from headrace.jetstream.topology import request_consumer
 from headrace.router.placement.types import Shed, Waiting
 from headrace.router.session import metrics
-from headrace.router.session.ports import Scheduling
-from headrace.router.session.refusals import fault_of
-from headrace.router.session.window import HeldRequest, RequestWindow, decode_head
-from headrace.router.settings import SessionOptions
+from headrace.router.session.credit import RequestCredit
+from headrace.router.session.deps import RouterDeps
+from headrace.router.session.held_request import HeldRequest, decode_head
+from headrace.router.session.refusals import Refuser, fault_of
+from headrace.router.session.state import RouterState
 
 log = structlog.get_logger()
 
@@ -35,74 +31,53 @@ ROUTER_PRIORITY = 0
 
 
 class Intake:
-    """The way in. `run` must be running."""
+    """Receives requests while `run` runs."""
 
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        window: RequestWindow,
-        scheduler: Scheduling,
-        tombstones: Tombstones,
-        *,
-        pool: str,
-        options: SessionOptions,
-        may_take: Callable[[], bool],
-        on_offered: Callable[[], None],
-        refuse: Callable[[HeldRequest, JobFault], None],
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        """`may_take`: this router may hold requests. `on_offered`: one more waits."""
-        self._messaging = messaging
-        self._subjects = subjects
-        self._window = window
-        self._scheduler = scheduler
-        self._tombstones = tombstones
-        self._pool = pool
-        self._options = options
-        self._retry_s = options.timing.retry_s
-        self._may_take = may_take
-        self._on_offered = on_offered
-        self._refuse = refuse
-        self._wall = wall
-        self._loops: dict[RequestClass, PullLoop] = {}
+    def __init__(self, deps: RouterDeps, state: RouterState, credit: RequestCredit, refuser: Refuser) -> None:
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._pool = deps.pool
+        self._retry_s = deps.options.timing.retry_s
+        self._wall = deps.wall
+        self._window = state.window
+        self._scheduler = state.scheduler
+        self._tombstones = state.tombstones
+        self._permission = state.permission
+        self._changed = state.changed
+        self._credit = credit
+        self._refuser = refuser
+        self._pulls: list[PullLoop] = []
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
+        """Pull requests of every class until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for request_class in REQUEST_CLASSES:
                 consumer = request_consumer(self._subjects, self._pool, request_class)
-                loop = self._messaging.pull(
+                pull = self._messaging.pull(
                     consumer.stream,
                     consumer.name,
                     lambda delivery, c=request_class: self._on_delivery(delivery, c),  # type: ignore[misc]
                     priority=ROUTER_PRIORITY,
                     on_missing=lambda spec=consumer: self._messaging.ensure_consumer(spec),  # type: ignore[misc]
                 )
-                self._loops[request_class] = loop
-                tasks.create_task(loop.run())
-            self.balance()
+                self._pulls.append(pull)
+                self._credit.add(request_class, pull)
+                tasks.create_task(pull.run())
+            self._credit.balance()
 
     async def stop(self) -> None:
-        """Take nothing more in."""
-        for loop in self._loops.values():
-            await loop.stop()
-
-    def balance(self) -> None:
-        """Ask for as many requests of each class as its window has room for; called whenever room or permission changes."""
-        allowed = self._may_take() and self._window.bytes < self._options.window_bytes
-        for request_class, loop in self._loops.items():
-            wanted = max(0, self._options.window - self._window.count(request_class)) if allowed else 0
-            if loop.credit < wanted or (loop.credit and not allowed):
-                loop.add_credit(wanted - loop.credit)
+        """Take no more requests in."""
+        for pull in self._pulls:
+            await pull.stop()
 
     def _on_delivery(self, delivery: Delivery, request_class: RequestClass) -> None:
         if (old := self._window.displaced(delivery, request_class)) is not None:
-            self._let_go(old)
+            self._forget_displaced(old)
         if self._window.redelivered(delivery, request_class):
-            self.balance()
+            self._credit.balance()
             return
-        if not self._may_take():
+        if not self._permission.granted:
             delivery.nak()
             return
         try:
@@ -113,35 +88,38 @@ class Intake:
             broker_metrics.MALFORMED.labels("request").inc()
             log.error("request.malformed", subject=delivery.subject, seq=delivery.stream_seq, error=str(error))
             dead_letter(self._messaging, self._subjects, self._pool, delivery, str(error), wall=self._wall)
-            self.balance()
+            self._credit.balance()
             return
         held = HeldRequest(delivery, head, attempt, history, request_class)
         if head.id in self._tombstones:
             metrics.DROPPED.labels("cancelled").inc()
             delivery.ack()
-            self.balance()
-        elif self._makes_way(held):
+            self._credit.balance()
+        elif self._only_copy(held):
             metrics.RECEIVED_OF[request_class].inc()
             self._window.add(held)
             self._offer(held, chain)
         else:
             delivery.nak(self._retry_s)
-            self.balance()
+            self._credit.balance()
 
-    def _let_go(self, old: HeldRequest) -> None:
-        """No ack: its sequence is another request's now. Its judge submits it again."""
+    def _forget_displaced(self, old: HeldRequest) -> None:
+        """Remove a request without an ack: its sequence is another request's now. Its judge submits it again."""
         log.warning("request.displaced", request_id=old.id, seq=old.delivery.stream_seq)
         metrics.DROPPED.labels("displaced").inc()
-        if old.state == "waiting":
+        if old.waiting:
             self._scheduler.cancel([old.id])
         self._window.remove(old)
 
-    def _makes_way(self, held: HeldRequest) -> bool:
-        """One copy of a request is looked at at a time. A later attempt goes first; the other one comes again."""
+    def _only_copy(self, held: HeldRequest) -> bool:
+        """Return whether `held` may enter the window: no other copy of its request is there, or an earlier attempt waits.
+
+        A copy of an earlier attempt that waits is given back; the server delivers it again.
+        """
         other = self._window.of(held.id)
         if other is None:
             return True
-        if other.state != "waiting" or other.attempt >= held.attempt:
+        if not other.waiting or other.attempt >= held.attempt:
             return False
         self._scheduler.cancel([other.id])
         self._window.remove(other)
@@ -177,6 +155,6 @@ class Intake:
             now,
         )
         if isinstance(shed, Shed):
-            self._refuse(held, fault_of(shed))
+            self._refuser.refuse(held, fault_of(shed))
         else:
-            self._on_offered()
+            self._changed.set()

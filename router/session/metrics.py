@@ -81,13 +81,13 @@ _tenants: set[str] = set()
 
 
 def count_prefill(placement: Placement) -> None:
-    """Where the prompt of this placement is computed, if that was a question."""
+    """Count where the prompt of this placement is computed, in pools that have a choice."""
     if placement.prefill is not None:
         PREFILL.labels("remote" if placement.remote else "local", placement.prefill.reason).inc()
 
 
 def tenant_label(tenant: str) -> str:
-    """The label of a tenant: its own name for the first ones, one for all others."""
+    """Return the label of a tenant: its own name for the first `MAX_TENANTS`, a common one for all others."""
     if tenant in _tenants:
         return tenant
     if len(_tenants) < MAX_TENANTS:

@@ -1,4 +1,4 @@
-"""What a router tells everybody about its placements, so that all routers of a pool see the same load."""
+"""The `placed` events by which all routers of a pool learn of a placement, so that they see the same load."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import asyncio
 
 from headrace.broker.codec import encode, pack_u64
 from headrace.broker.messages import JobEvent, JobEvents
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
 from headrace.router.placement.disagg.planner import announced
 from headrace.router.placement.types import Placement
-from headrace.router.session.window import HeldRequest
+from headrace.router.session.deps import RouterDeps
+from headrace.router.session.held_request import HeldRequest
 
 MAX_HASHES = 512  # of new blocks in one event
 
@@ -18,14 +17,15 @@ MAX_HASHES = 512  # of new blocks in one event
 class Announcer:
     """Gathers the `placed` events of one turn of the loop into one message."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, *, pool: str, router: str) -> None:
-        self._messaging = messaging
-        self._subject = subjects.events(pool)
-        self._router = router
+    def __init__(self, deps: RouterDeps) -> None:
+        self._messaging = deps.messaging
+        self._subject = deps.subjects.events(deps.pool)
+        self._router = deps.router
         self._events: list[JobEvent] = []
         self._loop = asyncio.get_running_loop()
 
     def placed(self, held: HeldRequest, placement: Placement) -> None:
+        """Announce one placement with the next message."""
         if not self._events:
             self._loop.call_soon(self._send)
         self._events.append(

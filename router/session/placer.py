@@ -1,4 +1,4 @@
-"""Carries out placements: publish to the worker, tell everybody, ack the request. Many at once.
+"""Publishing of placed requests to their workers, many at once.
 
 An outcome that is not known is tried again on the same subject under the same message id until it is known: another worker in
 its place could mean two copies.  Nothing in the protocol's safety rests on this; it saves work.
@@ -7,69 +7,49 @@ its place could mean two copies.  Nothing in the protocol's safety rests on this
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import structlog
 
 from headrace.broker.codec import job_headers, prefill_header
 from headrace.broker.membership.mover import message_ttl_s
 from headrace.broker.messages import JobFault
-from headrace.broker.settings import Timing
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
-from headrace.router.session.placement_events import Announcer
-from headrace.router.session.window import HeldRequest
+from headrace.router.session.deps import RouterDeps
+from headrace.router.session.held_request import HeldRequest
+from headrace.router.session.placement_outcomes import PlacementOutcomes
 
 log = structlog.get_logger()
 
 
 class Placer:
-    """Placements of one pool. `tasks` must be set before the first one."""
+    """Carries out the placements of one pool, each in a task of `tasks`."""
 
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        announcer: Announcer,
-        *,
-        pool: str,
-        timing: Timing,
-        on_placed: Callable[[HeldRequest, Placement], None],
-        on_full: Callable[[HeldRequest, Placement], None],
-        on_impossible: Callable[[HeldRequest, JobFault], None],
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        """`on_placed`: it is stored for its worker. `on_full`: that worker's queue takes nothing more."""
-        self._messaging = messaging
-        self._subjects = subjects
-        self._announcer = announcer
-        self._pool = pool
-        self._timing = timing
-        self._on_placed = on_placed
-        self._on_full = on_full
-        self._on_impossible = on_impossible
-        self._wall = wall
-        self._gauge = metrics.IN_FLIGHT.labels(pool)
-        self.tasks: asyncio.TaskGroup | None = None
+    def __init__(self, deps: RouterDeps, tasks: TaskScope, outcomes: PlacementOutcomes) -> None:
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._pool = deps.pool
+        self._timing = deps.options.timing
+        self._wall = deps.wall
+        self._tasks = tasks
+        self._outcomes = outcomes
+        self._gauge = metrics.IN_FLIGHT.labels(deps.pool)
         self.in_flight = 0
         self._running: set[asyncio.Task[None]] = set()
 
     def place(self, held: HeldRequest, placement: Placement) -> None:
-        if self.tasks is None:
-            return
-        held.state = "placing"
+        """Begin to publish a waiting request to its worker."""
+        held.place()
         self.in_flight += 1
         self._gauge.inc()
-        task = self.tasks.create_task(self._place(held, placement))
+        task = self._tasks.spawn(self._place(held, placement))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     def abandon(self) -> None:
-        """Stop waiting for outcomes. What was not acked is delivered again, to somebody."""
+        """Stop waiting for outcomes. The server delivers again what was not acked."""
         for task in self._running:
             task.cancel()
 
@@ -80,17 +60,16 @@ class Placer:
             self.in_flight -= 1
             self._gauge.dec()
         if isinstance(outcome, JobFault):
-            self._on_impossible(held, outcome)
+            self._outcomes.impossible(held, outcome)
         elif outcome == "full":
             metrics.RETRIES.labels("queue_full").inc()
             await asyncio.sleep(self._timing.retry_s)  # the scheduler counts it there meanwhile and takes another one
-            self._on_full(held, placement)
+            self._outcomes.full(held, placement)
         else:
-            if outcome == "stored":
-                self._announcer.placed(held, placement)
-            self._on_placed(held, placement)
+            self._outcomes.placed(held, placement, duplicate=outcome == "duplicate")
 
     async def _publish(self, held: HeldRequest, placement: Placement) -> str | JobFault:
+        """Return `stored`, `duplicate`, `full`, or the fault of a message that the server can never store."""
         subject = self._subjects.work(self._pool, placement.worker)
         headers = job_headers(held.attempt, held.history)
         if placement.prefill is not None:

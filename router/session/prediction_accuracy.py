@@ -1,4 +1,4 @@
-"""How good the predictions were: what a placement foretold against what its worker then reported."""
+"""Accuracy of predictions: the uncached tokens and the time to first token of each placement against the worker's report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.router.session import metrics
 LIMIT = 20_000  # placements remembered
 
 
-class _Foretold(NamedTuple):
+class _Prediction(NamedTuple):
     uncached: int
     tokens: int
     arrived_s: float
@@ -19,17 +19,18 @@ class _Foretold(NamedTuple):
 
 
 class PredictionAccuracy:
-    """Placements of this router until their prefill is reported."""
+    """Keeps predictions of this router until the prefill is reported."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, int], _Foretold] = {}
+        self._open: dict[tuple[str, int], _Prediction] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def placed(self, placement: Placement) -> None:
+        """Remember the prediction of a placement."""
         request = placement.request
-        self._open[request.id, request.attempt] = _Foretold(
+        self._open[request.id, request.attempt] = _Prediction(
             placement.uncached, request.tokens, request.arrived_s, placement.predicted_ttft_s
         )
         if len(self._open) > LIMIT:
@@ -37,14 +38,15 @@ class PredictionAccuracy:
         metrics.OVERLAP_FOUND.inc(max(0, request.tokens - placement.uncached))
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
+        """Compare the end of a prefill with its prediction; forget predictions of requests that have ended."""
         if event.kind not in ("prefilled", "settled", "moved"):
             return
-        foretold = self._open.pop((event.id, event.attempt), None)
-        if foretold is None or event.kind != "prefilled":
+        predicted = self._open.pop((event.id, event.attempt), None)
+        if predicted is None or event.kind != "prefilled":
             return
-        missed = event.uncached - foretold.uncached
+        missed = event.uncached - predicted.uncached
         (metrics.OVERLAP_LOST if missed > 0 else metrics.OVERLAP_GAINED).inc(abs(missed))
-        actual_s = max(0.0, now_s - foretold.arrived_s)
-        metrics.TTFT_PREDICTED_S.observe(foretold.ttft_s)
+        actual_s = max(0.0, now_s - predicted.arrived_s)
+        metrics.TTFT_PREDICTED_S.observe(predicted.ttft_s)
         metrics.TTFT_ACTUAL_S.observe(actual_s)
-        metrics.TTFT_ERROR_S.observe(abs(actual_s - foretold.ttft_s))
+        metrics.TTFT_ERROR_S.observe(abs(actual_s - predicted.ttft_s))

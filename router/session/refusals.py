@@ -1,24 +1,23 @@
-"""Ends requests that will not be placed: one atomic question to the judge, and only its answer allows the ack."""
+"""Refusals: the judge of a request that will not be placed is asked to end it, and only its answer allows the ack."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import DeadlineExceeded, WireError
-from headrace.broker.membership.members import Members
 from headrace.broker.messages import JobFault, Refuse, RefuseReply
-from headrace.broker.settings import Timing
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
-from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Shed
 from headrace.router.session import metrics
-from headrace.router.session.window import HeldRequest
+from headrace.router.session.deps import RouterDeps
+from headrace.router.session.held_request import HeldRequest
+from headrace.router.session.release import RequestRelease
+from headrace.router.session.state import ServingPermission
 
 log = structlog.get_logger()
 
@@ -26,7 +25,7 @@ RETRY_AFTER_S = 1.0
 
 
 def fault_of(shed: Shed) -> JobFault:
-    """As the client is to see it. Without a time to wait it would count as a failure of the engine."""
+    """Translate a scheduler's refusal for the client. Without a time to wait it would count as a failure of the engine."""
     if shed.code == "deadline":
         return JobFault(DeadlineExceeded.code, shed.message, retriable=True)
     after_s = shed.retry_after_s if shed.retry_after_s is not None else RETRY_AFTER_S
@@ -34,66 +33,52 @@ def fault_of(shed: Shed) -> JobFault:
 
 
 class Refuser:
-    """Refusals of one pool, a bounded number at once. `tasks` must be set before the first one."""
+    """Refuses requests of one pool, at most `max_refusing` at once, each in a task of `tasks`."""
 
-    def __init__(
-        self,
-        messaging: Messaging,
-        subjects: Subjects,
-        members: Members,
-        *,
-        timing: Timing,
-        limit: int,
-        lease_held: Callable[[], bool],
-        on_settled: Callable[[HeldRequest], None],
-        on_let_go: Callable[[HeldRequest], None],
-    ) -> None:
-        """`on_settled`: the judge has said something, or is gone. `on_let_go`: this router may not speak any more."""
-        self._messaging = messaging
-        self._subjects = subjects
-        self._members = members
-        self._timing = timing
-        self._turns = asyncio.Semaphore(limit)
-        self._lease_held = lease_held
-        self._on_settled = on_settled
-        self._on_let_go = on_let_go
-        self.tasks: asyncio.TaskGroup | None = None
+    def __init__(self, deps: RouterDeps, tasks: TaskScope, permission: ServingPermission, release: RequestRelease) -> None:
+        self._messaging = deps.messaging
+        self._subjects = deps.subjects
+        self._members = deps.members
+        self._timing = deps.options.timing
+        self._slots = asyncio.Semaphore(deps.options.max_refusing)
+        self._tasks = tasks
+        self._permission = permission
+        self._release = release
         self.in_flight = 0
         self._running: set[asyncio.Task[None]] = set()
 
     def refuse(self, held: HeldRequest, fault: JobFault) -> None:
-        if self.tasks is None:
-            return
-        held.state = "refusing"
+        """Begin to ask the judge of this request to end it with `fault`."""
+        held.refuse()
         self.in_flight += 1
-        task = self.tasks.create_task(self._refuse(held, fault))
+        task = self._tasks.spawn(self._refuse(held, fault))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     def abandon(self) -> None:
-        """Stop asking. What was not acked is delivered again, to somebody."""
+        """Stop asking. The server delivers again what was not acked."""
         for task in self._running:
             task.cancel()
 
     async def _refuse(self, held: HeldRequest, fault: JobFault) -> None:
         try:
-            async with self._turns:
+            async with self._slots:
                 verdict = await self._ask(held, fault)
         finally:
             self.in_flight -= 1
         if verdict is None:
-            self._on_let_go(held)
+            self._release.give_back(held)
             return
         metrics.SHED.labels(fault.code).inc()
         log.info("request.shed", request_id=held.id, code=fault.code, verdict=verdict, tenant=held.head.tenant)
-        self._on_settled(held)
+        self._release.settle(held, "refused")
 
     async def _ask(self, held: HeldRequest, fault: JobFault) -> str | None:
-        """The judge's verdict, or `judge gone`. None when this router's lease is lost first."""
+        """Return the judge's verdict, or `judge gone`; None if this router may not work any more before there is one."""
         judge = held.head.judge
         subject = self._subjects.control(judge)
         question = encode(Refuse(id=held.id, attempt=held.attempt, fault=fault))
-        while self._lease_held():
+        while self._permission.granted:
             try:
                 answer = await self._messaging.request(subject, question, timeout_s=self._timing.rpc_timeout_s)
                 return decode(RefuseReply, answer).verdict

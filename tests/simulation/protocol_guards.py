@@ -32,11 +32,11 @@ from headrace.broker.worker.state import WorkerState
 from headrace.jetstream.errors import NoResponder
 from headrace.jetstream.ports import Delivery
 from headrace.router.placement.types import Placement
-from headrace.router.session.dispatcher import Dispatcher
+from headrace.router.session.held_request import HeldRequest
+from headrace.router.session.placement_outcomes import PlacementOutcomes
 from headrace.router.session.placer import Placer
 from headrace.router.session.refusals import Refuser
-from headrace.router.session.session import RouterSession
-from headrace.router.session.window import HeldRequest
+from headrace.router.session.state import ServingPermission
 from tests.simulation.messaging import SimMessaging
 
 Guard = Callable[[pytest.MonkeyPatch], None]
@@ -88,17 +88,17 @@ def a_request_is_placed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_judge_hears_of_a_refusal_before_the_ack(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Refuser, "refuse", lambda self, held, fault: self._on_settled(held))
+    patch.setattr(Refuser, "refuse", lambda self, held, fault: self._release.settle(held, "refused"))
 
 
 @guard
 def a_full_worker_is_not_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Dispatcher, "_on_full", lambda self, held, placement: self.settle(held, "full"))
+    patch.setattr(PlacementOutcomes, "full", lambda self, held, placement: self._release.settle(held, "full"))
 
 
 @guard
 def a_router_decides_under_its_lease_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RouterSession, "_may_take", lambda self: not self._draining)
+    patch.setattr(ServingPermission, "granted", property(lambda self: not self.draining))
 
 
 # -- the worker ---------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from headrace.router.index.view import Caches
 from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Decision
+from headrace.router.session.deps import RouterDeps
 from headrace.router.session.ports import Scheduling
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import SessionOptions
@@ -49,16 +50,16 @@ async def run_router(
         return decisions
 
     scheduler.decide = watched  # type: ignore[method-assign]
-    session = RouterSession(
-        machine.messaging,
-        subjects,
-        pool,
-        scheduler,
-        router=machine.id,
+    deps = RouterDeps(
+        messaging=machine.messaging,
+        subjects=subjects,
         members=members,
+        pool=pool,
+        router=machine.id,
         options=SessionOptions(timing=timing, window=100),
         wall=machine.wall,
     )
+    session = RouterSession(deps, scheduler)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(members.run())
         await session.run()

@@ -66,6 +66,9 @@ class RandomScheduler:
             decisions.append(self._place(request, self.rng.choice(room), now_s))
         return decisions
 
+    def queued_prefill_tokens(self, now_s: float) -> float:
+        return 0.0
+
     def _place(self, request: Waiting, worker: str, now_s: float) -> Placement:
         self.placed[request.id, request.attempt] = worker, now_s
         waited_s = now_s - request.arrived_s

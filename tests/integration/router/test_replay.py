@@ -24,7 +24,7 @@ from headrace.router.replay.rebuild import NotKept, rebuild
 from headrace.router.replay.record import MAX_HASHES, Recorder
 from headrace.router.replica.snapshot_format import Source
 from headrace.router.replica.snapshot_store import SnapshotStore
-from headrace.router.session.window import HeldRequest, RequestHead
+from headrace.router.session.held_request import HeldRequest, RequestHead
 
 POOL = "p"
 
@@ -80,7 +80,7 @@ async def test_the_index_from_a_snapshot_and_what_follows(connection: Connection
     store = SnapshotStore(connection, subjects, POOL)
     for seq in (10, 20):
         built = await rebuild(connection, subjects, POOL, at_seq=seq)
-        slices = [piece for worker in built.feed.workers() if (piece := built.feed.slice(worker)) is not None]
+        slices = [piece for worker in built.reader.sources.workers() if (piece := built.reader.slice(worker)) is not None]
         source = Source(POOL, 16, store.stream, (await store.state()).created)
         pieces = [WorkerSlice(*piece[:4], seq, *piece[5:]) for piece in slices]
         pointer = await store.save(source, pieces, seq=seq, at=built.at)

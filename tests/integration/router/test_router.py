@@ -27,6 +27,7 @@ from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Delivery, Message
 from headrace.jetstream.subjects import Subjects
+from headrace.router.session.deps import RouterDeps
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import SessionOptions
 from tests.conftest import Connect
@@ -71,15 +72,15 @@ class Pool:
         """Ends as a crash does, unless it was drained."""
         connection = await self.connect()
         members = Members(connection, self.subjects, lease_ttl_s=TIMING.lease_ttl_s)
-        session = RouterSession(
-            connection,
-            self.subjects,
-            POOL,
-            RandomScheduler(random.Random(1), shed=shed),
-            router=name,
+        deps = RouterDeps(
+            messaging=connection,
+            subjects=self.subjects,
             members=members,
+            pool=POOL,
+            router=name,
             options=SessionOptions(timing=TIMING, window=window),
         )
+        session = RouterSession(deps, RandomScheduler(random.Random(1), shed=shed))
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(members.run()), tasks.create_task(session.run())]
             await until(lambda: session.ready)
@@ -285,7 +286,7 @@ async def test_a_router_that_stood_still_lets_go_of_its_window_without_a_word(po
         said: list[str] = []
         held.delivery = Silent(held.delivery, said)
         router.window._extended_s -= 60.0  # as if the clock had gone on without this process
-        await until(lambda: held.state == "gone")
+        await until(lambda: held.gone)
         assert said == []
         busy.cancel()
         await waiting  # the server delivered it again

@@ -17,6 +17,7 @@ from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
+from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.follower import KvFollower
 from headrace.router.replica.settings import SnapshotSettings
 from headrace.router.replica.snapshot_store import Pointer, SnapshotStore, UnreadablePointer
@@ -90,14 +91,9 @@ class Router:
     ) -> None:
         self.view = OracleView()
         self.follower = KvFollower(
-            connection,
-            subjects,
-            POOL,
+            ReplicaDeps(messaging=connection, subjects=subjects, pool=POOL, router="r", block_size=16, settings=settings),
             self.view,
             self.view.index,
-            router="r",
-            block_size=16,
-            settings=settings,
             members=members,
         )
 
@@ -212,7 +208,7 @@ async def test_events_purged_unread_begin_the_index_anew(connection: Connection,
         async with running(stalled):
             await a.step(1, 2, 3)
             await until(lambda: leading.holds(a) and stalled.holds(a))
-            feed = stalled.follower.feed
+            feed = stalled.follower.reader
             receive, position = feed.receive, feed.seq
             feed.receive = lambda *_args: None  # type: ignore[method-assign, assignment]
             for block in (4, 5, 6):

@@ -26,8 +26,8 @@ class Bench:
         self.feed = KvEventReader(self.view, self.view.index, pool="p")
         self.now = 100.0
         self.seq = 0
-        self.feed.put_worker("w", self.now)
-        self.feed.members_listed(self.now)
+        self.feed.sources.put_worker("w", self.now)
+        self.feed.sources.members_listed(self.now)
 
     def step(
         self, n: int, *stored: int, epoch: int = 7, worker: str = "w", removed: tuple[int, ...] = (), cleared: bool = False
@@ -62,7 +62,7 @@ class Bench:
 
     def asks(self, after_s: float = 0.0) -> list[str]:
         self.now += after_s
-        return self.feed.asks(self.now)
+        return self.feed.sources.asks(self.now)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_steps_apply_in_the_order_cleared_removed_stored(bench: Bench) -> None:
     assert bench.held() == {1, 3, 4}
     bench.step(2, 5, 6, removed=(5,), cleared=True)
     assert bench.held() == {5, 6}
-    assert bench.feed.complete("w")
+    assert bench.feed.sources.complete("w")
     assert bench.asks(5.0) == []
 
 
@@ -102,13 +102,13 @@ def test_a_gap_drops_the_worker_and_wants_its_inventory(bench: Bench) -> None:
     with capture_logs() as logs:
         bench.step(2, 3)
     assert bench.held() == {3}  # what it says from now on is true, only not all
-    assert not bench.feed.complete("w")
+    assert not bench.feed.sources.complete("w")
     assert [entry["missing"] for entry in logs if entry["event"] == "kv.gap"] == ["epoch 7: 2 came after 0"]
     assert bench.asks() == ["w"]
     bench.step(3, 4, removed=(3,))
     bench.part(4, 0, 1, 4, last=True)
     assert bench.held() == {1, 4}
-    assert bench.feed.complete("w")
+    assert bench.feed.sources.complete("w")
     assert bench.asks(100.0) == []
 
 
@@ -124,11 +124,11 @@ def test_a_new_epoch_from_its_beginning_starts_empty(bench: Bench) -> None:
     bench.step(0, 1)
     bench.step(0, 2, epoch=8)
     assert bench.held() == {2}
-    assert bench.feed.known("w") == (8, 0)
+    assert bench.feed.sources.known("w") == (8, 0)
     assert bench.asks(5.0) == []
     bench.step(1, 3, epoch=7)  # published late
     assert bench.held() == {2}
-    assert bench.feed.known("w") == (8, 0)
+    assert bench.feed.sources.known("w") == (8, 0)
 
 
 def test_a_new_epoch_without_its_beginning_drops_and_asks(bench: Bench) -> None:
@@ -206,7 +206,7 @@ def test_all_inventories_together_are_bounded(bench: Bench, monkeypatch: pytest.
     for worker in ("x", "y", "z"):
         blocks = {"device": pack_u64(range(4))}
         bench.send(KvReset(worker=worker, epoch=1, n=1, dump=1, part=0, blocks=blocks))
-    assert [bench.feed._states[worker].gathering is not None for worker in ("x", "y", "z")] == [True, True, False]
+    assert [bench.feed.sources._states[worker].gathering is not None for worker in ("x", "y", "z")] == [True, True, False]
     bench.send(KvReset(worker="x", epoch=1, n=2, dump=1, part=1, last=True))
     assert bench.held("x") == {0, 1, 2, 3}
 
@@ -296,7 +296,7 @@ def test_events_of_a_worker_that_is_no_member_yet_are_kept_for_a_while(bench: Be
     bench.step(0, 1, worker="early")
     bench.now += STRANGER_S - 0.5
     assert bench.feed.expire(bench.now) == []
-    bench.feed.put_worker("early", bench.now)
+    bench.feed.sources.put_worker("early", bench.now)
     bench.now += 10.0
     assert bench.feed.expire(bench.now) == []
     assert bench.held("early") == {1}
@@ -316,18 +316,18 @@ def test_strangers_are_not_dropped_before_the_members_are_known() -> None:
     feed = KvEventReader(view, view.index)
     feed.receive("w", 1, encode(KvStep(worker="w", epoch=1, n=0, stored={"device": pack_u64([5])})), 0.0)
     assert feed.expire(1000.0) == []
-    feed.members_listed(1000.0)
+    feed.sources.members_listed(1000.0)
     assert feed.expire(1000.0 + STRANGER_S - 0.1) == []
     assert feed.expire(1000.0 + STRANGER_S) == ["w"]
 
 
 def test_a_member_that_leaves_is_dropped_unless_it_is_back_at_once(bench: Bench) -> None:
     bench.step(0, 1)
-    bench.feed.remove_worker("w", bench.now)
-    bench.feed.put_worker("w", bench.now + 1.0)
+    bench.feed.sources.remove_worker("w", bench.now)
+    bench.feed.sources.put_worker("w", bench.now + 1.0)
     assert bench.feed.expire(bench.now + 60.0) == []
     assert bench.held() == {1}
-    bench.feed.remove_worker("w", bench.now + 60.0)
+    bench.feed.sources.remove_worker("w", bench.now + 60.0)
     assert bench.feed.expire(bench.now + 60.0 + STRANGER_S) == ["w"]
     assert "w" not in bench.view.index.held
     bench.step(1, 2)  # its last words arrive after all
@@ -338,12 +338,12 @@ def test_the_number_of_strangers_is_bounded(bench: Bench) -> None:
     for number in range(MAX_STRANGERS + 10):
         bench.step(0, 1, worker=f"s{number}")
     assert len(bench.view.index.held) == MAX_STRANGERS
-    bench.feed.put_worker(f"s{MAX_STRANGERS + 5}", bench.now)  # refused before, a member now: its inventory is wanted
+    bench.feed.sources.put_worker(f"s{MAX_STRANGERS + 5}", bench.now)  # refused before, a member now: its inventory is wanted
     assert bench.asks(1.0) == ["w", f"s{MAX_STRANGERS + 5}"]
 
 
 def test_a_worker_without_events_is_not_asked(bench: Bench) -> None:
-    bench.feed.put_worker("dumb", bench.now, sends_events=False)
+    bench.feed.sources.put_worker("dumb", bench.now, sends_events=False)
     assert bench.asks(5.0) == ["w"]
     bench.step(4, 1, worker="dumb")  # it does send them
     assert "dumb" in bench.asks(5.0)
@@ -360,7 +360,7 @@ def test_a_worker_dropped_from_the_view_by_somebody_else_is_begun_anew(bench: Be
 
 def test_a_distrusted_worker_begins_anew_with_its_next_event(bench: Bench) -> None:
     bench.step(0, 1)
-    bench.feed.distrust("w")
+    bench.feed.sources.distrust("w")
     bench.step(1, 2)
     assert bench.held() == {2}
-    assert not bench.feed.complete("w")
+    assert not bench.feed.sources.complete("w")

@@ -15,6 +15,7 @@ from headrace.broker.messages import KvReset, KvStep, WorkerMember
 from headrace.jetstream.ports import Messaging
 from headrace.router.kv_events import applier, sources
 from headrace.router.replica import follower
+from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.follower import KvFollower
 from headrace.router.replica.snapshot_format import Source
 from tests.support.cache_oracle import OracleView
@@ -38,13 +39,9 @@ class Bed:
         self.members = FakeMembers()
         self.view = OracleView()
         self.follower = KvFollower(
-            cast("Messaging", self.nats),
-            SUBJECTS,
-            POOL,
+            ReplicaDeps(messaging=cast("Messaging", self.nats), subjects=SUBJECTS, pool=POOL, router="r", block_size=16),
             self.view,
             self.view.index,
-            router="r",
-            block_size=16,
             members=cast("Members", self.members),
         )
 
@@ -86,7 +83,7 @@ async def test_a_member_that_says_nothing_is_asked_and_its_answer_heard(bed: Bed
     reset = KvReset(worker="w", epoch=1, n=9, dump=1, part=0, last=True, blocks={"device": pack_u64([4, 5])})
     bed.nats.append(SUBJECTS.kv(POOL, "w"), encode(reset))
     await until(lambda: bed.held() == {4, 5})
-    assert bed.follower.feed.complete("w")
+    assert bed.follower.reader.sources.complete("w")
 
 
 async def test_a_worker_whose_lease_is_gone_is_dropped(bed: Bed) -> None:
@@ -100,7 +97,7 @@ async def test_events_of_a_worker_wait_while_its_blocks_are_written_down(bed: Be
     """Else a snapshot would have some blocks of before and some of after, under one number."""
     bed.step(0, 1)
     await until(lambda: bed.held() == {1})
-    work = bed.follower.feed.slicing("w")
+    work = bed.follower.reader.slicing("w")
     next(work)
     bed.step(1, 2)
     await asyncio.sleep(0.02)
@@ -113,7 +110,7 @@ async def test_events_of_a_worker_wait_while_its_blocks_are_written_down(bed: Be
 
 async def test_others_get_their_turn_during_a_large_change(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_BLOCKS", 16)
-    monkeypatch.setattr("headrace.router.replica.restore.SHARE_S", 0.0)
+    monkeypatch.setattr("headrace.router.kv_events.sliced_work.SHARE_S", 0.0)
     await until(lambda: bed.follower.ready)
     bed.step(0, *range(1000))
     seen = set()
@@ -130,11 +127,11 @@ async def test_a_stream_trimmed_ahead_of_the_reader_begins_it_anew(bed: Bed) -> 
     store = bed.follower.snapshotter.store
     bed.step(1, 2)
     await until(lambda: bed.held() == {1, 2})
-    piece = bed.follower.feed.slice("w")
+    piece = bed.follower.reader.slice("w")
     assert piece is not None
     source = Source(POOL, 16, store.stream, bed.nats.created)
     await store.save(source, [piece], seq=piece.seq, at=1.0)
-    bed.follower.feed.seq = 0  # as if it had stood still since before
+    bed.follower.reader.seq = 0  # as if it had stood still since before
     bed.follower._doubtful = True
     bed.step(2, 3)
     await until(lambda: bed.follower.restored is not None and bed.follower.restored.source == "snapshot")

@@ -20,6 +20,7 @@ from headrace.broker.messages import KvReset, KvStep
 from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.router.kv_events import applier, inventory
 from headrace.router.kv_events.reader import KvEventReader
+from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.restore import restore
 from headrace.router.replica.settings import SnapshotSettings
 from headrace.router.replica.snapshot_store import SnapshotStore
@@ -154,14 +155,16 @@ class World:
 
     async def _snapshot(self, crash_at: int | None) -> bool:
         snapshotter = Snapshotter(
-            cast("Messaging", self.nats),
-            SUBJECTS,
-            POOL,
+            ReplicaDeps(
+                messaging=cast("Messaging", self.nats),
+                subjects=SUBJECTS,
+                pool=POOL,
+                router="r",
+                block_size=BLOCK_SIZE,
+                settings=SnapshotSettings(purge_after_s=0.0),
+                wall=lambda: self.wall_s,
+            ),
             self.live[0],
-            router="r",
-            block_size=BLOCK_SIZE,
-            settings=SnapshotSettings(purge_after_s=0.0),
-            wall=lambda: self.wall_s,
         )
         snapshotter._lease = cast("Any", Leads())
         snapshotter.rest_s = 0.0
@@ -185,8 +188,8 @@ class World:
             read(feed, message)
         assert contents(view.index) == contents(self.reference[1].index)
         for worker in WORKERS:
-            assert feed.known(worker) == self.reference[0].known(worker)
-            assert feed.complete(worker) == self.reference[0].complete(worker)
+            assert feed.sources.known(worker) == self.reference[0].sources.known(worker)
+            assert feed.sources.complete(worker) == self.reference[0].sources.complete(worker)
 
     async def restart_from_the_older_one(self) -> None:
         store = SnapshotStore(cast("Messaging", self.nats), SUBJECTS, POOL)
@@ -309,4 +312,4 @@ async def test_what_a_slice_has_is_skipped_by_its_sequence() -> None:
             assert contents(view.index)["c"] == {"device": {5, 6}}  # not lost and found again
     assert [entry for entry in logs if entry["event"] == "kv.gap"] == []
     assert contents(view.index) == contents(world.reference[1].index) == {"a": {"device": {1}}, "c": {"device": {5, 6}}}
-    assert feed.complete("c")
+    assert feed.sources.complete("c")

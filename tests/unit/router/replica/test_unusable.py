@@ -21,11 +21,12 @@ from headrace.router.kv_events import inventory
 from headrace.router.kv_events.inventory import WorkerSlice
 from headrace.router.kv_events.reader import KvEventReader
 from headrace.router.replica import snapshot_format as format_
+from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.restore import Restored, restore
 from headrace.router.replica.settings import SnapshotSettings
 from headrace.router.replica.snapshot_format import Source, decode, encode
 from headrace.router.replica.snapshot_store import Pointer, SnapshotStore, UnreadablePointer
-from headrace.router.replica.snapshotter import Snapshotter, take
+from headrace.router.replica.snapshotter import Snapshotter, take_slices
 from tests.support.cache_oracle import OracleView
 from tests.support.snapshot_fakes import POOL, SUBJECTS, FakeNats
 
@@ -113,6 +114,10 @@ class Router:
         view = OracleView()
         return KvEventReader(view, view.index, pool=POOL), view
 
+    def deps(self) -> ReplicaDeps:
+        messaging = cast("Messaging", self.nats)
+        return ReplicaDeps(messaging=messaging, subjects=SUBJECTS, pool=POOL, router="r", block_size=16)
+
     async def run(self) -> None:
         for n in range(4):
             step = KvStep(worker="w", epoch=1, n=n, stored={"device": pack_u64([n])})
@@ -190,8 +195,8 @@ async def test_a_snapshot_of_another_block_size_leaves_an_empty_index(router: Ro
     begun, held, feed = await router.begin(block_size=32)
     assert (begun.source, begun.start_seq) == ("empty", 4)
     assert held == {3}  # what it says itself is true
-    feed.put_worker("w", 0.0)
-    assert feed.asks(1.0) == ["w"]  # and the rest is asked for
+    feed.sources.put_worker("w", 0.0)
+    assert feed.sources.asks(1.0) == ["w"]  # and the rest is asked for
 
 
 async def test_a_stream_that_no_longer_reaches_back_far_enough_leaves_an_empty_index(router: Router) -> None:
@@ -205,7 +210,7 @@ async def test_a_stream_that_no_longer_reaches_back_far_enough_leaves_an_empty_i
     begun, held, feed = await router.begin()
     assert (begun.source, begun.start_seq, held) == ("empty", 7, set())
     assert unusable("trimmed") == before + 2
-    assert not feed.complete("w")
+    assert not feed.sources.complete("w")
 
 
 async def test_a_stream_made_anew_has_no_snapshot(router: Router) -> None:
@@ -276,13 +281,13 @@ async def test_who_leads_no_longer_does_not_write_the_pointer(router: Router) ->
 
 async def test_no_snapshot_of_an_index_that_is_of_another_stream(router: Router) -> None:
     router.feed.created = "2025-01-01T00:00:00Z"
-    snapshotter = Snapshotter(cast("Messaging", router.nats), SUBJECTS, POOL, router.feed, router="r", block_size=16)
+    snapshotter = Snapshotter(router.deps(), router.feed)
     with pytest.raises(SnapshotForeign):
         await snapshotter.snapshot()
 
 
 async def test_no_snapshot_while_the_index_begins_anew(router: Router) -> None:
-    snapshotter = Snapshotter(cast("Messaging", router.nats), SUBJECTS, POOL, router.feed, router="r", block_size=16)
+    snapshotter = Snapshotter(router.deps(), router.feed)
     slicing = router.feed.slicing
 
     def reset(worker: str) -> Generator[None, None, WorkerSlice | None]:
@@ -316,7 +321,7 @@ async def test_a_worker_whose_blocks_change_under_the_pen_is_read_again(router: 
     router.feed.slicing = evicting  # type: ignore[method-assign]
     inventory.PART_BLOCKS, before = 2, inventory.PART_BLOCKS
     try:
-        slices, seq = await take(router.feed, rest_s=0.0)
+        slices, seq = await take_slices(router.feed, rest_s=0.0)
     finally:
         inventory.PART_BLOCKS = before
     assert tries == 2

@@ -7,11 +7,13 @@ from typing import Any
 from headrace.broker.codec import decode, encode, job_headers
 from headrace.broker.dead_letters import MOST_BYTES
 from headrace.broker.messages import Envelope, Unreadable
-from headrace.broker.protocol.runs import Tombstones
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import TaskScope
+from headrace.router.session.credit import RequestCredit
 from headrace.router.session.intake import Intake
+from headrace.router.session.refusals import Refuser
+from headrace.router.session.release import RequestRelease
 from headrace.router.session.window import RequestWindow
-from headrace.router.settings import SessionOptions
+from tests.support.router_parts import router_deps, router_state
 from tests.unit.router.session.test_window import FakeDelivery
 
 
@@ -45,19 +47,10 @@ class Sent:
 
 
 def intake_of(window: RequestWindow, scheduler: Scheduler, sent: Sent | None = None) -> Intake:
-    return Intake(
-        sent or Sent(),  # type: ignore[arg-type]
-        Subjects(),
-        window,
-        scheduler,  # type: ignore[arg-type]
-        Tombstones(keep_s=60.0),
-        pool="p",
-        options=SessionOptions(),
-        may_take=lambda: True,
-        on_offered=lambda: None,
-        refuse=lambda held, fault: None,
-        wall=lambda: 1234.5,
-    )
+    deps = router_deps(sent or Sent(), wall=lambda: 1234.5)
+    state = router_state(scheduler, window)
+    credit = RequestCredit(deps.options, state)
+    return Intake(deps, state, credit, Refuser(deps, TaskScope(), state.permission, RequestRelease(state, credit)))
 
 
 async def test_a_request_under_the_sequence_of_one_from_before_the_stream_was_made_again_is_taken() -> None:

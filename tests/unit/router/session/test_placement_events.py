@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
 from headrace.broker.codec import decode, parse_prefill_header
-from headrace.broker.messages import HEADER_PREFILL, JobEvent, JobEvents, PrefillDecision
-from headrace.broker.settings import Timing
-from headrace.jetstream.subjects import Subjects
+from headrace.broker.messages import HEADER_PREFILL, JobEvent, JobEvents, JobFault, PrefillDecision
+from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement, Waiting
-from headrace.router.session.dispatcher import Dispatcher
+from headrace.router.session.credit import RequestCredit
+from headrace.router.session.held_request import HeldRequest, RequestHead
 from headrace.router.session.placement_events import Announcer
+from headrace.router.session.placement_outcomes import PlacementOutcomes
 from headrace.router.session.placer import Placer
 from headrace.router.session.prediction_accuracy import PredictionAccuracy
-from headrace.router.session.window import HeldRequest, RequestHead
+from headrace.router.session.refusals import Refuser
+from headrace.router.session.release import RequestRelease
+from tests.support.router_parts import router_deps, router_state
+from tests.unit.router.session.test_window import FakeDelivery
 
 REMOTE = PrefillDecision(remote=True, reason="pays", wait_s=0.5)
 NAMED = PrefillDecision(remote=True, worker="p1", reason="prefix_there", wait_s=0.5)
@@ -44,10 +47,14 @@ class FakeMessaging:
         self.sent.append(data)
 
 
-@dataclass
-class FakeDelivery:
-    stream_seq: int = 7
-    data: bytes = b"x"
+class Undone:
+    """A scheduler that is told of placements that did not happen."""
+
+    def __init__(self) -> None:
+        self.unplaced: list[str] = []
+
+    def unplace(self, placement: Placement, now_s: float) -> None:
+        self.unplaced.append(placement.request.id)
 
 
 def placement(prefill: PrefillDecision | None) -> Placement:
@@ -65,25 +72,37 @@ def placement(prefill: PrefillDecision | None) -> Placement:
 
 def held() -> HeldRequest:
     head = RequestHead(id="r", judge="i", deadline=1e12, tokens=500)
-    return HeldRequest(FakeDelivery(), head, 2, [], "std")  # type: ignore[arg-type]
+    return HeldRequest(FakeDelivery(7), head, 2, [], "std")  # type: ignore[arg-type]
+
+
+class Parts:
+    """The way of a request from the placer on."""
+
+    def __init__(self, messaging: FakeMessaging, scheduler: object = None) -> None:
+        deps = router_deps(messaging)
+        self.tasks = TaskScope()
+        self.state = router_state(scheduler)
+        release = RequestRelease(self.state, RequestCredit(deps.options, self.state))
+        self.refuser = Refuser(deps, self.tasks, self.state.permission, release)
+        self.recorded: list[str] = []
+        self.outcomes = PlacementOutcomes(
+            self.state,
+            release,
+            self.refuser,
+            Announcer(deps),
+            PredictionAccuracy(),
+            lambda held, placement: self.recorded.append(placement.worker),
+        )
+        self.placer = Placer(deps, self.tasks, self.outcomes)
 
 
 async def place(prefill: PrefillDecision | None) -> FakeMessaging:
     messaging = FakeMessaging()
-    subjects = Subjects()
-    placer = Placer(
-        messaging,  # type: ignore[arg-type]
-        subjects,
-        Announcer(messaging, subjects, pool="p", router="r1"),  # type: ignore[arg-type]
-        pool="p",
-        timing=Timing(),
-        on_placed=lambda held, placement: None,
-        on_full=lambda held, placement: None,
-        on_impossible=lambda held, fault: None,
-    )
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        placer.tasks = tasks
-        placer.place(held(), placement(prefill))
+    parts = Parts(messaging)
+    one = held()
+    parts.state.window.add(one)
+    async with asyncio.timeout(5), parts.tasks:
+        parts.placer.place(one, placement(prefill))
     await asyncio.sleep(0)
     return messaging
 
@@ -111,15 +130,55 @@ async def test_every_decision_is_counted_with_its_reason(decision: PrefillDecisi
         labels = {"where": where, "reason": decision.reason}
         return REGISTRY.get_sample_value("headrace_router_prefill_total", labels) or 0.0
 
-    done: list[str] = []
-    desk = SimpleNamespace(
-        _hindsight=PredictionAccuracy(), _record=None, settle=lambda held, how: done.append(held.id), _changed=lambda: None
-    )
+    parts = Parts(FakeMessaging())
     before = value()
     for one in (decision, None):
-        Dispatcher._on_placed(desk, held(), placement(one))  # type: ignore[arg-type]
+        request = held()
+        parts.state.window.add(request)
+        request.place()
+        parts.outcomes.placed(request, placement(one), duplicate=False)
+        assert request.gone
+        assert request.delivery.said == ["ack"]  # type: ignore[attr-defined]
     assert value() == before + 1
-    assert done == ["r", "r"]
+    assert parts.recorded == ["w", "w"]
+
+
+async def test_a_duplicate_was_announced_by_the_router_that_stored_it() -> None:
+    messaging = FakeMessaging()
+    parts = Parts(messaging)
+    request = held()
+    parts.state.window.add(request)
+    request.place()
+    parts.outcomes.placed(request, placement(LOCAL), duplicate=True)
+    await asyncio.sleep(0)
+    assert messaging.sent == []
+    assert request.gone
+
+
+async def test_a_worker_whose_queue_is_full_sends_the_request_back_to_wait() -> None:
+    scheduler = Undone()
+    parts = Parts(FakeMessaging(), scheduler)
+    request = held()
+    parts.state.window.add(request)
+    request.place()
+    parts.outcomes.full(request, placement(LOCAL))
+    assert request.waiting
+    assert scheduler.unplaced == ["r"]
+    assert parts.state.changed.is_set()
+
+
+async def test_a_request_that_was_displaced_while_it_was_placed_does_not_come_back() -> None:
+    scheduler = Undone()
+    parts = Parts(FakeMessaging(), scheduler)
+    request = held()
+    parts.state.window.add(request)
+    request.place()
+    parts.state.window.remove(request)  # its stream was deleted and made again
+    parts.outcomes.full(request, placement(LOCAL))
+    parts.outcomes.impossible(request, JobFault("engine_error", "too large"))
+    assert request.gone
+    assert scheduler.unplaced == []
+    assert parts.refuser.in_flight == 0
 
 
 def test_a_prompt_computed_elsewhere_is_judged_by_what_the_decode_worker_had_cached() -> None:

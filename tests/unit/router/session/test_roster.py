@@ -12,8 +12,9 @@ from prometheus_client import REGISTRY
 
 from headrace.broker.messages import JobEvent, WorkerMember
 from headrace.router.session import roster
+from headrace.router.session.ports import PoolIndex
 from headrace.router.session.roster import Roster
-from headrace.router.settings import SessionOptions
+from tests.support.router_parts import router_deps
 from tests.support.scheduler import RandomScheduler
 
 MEMBER = WorkerMember(
@@ -56,7 +57,8 @@ class Made:
         self.scheduler = RandomScheduler(random.Random(1))
         self.view = FakeView()
         self.feed = FakeFeed()
-        self.roster = Roster("p", self.members, self.scheduler, self.view, self.feed, SessionOptions())  # type: ignore[arg-type]
+        index = PoolIndex(self.view, self.feed, None, [])  # type: ignore[arg-type]
+        self.roster = Roster(router_deps(members=self.members), self.scheduler, index)
         self.roster.refresh(0.0)
 
     def prefill(self, times: int, *, from_s: float, to_s: float, uncached: int = 500) -> None:
@@ -169,9 +171,9 @@ def test_role_and_hand_over_reach_the_scheduler_and_prefill_workers_are_counted_
 
 def test_the_first_event_makes_it_exact_again() -> None:
     made = Made(msgspec.structs.replace(MEMBER, kv_events=False))
-    made.roster.look(1.0)
+    made.roster.trust_senders(1.0)
     assert approximate() == 1
     made.feed.events["w1"] = (2, 0)
-    made.roster.look(2.0)
+    made.roster.trust_senders(2.0)
     assert made.scheduler.workers["w1"].kv_events is True
     assert approximate() == 0

@@ -10,7 +10,8 @@ import pytest
 from headrace.broker.codec import encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Envelope
-from headrace.router.session.window import HeldRequest, RequestHead, RequestWindow, decode_head
+from headrace.router.session.held_request import HeldRequest, RequestHead, RequestState, decode_head
+from headrace.router.session.window import RequestWindow
 
 
 @dataclass(eq=False)
@@ -70,7 +71,7 @@ async def test_it_counts_requests_and_bytes_by_class() -> None:
     assert window.of("b") is two
     assert window.remove(one)
     assert not window.remove(one)
-    assert (len(window), window.bytes, window.count("std"), one.state) == (1, 5, 0, "gone")
+    assert (len(window), window.bytes, window.count("std"), one.state) == (1, 5, 0, RequestState.GONE)
 
 
 async def test_a_redelivered_message_replaces_the_handle_and_nothing_else() -> None:

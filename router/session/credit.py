@@ -1,0 +1,33 @@
+"""Pull credit: how many requests of each class the server may still deliver, by the room that is left in the window."""
+
+from __future__ import annotations
+
+from headrace.jetstream.ports import PullLoop
+from headrace.jetstream.subjects import RequestClass
+from headrace.router.session.state import RouterState
+from headrace.router.settings import SessionOptions
+
+
+class RequestCredit:
+    """Owns the credit of the pull loops of one session.
+
+    Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.
+    """
+
+    def __init__(self, options: SessionOptions, state: RouterState) -> None:
+        self._options = options
+        self._window = state.window
+        self._permission = state.permission
+        self._loops: dict[RequestClass, PullLoop] = {}
+
+    def add(self, request_class: RequestClass, loop: PullLoop) -> None:
+        """Keep the credit of one more pull loop. It gets none before `balance` is called."""
+        self._loops[request_class] = loop
+
+    def balance(self) -> None:
+        """Ask for as many requests of each class as its window has room for. Call it whenever room or permission changes."""
+        allowed = self._permission.granted and self._window.bytes < self._options.window_bytes
+        for request_class, loop in self._loops.items():
+            wanted = max(0, self._options.window - self._window.count(request_class)) if allowed else 0
+            if loop.credit < wanted or (loop.credit and not allowed):
+                loop.add_credit(wanted - loop.credit)
