@@ -112,7 +112,7 @@ class ContextTooLong(BadRequest, code="context_length_exceeded"):
 
 
 class RouteNotFound(FrontendError, status=404, code="not_found"):
-    """There is no such route."""
+    """The route does not exist."""
 
 
 class RequestUnknown(FrontendError, status=404, code="request_not_found"):

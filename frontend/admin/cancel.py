@@ -1,4 +1,4 @@
-"""`DELETE /v1/requests/{id}`: end a running request, whichever frontend it came through."""
+"""Cancels running requests of any frontend: `DELETE /v1/requests/{id}`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.frontend.generation.job_options import TENANT_HEADER
 from headrace.frontend.ports import JobPort
 from headrace.jetstream.subjects import tenant_token
 
-ANSWER_ID = re.compile(r"[a-z-]+[-_](?P<job>[0-9a-f]{26})")  # what answers are called after their job
-ASK_S = 2.0  # the other frontends
+ANSWER_ID = re.compile(r"[a-z-]+[-_](?P<job>[0-9a-f]{26})")  # ids of answers contain the id of their job
+ASK_S = 2.0  # for the other frontends to answer
 MOST_ID = 160  # characters
 
 
 class CancelledRequest(msgspec.Struct):
-    """The answer."""
+    """The answer to a cancellation."""
 
     id: str
     object: Literal["request.cancelled"] = "request.cancelled"
@@ -29,17 +29,17 @@ class CancelledRequest(msgspec.Struct):
 
 
 class CancelRoute:
-    """The endpoint."""
+    """The endpoint that cancels requests."""
 
     def __init__(self, port: JobPort) -> None:
         self._port = port
 
     def routes(self) -> list[Route]:
-        """Of Starlette."""
+        """Return the Starlette routes."""
         return [Route("/v1/requests/{id}", self.delete, methods=["DELETE"])]
 
     async def delete(self, request: Request) -> Response:
-        """Raises RequestUnknown, BrokerUnavailable."""
+        """Cancel a request by its id. Raises RequestUnknown, BrokerUnavailable."""
         name: str = request.path_params["id"]
         tenant = tenant_token(request.headers.get(TENANT_HEADER.decode(), ""))
         answer = ANSWER_ID.fullmatch(name)

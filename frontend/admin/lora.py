@@ -1,7 +1,8 @@
-"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM's server has them: off unless a setting turns them on.
+"""Loads and unloads LoRA adapters: `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter` of vLLM's server.
 
-A client that may call them names folders on the workers' machines, so they belong to deployments whose clients are trusted.
-`model` is an addition: an ingress may have several models.  The change is made on all workers that the model has.
+The routes are off unless a setting turns them on. Their clients name folders on the workers' machines, so they belong to
+deployments whose clients are trusted. `model` is an addition, as an ingress may have several models. The change is made on all
+workers of the model.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class AdapterLoader(Protocol):
     """`headrace.broker.models.adapter_client.AdapterClient` as these routes see it."""
 
     async def load(self, pool: str, name: str, source: str, /) -> Sequence[Any]:
-        """Raises NoWorker, AdapterRefused."""
+        """Load an adapter on all workers of a pool. Raises NoWorker, AdapterRefused."""
 
     async def unload(self, pool: str, name: str, /) -> Sequence[Any]:
-        """Empty when no worker had it. Raises AdapterRefused."""
+        """Unload an adapter; the result is empty if no worker had it. Raises AdapterRefused."""
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's fields, and the model."""
+    """The request to load an adapter: vLLM's fields, and the model."""
 
     lora_name: str
     lora_path: str
@@ -46,7 +47,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`lora_int_id` is vLLM's own number and says nothing here."""
+    """The request to unload an adapter. `lora_int_id` is vLLM's own number and has no effect here."""
 
     lora_name: str
     lora_int_id: int | None = None
@@ -57,21 +58,21 @@ _load = msgspec.json.Decoder(LoadRequest)
 _unload = msgspec.json.Decoder(UnloadRequest)
 
 
-def adapter_routes(desk: AdapterLoader, models: Models, settings: FrontendSettings) -> dict[str, ASGIApp]:
-    """Path → application."""
-    api = AdapterApi(desk, models)
+def adapter_routes(loader: AdapterLoader, models: Models, settings: FrontendSettings) -> dict[str, ASGIApp]:
+    """Return the applications by path."""
+    api = AdapterApi(loader, models)
     return {LOAD: UnaryEndpoint(api.load, settings), UNLOAD: UnaryEndpoint(api.unload, settings)}
 
 
 class AdapterApi:
-    """Answers with a JSON string, vLLM's words."""
+    """Loads and unloads adapters. It answers with a JSON string in vLLM's wording."""
 
-    def __init__(self, desk: AdapterLoader, models: Models) -> None:
-        self._desk = desk
+    def __init__(self, loader: AdapterLoader, models: Models) -> None:
+        self._loader = loader
         self._models = models
 
     async def load(self, body: bytes, exchange: HttpExchange) -> bytes:
-        """Raises BadRequest, UnknownModel, NoWorker."""
+        """Load an adapter. Raises BadRequest, UnknownModel, NoWorker."""
         request = decode_body(_load, body)
         for param, value in (("lora_name", request.lora_name), ("lora_path", request.lora_path)):
             if not value:
@@ -84,13 +85,13 @@ class AdapterApi:
         if request.lora_name in (served.card.model, *served.card.aliases, *self._models.names()):
             raise BadRequest(f"{request.lora_name!r} is the name of a model", param="lora_name")
         try:
-            await self._desk.load(served.card.pool, request.lora_name, request.lora_path)
+            await self._loader.load(served.card.pool, request.lora_name, request.lora_path)
         except AdapterRefused as error:
             raise BadRequest(str(error), param="lora_path", code="adapter_refused") from None
         return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
     async def unload(self, body: bytes, exchange: HttpExchange) -> bytes:
-        """Raises BadRequest, UnknownModel. One that no worker has any more is forgotten."""
+        """Unload an adapter, or forget one that no worker has. Raises BadRequest, UnknownModel."""
         request = decode_body(_unload, body)
         if not request.lora_name:
             raise BadRequest("lora_name must not be empty", param="lora_name")
@@ -100,7 +101,7 @@ class AdapterApi:
         if request.model is not None and self._model(request.model).card.pool != served.card.pool:
             raise BadRequest(f"{request.lora_name!r} is an adapter of {served.card.model!r}", param="model")
         try:
-            await self._desk.unload(served.card.pool, request.lora_name)
+            await self._loader.unload(served.card.pool, request.lora_name)
         except AdapterRefused as error:
             raise BadRequest(str(error), param="lora_name", code="adapter_refused") from None
         return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's and Anthropic's APIs that are not served here: clients are told so, and what they can have instead."""
+"""Answers routes of OpenAI's and Anthropic's APIs that are not served here with an error that lists the served ones."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ NOT_SERVED = {
 }
 
 
-class NotServed(RouteNotFound):
-    """The API has such a route; this server does not."""
-
-    code = "not_served"
+class NotServed(RouteNotFound, code="not_served"):
+    """The API has such a route, but this server does not serve it."""
 
 
 def missed(path: str, served: Iterable[str]) -> RouteNotFound:
-    """The 404 of this path, whatever the method. `served` are the paths there are."""
+    """Return the 404 of a path, for any method. `served` has the paths of this server."""
     there = ", ".join(sorted(served))
     for prefix, what in NOT_SERVED.items():
         if path == prefix or path.startswith(f"{prefix}/"):

@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: blocks → messages → job."""
+"""Plans requests of `POST /v1/messages` and counts those of `/v1/messages/count_tokens`: blocks, messages, job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 
-REQUEST_ID = b"request-id"  # where Anthropic's clients look for it
+REQUEST_ID = b"request-id"  # the header that Anthropic's clients read
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _counted = msgspec.json.Decoder(CountRequest)
 
 
 class MessagesApi:
-    """Plans messages. `x-api-key`, `anthropic-version` and `anthropic-beta` are taken and mean nothing here."""
+    """Plans messages. The headers `x-api-key`, `anthropic-version` and `anthropic-beta` are ignored."""
 
     def __init__(self, chat: ChatAdapter, settings: FrontendSettings) -> None:
         self._chat = chat
@@ -33,8 +33,8 @@ class MessagesApi:
         self.error_form = AnthropicForm()
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
-        _name(exchange)
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
+        _add_request_id(exchange)
         request = await decode_request(_decoder, body)
         plan = await self._plan(request, exchange, at_most=request.max_tokens)
         writer: StreamWriter | WholeWriter
@@ -45,8 +45,8 @@ class MessagesApi:
         return plan.answered_by(writer)
 
     async def count(self, body: bytes, exchange: HttpExchange) -> bytes:
-        """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
-        _name(exchange)
+        """Count the tokens of a prompt, also of one that is too long. Raises as `plan`."""
+        _add_request_id(exchange)
         request = await decode_request(_counted, body)
         try:
             tokens = (await self._plan(request, exchange)).jobs[0].prompt_tokens
@@ -67,10 +67,10 @@ class MessagesApi:
                 error.param = "stop_sequences"
             if error.code != "template_error" or not has_inline_system(request):
                 raise
-            # the template takes system messages at the beginning only
+            # the template accepts system messages at the beginning only
             merged = await exchange.aside(partial(chat_request, request, strip_billing=strip, merge_system=True))
             return await self._chat.plan_chat(merged, exchange, options)
 
 
-def _name(exchange: HttpExchange) -> None:
+def _add_request_id(exchange: HttpExchange) -> None:
     exchange.more_headers.append((REQUEST_ID, str(exchange.scope["headrace.request_id"]).encode()))

@@ -1,4 +1,4 @@
-"""The turns of the Messages API as the messages of a chat: what becomes of blocks. The rules are those of vLLM's server."""
+"""Converts the turns of the Messages API into the messages of a chat, by the rules of vLLM's server."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def messages_of(request: Conversation, *, strip_billing: bool, merge_system: bool) -> list[Message]:
-    """`merge_system`: system messages among the others go to the first one. Raises BadRequest naming the place."""
+    """Return the messages of a chat. With `merge_system` all system messages become the first one.
+
+    Raises BadRequest with the path of the field.
+    """
     return _Messages(strip_billing=strip_billing, merge_system=merge_system).of(request)
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """The client has begun the answer itself: the model is to go on from there."""
+    """Return True if the client has begun the answer, which the model has to continue."""
     last = messages[-1]
     return last["role"] == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
 
 
 class _Messages:
-    """From turns of blocks to messages."""
+    """Converts one conversation."""
 
     def __init__(self, *, strip_billing: bool, merge_system: bool) -> None:
         self._strip = strip_billing
@@ -33,6 +36,7 @@ class _Messages:
         self._out: list[Message] = []
 
     def of(self, request: Conversation) -> list[Message]:
+        """Return the messages. Raises BadRequest."""
         system = self._system(request.system, "system") if request.system is not None else ""
         if self._merge:
             system += "".join(
@@ -58,7 +62,7 @@ class _Messages:
         return "".join(texts)
 
     def _stripped(self, text: str) -> str:
-        """Without the line that differs from request to request and would make every prefix a new one."""
+        """Remove the billing line, which differs in every request and would make every prefix a new one."""
         if not self._strip or not text.startswith(BILLING_HEADER):
             return text
         return text.partition("\n")[2]
@@ -87,7 +91,7 @@ class _Messages:
             self._out.append(cast("Message", {"role": "user", "content": _short(parts)}))
 
     def _result(self, block: Block, where: str) -> None:
-        """Its text is the tool's message; images follow in one of the user, because tools cannot show any."""
+        """Add a tool result: its text as the tool's message, its images as a user message, as tools cannot have images."""
         content = block.get("content")
         texts: list[str] = []
         images: list[Block] = []
@@ -143,7 +147,7 @@ def _call(block: Block, where: str) -> ToolCall:
 
 
 def _part(block: Any, where: str) -> Block | None:
-    """A block as a part of a chat message; None when it says nothing."""
+    """Return a block as a part of a chat message; None if it is empty."""
     kind = _kind(block, where)
     if kind == "text":
         text = text_at(block, "text", where)

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape, with its types and statuses."""
+"""Writes errors in Anthropic's shape, with its types and statuses."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _TYPES = {
 
 
 class AnthropicForm:
-    """An error form with statuses of its own: what OpenAI's API calls 503 is 529 here."""
+    """The error form of the Messages API. Status 503 of OpenAI's API is 529 here."""
 
     def __call__(self, error: FrontendError, /) -> bytes:
         return msgspec.json.encode(self._answer(error))
 
     def status(self, error: FrontendError, /) -> int:
+        """Return the HTTP status of an error."""
         return OVERLOADED if error.status == 503 else error.status
 
     def event(self, error: FrontendError) -> bytes:
-        """The event that ends a stream which had begun."""
+        """Return the event that ends a stream that has begun."""
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(self._answer(error))
 
     def _answer(self, error: FrontendError) -> AnthropicError:
@@ -41,8 +42,8 @@ class AnthropicForm:
 
 def _words(error: FrontendError) -> str:
     if isinstance(error, ContextTooLong) and error.tokens is not None:
-        # clients that shorten a long session by themselves look for these words
+        # clients that shorten long sessions look for this wording
         return f"prompt is too long: {error.tokens} tokens > {error.most} maximum"
     message = str(error)
-    # Anthropic's errors have no field for the parameter: it belongs into the words
+    # Anthropic's errors have no field for the parameter, so the message names it
     return message if error.param is None or error.param in message else f"{error.param}: {message}"

@@ -1,7 +1,7 @@
 """The requests and answers of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Names and ranges are Anthropic's, plus what vLLM's server added.  Blocks and tools stay mappings: what they may be depends on
-their type.  `cache_control` is taken anywhere and means nothing here: every prefix is cached.
+Names and ranges are Anthropic's, plus the additions of vLLM's server. Blocks and tools stay mappings, because their fields
+depend on their type. `cache_control` is ignored everywhere: every prefix is cached.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LEAST_BUDGET = 1024
 
 
 class MessageIn(msgspec.Struct, kw_only=True):
-    """One turn."""
+    """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class ToolUseChoice(msgspec.Struct, kw_only=True):
-    """`any`: some tool must be used."""
+    """The choice of tools. `any` means that the model must use a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -36,7 +36,7 @@ class ToolUseChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model is to think first. `display` is taken and ignored: what was thought is always given out."""
+    """The switch for reasoning. `display` is ignored: reasoning is always returned."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Meta(ge=LEAST_BUDGET, le=2**31 - 1)] | None = None
@@ -44,27 +44,27 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
-    """A schema that the text must conform to."""
+    """The schema that the text must conform to."""
 
     type: Literal["json_schema"] = "json_schema"
     schema: dict[str, Any] | None = None
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """`effort` goes to the chat template."""
+    """Options of the answer. `effort` goes to the chat template."""
 
     effort: Effort | None = None
     format: OutputFormat | None = None
 
 
 class RequestMetadata(msgspec.Struct, kw_only=True):
-    """`user_id`: requests of one user go to one worker where that costs nothing. Claude Code names its session in it."""
+    """Metadata of a request. Requests of one `user_id` have soft session affinity. Claude Code puts its session into it."""
 
     user_id: Annotated[str, Meta(max_length=512)] | None = None
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """What becomes the prompt: all that counting needs."""
+    """The fields that become the prompt, which are all that counting needs."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     messages: Annotated[list[MessageIn], Meta(min_length=1)]
@@ -89,7 +89,7 @@ class MessagesRequest(Conversation, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     metadata: RequestMetadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None  # both are the usual one; `priority` orders
+    service_tier: Literal["auto", "standard_only"] | None = None  # without effect; `priority` orders requests
     # vLLM's additions
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
     vllm_xargs: dict[str, Any] | None = None
@@ -110,20 +110,20 @@ class TokenCount(msgspec.Struct, kw_only=True):
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag="text"):
-    """What the model said."""
+    """Text of the model."""
 
     text: str
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag="thinking"):
-    """What it thought. Nobody checks `signature`; it is there because clients send it back."""
+    """Reasoning of the model. `signature` is never checked; it exists because clients send it back."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag="tool_use"):
-    """A tool it wants used."""
+    """A tool call by the model."""
 
     id: str
     name: str
@@ -134,13 +134,13 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class ThinkingCount(msgspec.Struct, kw_only=True):
-    """Of the answer's tokens."""
+    """Counts among the tokens of the answer."""
 
     thinking_tokens: int
 
 
 class MessageUsage(msgspec.Struct, kw_only=True):
-    """`input_tokens` are those that were not found in a cache; Anthropic counts that way."""
+    """The token usage of a message. As in Anthropic's API, `input_tokens` leaves out cached tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -163,14 +163,14 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
 
 
 class AnthropicFault(msgspec.Struct, kw_only=True):
-    """What was wrong."""
+    """The type and the message of an error."""
 
     type: str
     message: str
 
 
 class AnthropicError(msgspec.Struct, kw_only=True):
-    """Every error of the Messages API has this shape."""
+    """The shape of every error of the Messages API."""
 
     type: Literal["error"] = "error"
     error: AnthropicFault

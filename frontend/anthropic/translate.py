@@ -1,4 +1,4 @@
-"""A request of the Messages API as a chat request. Sans-io."""
+"""Translates a request of the Messages API into a chat request. Sans-io."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_request(request: Conversation, *, strip_billing: bool, merge_system: bool = False) -> ChatRequest:
-    """`merge_system`: system messages among the others go to the first one, for templates that take them nowhere else.
+    """Return the chat request. With `merge_system` all system messages become the first one, as some templates require.
 
-    Raises BadRequest naming the place.
+    Raises BadRequest with the path of the field.
     """
     _refuse(request)
     tools = _tools(request.tools)
@@ -40,7 +40,7 @@ def chat_request(request: Conversation, *, strip_billing: bool, merge_system: bo
 
 
 def has_inline_system(request: Conversation) -> bool:
-    """Are there system messages among the others?"""
+    """Return True if the messages include system messages."""
     return any(message.role == "system" for message in request.messages)
 
 
@@ -87,7 +87,7 @@ def _choose(choice: ToolUseChoice | None, tools: list[Tool], chat: ChatRequest) 
 
 
 def _think(request: Conversation, chat: ChatRequest) -> None:
-    """Templates have two names for the switch; those that know neither do not mind."""
+    """Set the options of reasoning. Templates have two names for the switch, and may ignore both."""
     config = request.output_config
     if config is not None and config.effort is not None:
         chat.reasoning_effort = config.effort

@@ -1,4 +1,4 @@
-"""What turns rows into a message: blocks as they come, or whole."""
+"""Writes rows as a message of the Messages API: as events per block, or as a whole."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
 def signature_of(head: Head, block: ContentBlock) -> str:
-    """Something opaque for a block of thinking. It proves nothing, and nobody here asks for proof."""
+    """Return an opaque signature for a block of thinking. It proves nothing and is never checked."""
     return sha256(f"{head.id}:{block.index}".encode()).hexdigest()
 
 
 def input_of(block: ContentBlock, message_id: str) -> dict[str, Any]:
-    """The arguments of a call as the object this API wants."""
+    """Return the arguments of a call as an object, as this API requires."""
     text = block.text
     if not text.strip():
         return {}
@@ -52,21 +52,21 @@ def input_of(block: ContentBlock, message_id: str) -> dict[str, Any]:
         value = None
     if isinstance(value, dict):
         return value
-    # cut off, or the model got it wrong: better visible than gone
+    # invalid or truncated arguments are shown rather than dropped
     log.warning("tool_input.not_an_object", message=message_id, tool=block.name, characters=len(text))
     return {"unparsed_arguments": text}
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a message stopped. `sequence` is the stop sequence that did it."""
+    """The reason why a message stopped. `sequence` is the stop sequence that ended it."""
 
     reason: StopReason
     sequence: str | None = None
 
 
 def ending_of(fin: Finish, blocks: ContentBlocks, *, short: bool) -> Ending:
-    """`short`: the context left room for fewer tokens than were asked for."""
+    """Return the ending of a message. `short`: the context had room for fewer tokens than requested."""
     if fin.reason == "length":
         return Ending("model_context_window_exceeded" if short else "max_tokens")
     if fin.reason == "content_filter":
@@ -76,7 +76,7 @@ def ending_of(fin: Finish, blocks: ContentBlocks, *, short: bool) -> Ending:
     stopped = isinstance(fin.stop, str)
     if called and not (stopped and last.kind == "tool" and not _complete(last)):
         return Ending("tool_use")
-    if isinstance(fin.stop, str):  # a call that was cut short must not run
+    if isinstance(fin.stop, str):  # a truncated call must not run
         return Ending("stop_sequence", fin.stop)
     return Ending("end_turn")
 
@@ -90,7 +90,7 @@ def _complete(block: ContentBlock) -> bool:
 
 
 def usage_of(counter: UsageCounter, *, ended: bool) -> MessageUsage:
-    """What was found in a cache is known at the end only."""
+    """Return the token usage. The number of cached tokens is known only at the end."""
     cached = counter.cached if ended else 0
     thought = ThinkingCount(thinking_tokens=counter.reasoning) if ended and counter.reasoning is not None else None
     return MessageUsage(
@@ -102,7 +102,7 @@ def usage_of(counter: UsageCounter, *, ended: bool) -> MessageUsage:
 
 
 class MessageWriter(WholeWriter):
-    """The message in one piece."""
+    """Writes the message as a whole."""
 
     def __init__(self, head: Head, counter: UsageCounter, *, short: bool = False) -> None:
         self.open = 1
@@ -146,7 +146,7 @@ class MessageWriter(WholeWriter):
 
 
 class MessageEvents(StreamWriter):
-    """The events of a streamed message."""
+    """Writes the events of a streamed message."""
 
     def __init__(self, head: Head, counter: UsageCounter, form: AnthropicForm, *, short: bool = False) -> None:
         self.open = 1
@@ -157,7 +157,7 @@ class MessageEvents(StreamWriter):
         self._blocks = ContentBlocks()
         self._ending = Ending("end_turn")
         self._begun = False
-        self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of the block that is open
+        self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of text of the open block
         self._out: list[bytes] = []
 
     def events(self, rows: list[Row]) -> bytes:
@@ -178,7 +178,7 @@ class MessageEvents(StreamWriter):
         return self._event("message_delta", b'"delta":%b,"usage":%b' % (_encode(delta), _encode(usage))) + STOP
 
     def failure(self, error: FrontendError) -> bytes:
-        """No message_stop follows: the message is not complete."""
+        """Return the error event. No message_stop follows, because the message is not complete."""
         out = b"".join(self._out)
         self._out.clear()
         return out + self._form.event(error)

@@ -63,7 +63,7 @@ class Wire(Protocol):
 
 
 class HttpExchange:
-    """One request and its answer.
+    """A request and its answer.
 
     `started` is True once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` are
     added to the head. `asked_bytes` is the size of the body and of stored items that it refers to.

@@ -1,7 +1,7 @@
-"""Which URLs and addresses a server may be made to ask. No I/O.
+"""Decides which URLs and addresses this server may fetch from at a client's request. No I/O.
 
-A request names a URL and this process opens it, from inside the operator's network.  So only public addresses are asked, and
-the check is made on the addresses themselves, after the name was resolved: what a name looks like says nothing.
+A request names a URL, and this process opens it from inside the operator's network. So only public addresses are allowed. The
+check is made on the addresses after the name was resolved, because a name does not show where it leads.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from urllib.parse import quote, urlsplit
 MAX_URL = 8192  # characters
 PORTS = {"http": 80, "https": 443}
 
-_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")  # urlsplit would drop some of them in silence
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")  # urlsplit would drop some of these silently
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*\.?\Z")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_NOT_PUBLIC = (  # though the standard library takes them for public
-    ipaddress.ip_network("168.63.129.16/32"),  # answers the machines of one cloud
+_NOT_PUBLIC = (  # networks that the standard library treats as public
+    ipaddress.ip_network("168.63.129.16/32"),  # internal services of one cloud
     ipaddress.ip_network("192.0.0.0/24"),
     ipaddress.ip_network("64:ff9b:1::/48"),
 )
@@ -29,12 +29,12 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Forbidden(ValueError):
-    """The URL or the address may not be asked; the text says why."""
+    """The URL or the address is not allowed. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL taken apart. `host` is lower case and ASCII; an address in any spelling is in its usual one."""
+    """The parts of a URL. `host` is lower-case ASCII; an address is in its usual spelling."""
 
     scheme: str
     host: str
@@ -43,16 +43,18 @@ class Target:
 
     @property
     def host_header(self) -> str:
+        """Return the value of the Host header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == PORTS[self.scheme] else f"{name}:{self.port}"
 
     @property
     def is_address(self) -> bool:
+        """Return True if the host is an IP address."""
         return _address(self.host) is not None
 
 
 def parse_url(url: str, domains: Sequence[str] = ()) -> Target:
-    """Raises Forbidden for what is not a plain http or https URL, or, with `domains`, not of one of them or a part of it."""
+    """Parse a URL. Raises Forbidden unless it is a plain http or https URL, and, with `domains`, in one of these."""
     if len(url) > MAX_URL:
         raise Forbidden(f"a URL of {len(url)} characters; at most {MAX_URL} are taken")
     if _FORBIDDEN.search(url):
@@ -84,7 +86,7 @@ def _host(host: str) -> str:
     if ":" in host:
         raise Forbidden(f"{host[:100]!r} is not an address")
     try:
-        # decimal, octal, hexadecimal and short forms are addresses to the resolver, so they are to us
+        # the resolver accepts decimal, octal, hexadecimal and short forms of addresses, so they are parsed here
         return str(ipaddress.IPv4Address(socket.inet_aton(host)))
     except (OSError, ValueError):
         pass
@@ -106,18 +108,18 @@ def _address(host: str) -> Address | None:
 
 
 def check_address(text: str) -> None:
-    """Raises Forbidden unless this is a public unicast address, also inside of IPv6 forms that carry an IPv4 address."""
+    """Raise Forbidden unless this is a public unicast address, also inside IPv6 forms that contain an IPv4 address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         raise Forbidden(f"{text[:100]!r} is not an address") from None
-    for part in _meant(address):
+    for part in _destinations(address):
         if not part.is_global or part.is_multicast or part.is_reserved or any(part in network for network in _NOT_PUBLIC):
             raise Forbidden(f"{address} is not a public address")
 
 
-def _meant(address: Address) -> list[Address]:
-    """Where a packet to this address may end up: for most forms that carry an IPv4 address, there and only there."""
+def _destinations(address: Address) -> list[Address]:
+    """Return the addresses that a packet may reach: for most forms that contain an IPv4 address, only that one."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     if address.ipv4_mapped is not None:

@@ -1,8 +1,8 @@
-"""One GET over one connection to one address, with every size bounded.
+"""An HTTP client for a single GET over one connection to one address, with every size bounded.
 
-asyncio's streams and httptools, which parses the requests of this server too.  httpx or aiohttp would do, but what matters
-here is to talk to the address that was checked under the name that was asked for, and to be sure that nothing follows
-redirects, resolves names again or unpacks bodies on its own: a page of code, against a large dependency bent to do less.
+It uses asyncio's streams and httptools, which also parses the requests of this server. httpx or aiohttp could do this. But the
+connection must go to the address that was checked, under the requested name, and nothing may follow redirects, resolve names
+again or decompress bodies by itself. A page of code is safer than a large dependency that is configured to do less.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _CHUNK = 64 * 1024
 
 
 class FetchFailed(Exception):
-    """The server could not be asked, or its answer is of no use; the text says why. `unreachable`: another address may do."""
+    """The fetch failed. The message has the reason. `unreachable`: another address may work."""
 
     unreachable = False
 
 
 class Unreachable(FetchFailed):
-    """There was no connection to this address."""
+    """No connection to this address could be made."""
 
     unreachable = True
 
 
 class TooLarge(FetchFailed):
-    """The body is over the limit."""
+    """The body exceeds the limit."""
 
 
 class FetchedBody:
-    """The sink of the parser. `body` is complete once `done`."""
+    """The answer of a server, filled by the parser. `body` is complete once `done`."""
 
     def __init__(self, limit: int, check_start: Callable[[bytes], None]) -> None:
         self._limit = limit
@@ -46,7 +46,7 @@ class FetchedBody:
         self._head = 0
         self._parts: list[bytes] = []
         self._size = 0
-        self._framed = False  # its end can be told from the connection's
+        self._framed = False  # headers give the length, so the end of the connection is not the end of the body
         self._checked = False
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -54,7 +54,7 @@ class FetchedBody:
         self.done = False
 
     def feed(self, data: bytes) -> None:
-        """Raises FetchFailed."""
+        """Parse received data. Raises FetchFailed."""
         if not self.in_body:
             self._head += len(data)
             if self._head > MAX_HEAD + _CHUNK:
@@ -62,21 +62,22 @@ class FetchedBody:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            raise error.__context__ or error from None  # what our own callbacks raised
+            raise error.__context__ or error from None  # the exception of a callback below
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             raise FetchFailed("its answer is not HTTP") from None
 
     def end(self) -> None:
-        """The server closed the connection. Raises FetchFailed when that was too early."""
+        """Handle the end of the connection. Raises FetchFailed if the answer is not complete."""
         if not self.in_body or self._framed:
             raise FetchFailed("it closed the connection before its answer was complete")
         self.done = True
 
     def body(self) -> bytes:
+        """Return the body."""
         return b"".join(self._parts)
 
     def close(self) -> None:
-        """Nothing more is fed. We and the parser know each other, so all the bytes would wait for the collector."""
+        """Drop the parser. It refers back to this object, so the bytes would otherwise stay until garbage collection."""
         del self._parser
 
     # -- the parser's callbacks ------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class FetchedBody:
         self.in_body = True
         self._framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         if self.status != 200:
-            self.done = True  # nobody wants its body
+            self.done = True  # its body is not used
             return
         encoding = self.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
@@ -122,10 +123,10 @@ class FetchedBody:
 async def get(
     target: Target, address: str, *, tls: ssl.SSLContext | None, limit: int, check_start: Callable[[bytes], None]
 ) -> FetchedBody:
-    """Ask `address` for `target`. Bodies other than of a 200 are not read.
+    """Fetch `target` from `address`. Only the body of a 200 is read.
 
-    With `tls` the certificate must be that of the target's host, whatever the address.  `check_start` is shown the first bytes
-    and may raise.  The caller sets the deadline.  Raises FetchFailed.
+    With `tls` the certificate must be that of the target's host, for any address. `check_start` gets the first bytes and may
+    raise. The caller sets the deadline. Raises FetchFailed.
     """
     try:
         reader, writer = await asyncio.open_connection(
@@ -156,4 +157,4 @@ async def get(
         raise FetchFailed(f"the connection broke: {error.__class__.__name__}") from None
     finally:
         answer.close()
-        writer.transport.abort()  # nothing is left to be said; a polite end could be held up for ever
+        writer.transport.abort()  # a graceful close could block forever

@@ -1,4 +1,4 @@
-"""URL → bytes. Names are resolved once, every address is checked, and redirects go the same way again."""
+"""Fetches the bytes of a URL. Names are resolved once, every address is checked, and redirects get the same checks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from headrace.frontend.media.addresses import Forbidden, Target, check_address, 
 from headrace.frontend.media.client import FetchedBody, FetchFailed, get
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""(host, port) → addresses. Raises OSError."""
+"""Resolves (host, port) to addresses. Raises OSError."""
 
 MOVED = frozenset({301, 302, 303, 307, 308})
-TRIED_ADDRESSES = 2  # of a host that has more
+TRIED_ADDRESSES = 2  # at most, per host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """`domains`: only these and what is below them; empty = all. `private`: ask addresses that are not public, too."""
+    """The limits of a fetch.
+
+    `domains`: fetch only from these and their subdomains; empty = from all. `private`: allow addresses that are not public.
+    """
 
     max_bytes: int
-    timeout_s: float  # of everything together: waiting for a place, names, redirects, the last byte
+    timeout_s: float  # of the whole fetch: waiting for a slot, names, redirects, the last byte
     redirects: int = 3
     domains: Sequence[str] = ()
     private: bool = False
 
 
 def system_resolver(executor: Executor) -> Resolve:
-    """Names as the system resolves them, in threads of our own: a slow name server must not use up those of everybody."""
+    """Return the system's resolver, run in its own threads, so that a slow name server does not block other work."""
 
     def look_up(host: str, port: int) -> list[str]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -60,14 +63,14 @@ class Fetcher:
         self._tls_context = tls
 
     async def fetch(self, url: str, check_start: Callable[[bytes], None]) -> bytes:
-        """`check_start` is shown the first bytes and may raise FetchFailed.
+        """Fetch a URL. `check_start` gets the first bytes and may raise FetchFailed.
 
         Raises Forbidden, FetchFailed, TimeoutError.
         """
         async with asyncio.timeout(self._limits.timeout_s), self._places:
             for _ in range(self._limits.redirects + 1):
                 target = parse_url(url, self._limits.domains)
-                answer = await self._ask(target, check_start)
+                answer = await self._get(target, check_start)
                 if answer.status == 200:
                     return answer.body()
                 if answer.status not in MOVED:
@@ -77,7 +80,7 @@ class Fetcher:
                 url = urljoin(url, answer.headers["location"])
             raise FetchFailed(f"more than {self._limits.redirects} redirects")
 
-    async def _ask(self, target: Target, check_start: Callable[[bytes], None]) -> FetchedBody:
+    async def _get(self, target: Target, check_start: Callable[[bytes], None]) -> FetchedBody:
         tls = (self._tls_context or await asyncio.to_thread(_tls)) if target.scheme == "https" else None
         limit = self._limits.max_bytes
         failed = FetchFailed(f"{target.host} has no address")
@@ -91,7 +94,7 @@ class Fetcher:
         raise failed
 
     async def _addresses(self, target: Target) -> Sequence[str]:
-        """Those to try. One that is not public spoils all: a name that mixes them is made to be let through."""
+        """Return the addresses to try. A name with any private address is refused, as an attack on this check."""
         if target.is_address:
             addresses: Sequence[str] = [target.host]
         else:
@@ -106,6 +109,6 @@ class Fetcher:
                 except Forbidden as error:
                     if target.is_address:
                         raise
-                    # which address a name has inside of our network is nobody's business
+                    # do not reveal the private address of a name
                     raise Forbidden(f"{target.host} is not at a public address") from error
         return addresses[:TRIED_ADDRESSES]

@@ -1,4 +1,4 @@
-"""Bytes that a request brings itself: `data:` URLs and base64 text."""
+"""Decodes bytes inside a request: `data:` URLs and base64 text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from urllib.parse import unquote_to_bytes
 
 _HEADER = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?P<params>(?:;[\w.+-]+=[\w.+-]+)*)(?P<base64>;base64)?\Z")
 _MAX_HEADER = 256  # characters before the comma
-_SLICE = 1 << 20  # characters decoded at once: other threads run in between
+_SLICE = 1 << 20  # characters decoded at a time, so that other threads can run in between
 
 
 class Malformed(ValueError):
-    """Not base64, or not a data URL; the text says why."""
+    """The text is not base64 or not a data URL. The message has the reason."""
 
 
 class TooMuch(ValueError):
-    """It is larger than is taken."""
+    """The data exceeds the limit."""
 
 
 def decode_data_url(url: str, *, limit: int) -> bytes:
-    """Raises Malformed, TooMuch. Takes milliseconds for large ones."""
+    """Decode a data URL. Takes milliseconds for large ones. Raises Malformed, TooMuch."""
     comma = url.find(",", 0, _MAX_HEADER)
     header = _HEADER.match(url[:comma]) if comma >= 0 else None
     if header is None:
@@ -36,7 +36,7 @@ def decode_data_url(url: str, *, limit: int) -> bytes:
 
 
 def decode_base64(text: str, *, start: int = 0, limit: int) -> bytes:
-    """The standard alphabet, padded, and nothing else: no blanks, no line ends. Raises Malformed, TooMuch."""
+    """Decode base64 in the standard alphabet, padded, without blanks and line ends. Raises Malformed, TooMuch."""
     size = len(text) - start
     if size // 4 * 3 > limit + 2:
         raise TooMuch(f"about {size // 4 * 3} bytes; at most {limit} are taken")

@@ -1,4 +1,4 @@
-"""All items of a request: fetched or decoded, checked, and named by their content."""
+"""Loads the media items of a request: fetches or decodes them, checks them, and computes their digests."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """`digest` is 64 bits of the BLAKE2b of the bytes: the same bytes have the same name everywhere.
+    """A loaded item. `digest` is 64 bits of the BLAKE2b of the bytes, so the same bytes have the same digest everywhere.
 
-    Not the faster xxh3 that names blocks: with it, whoever knows an image can make another one of the same name, and have the
-    cache of a shared engine answer about the wrong one.
+    The faster xxh3 of block hashes would not be safe: a client that knows an image could make another one with the same digest,
+    and the cache of a shared engine would answer about the wrong one.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ class MediaItem:
 
 
 class MediaLoader:
-    """Loads items, a bounded number of URLs at once. Heavy work is done in threads of its own."""
+    """Loads items, a bounded number of URLs at a time. Heavy work runs in its own threads."""
 
     def __init__(self, settings: FrontendSettings, *, resolve: Resolve | None = None) -> None:
         self._settings = settings
@@ -58,29 +58,29 @@ class MediaLoader:
         self._fetcher = Fetcher(limits, resolve or system_resolver(names), at_once=settings.media_fetches)
 
     async def load(self, parts: Sequence[MediaPart]) -> list[MediaItem]:
-        """In the order of the parts. Raises BadRequest naming the part; the others are given up then."""
+        """Load all parts, in order. If one fails, cancel the others and raise BadRequest naming the part."""
         tasks: list[asyncio.Task[MediaItem]] = []
-        room = _Room(self._settings.media_max_total_bytes)
+        budget = _ByteBudget(self._settings.media_max_total_bytes)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._load(part, room)) for part in parts]
+                tasks = [group.create_task(self._load(part, budget)) for part in parts]
         except* BadRequest as errors:
             refused = next(error for error in _flat(errors) if isinstance(error, BadRequest))
             metrics.REFUSED.labels(refused.code).inc()
-            tasks.clear()  # the error knows this frame and the group's, so it would keep what the others have loaded
+            tasks.clear()  # the error refers to this frame and the group's, and would keep the loaded items alive
             raise refused from None
         return [task.result() for task in tasks]
 
-    async def _load(self, part: MediaPart, room: _Room) -> MediaItem:
+    async def _load(self, part: MediaPart, budget: _ByteBudget) -> MediaItem:
         data = b""
         try:
             data = await self._bytes(part)
-            room.take(len(data))
+            budget.take(len(data))
         except TimeoutError:
             told = f"it did not arrive within {self._settings.media_timeout_s:g} s"
             raise _refusal(part, told, "media_timeout") from None
         except (TooLarge, TooMuch) as error:
-            data = b""  # the error would keep this frame, and with it what came, until the garbage collector finds them
+            data = b""  # the error would keep this frame and the data alive until garbage collection
             raise _refusal(part, str(error), "media_too_large") from None
         except Forbidden as error:
             raise _refusal(part, str(error), "media_forbidden") from None
@@ -117,21 +117,21 @@ class MediaLoader:
             metrics.FETCH_S.observe(time.perf_counter() - began)
 
 
-class _Room:
-    """What a request may bring in all."""
+class _ByteBudget:
+    """The limit on all media bytes of a request."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
     def take(self, size: int) -> None:
-        """Raises TooMuch."""
+        """Subtract the size of an item. Raises TooMuch."""
         self._left -= size
         if self._left < 0:
             raise TooMuch(f"the media of this request have more than the {self._most} bytes that are taken")
 
 
 def content_digest(data: bytes) -> int:
-    """64 bits that stand for these bytes."""
+    """Return a 64-bit digest of the bytes."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 

@@ -1,7 +1,7 @@
-"""Content parts of messages that are not text: what they mean, or an error that names the part.
+"""Finds the content parts of messages that are media, and checks them. Errors name the part.
 
-The shapes are OpenAI's (`image_url`, `input_audio`, and `input_image` of its newer API) and those that vLLM's server added
-(`video_url`, `audio_url`).  Other APIs translate theirs into these.
+The shapes are OpenAI's (`image_url`, `input_audio`, and `input_image` of its newer API) and the additions of vLLM's server
+(`video_url`, `audio_url`). Other APIs translate their parts into these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS: dict[str, Kind] = {
     "video_url": "video",
     "audio_url": "audio",
     "input_audio": "audio",
-}  # type of a part → what it brings
+}  # type of a part → kind of its item
 UNSUPPORTED = "unsupported_parameter"
 AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "m4a", "aac", "webm")
 TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
@@ -31,7 +31,7 @@ _DETAILS = ("auto", "low", "high", "original")
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An item as the request has it: a URL, or base64 text with `inline`. `param` is where it stands."""
+    """An item of a request: a URL, or base64 text with `inline`. `param` is the path of its field."""
 
     kind: Kind
     source: str
@@ -40,19 +40,19 @@ class MediaPart:
 
 
 Contents = dict[int, list[dict[str, str]]]
-"""Number of a message → its parts, of type text or the kind of an item: what templates that loop over parts are given."""
+"""Index of a message → its parts, of type text or the kind of an item, for templates that loop over parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The items of a conversation, in their order, and the contents of the messages that have some."""
+    """The items of a conversation, in order, and the contents of the messages with items."""
 
     parts: list[MediaPart]
     contents: Contents
 
 
 def has_media(messages: Sequence[Message]) -> bool:
-    """Whether `find_media` has anything to do: nearly never, and this is quick to tell."""
+    """Return True if the messages have media parts. This quick check saves most requests the call of `find_media`."""
     for message in messages:
         content = message.get("content")
         if content is not None and not isinstance(content, str):
@@ -63,9 +63,9 @@ def has_media(messages: Sequence[Message]) -> bool:
 
 
 def find_media(messages: Sequence[Message], card: ModelCard, *, most: int) -> tuple[list[Message], Found]:
-    """The messages with the placeholders of their items as text before their own text, and the items.
+    """Return the messages with placeholders for their items before their text, and the items.
 
-    That is how vLLM's server writes a prompt for templates that know of no items.  Raises BadRequest naming the part.
+    As in vLLM's server, templates that do not support items get the placeholders as text. Raises BadRequest naming the part.
     """
     plain: list[Message] = []
     found = Found([], {})
@@ -99,7 +99,7 @@ def find_media(messages: Sequence[Message], card: ModelCard, *, most: int) -> tu
 
 
 def with_parts(messages: list[dict[str, Any]], contents: Contents) -> list[dict[str, Any]]:
-    """The messages with these contents in place of their text."""
+    """Return the messages with these contents in place of their text."""
     if not contents:
         return messages
     return [{**message, "content": contents[i]} if i in contents else message for i, message in enumerate(messages)]
@@ -131,7 +131,7 @@ def _item(part: Mapping[str, Any], param: str) -> MediaPart:
 
 
 def _url(part: Mapping[str, Any], key: str, param: str) -> tuple[str, str]:
-    """An object with `url`, or the URL itself."""
+    """Return the URL of a part, given as an object with `url` or as the URL itself, and the path of its field."""
     where = f"{param}.{key}"
     value = part.get(key)
     detail = part.get("detail")

@@ -1,4 +1,4 @@
-"""Items in a prompt: each placeholder token becomes as many as its item takes, and the item stands for exactly these."""
+"""Expands the placeholder tokens of a prompt: each becomes as many tokens as its item takes in the engine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headrace.frontend.media.loader import MediaItem
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`ids` with their placeholders expanded. `known`: how many of them, from the start, are as the engine will see them."""
+    """A prompt with expanded placeholders. The first `known` ids are those that the engine will see."""
 
     ids: list[int]
     spans: list[MediaSpan]
-    media: list[dict[str, Any]]  # as `Generation.media` has them
+    media: list[dict[str, Any]]  # in the form of `Generation.media`
     known: int
 
 
 def place(ids: Sequence[int], items: Sequence[MediaItem], slots: Mapping[str, MediaSlot]) -> Placed:
-    """Raises BadRequest when the prompt has not one placeholder per item, each of its kind, in their order."""
+    """Expand the placeholders. Raises BadRequest unless the prompt has one per item, of the same kind and in the same order."""
     tokens = {slots[kind].token: kind for kind in dict.fromkeys(item.kind for item in items)}
     expanded: list[int] = []
     spans: list[MediaSpan] = []

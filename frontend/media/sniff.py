@@ -1,4 +1,4 @@
-"""What the bytes are, by how they begin. What a server or a client says they are is not asked."""
+"""Determines the media type by the first bytes. The type that a server or a client declares is not used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
-HEAD = 32  # bytes that are enough to tell
+HEAD = 32  # bytes that determine the type
 
 _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -34,11 +34,11 @@ _BRANDS = {
     b"M4B ": "audio/mp4",
     b"qt  ": "video/quicktime",
 }
-_EITHER = frozenset({"application/ogg", "video/x-matroska", "video/mp4"})  # containers of sounds as well as of videos
+_EITHER = frozenset({"application/ogg", "video/x-matroska", "video/mp4"})  # containers of audio as well as of video
 
 
 def sniff(data: bytes) -> str | None:
-    """The media type, or None for what is not known."""
+    """Return the media type, or None if it is unknown."""
     for start, found in _STARTS:
         if data.startswith(start):
             return found
@@ -52,5 +52,5 @@ def sniff(data: bytes) -> str | None:
 
 
 def may_be(media_type: str, kind: Kind) -> bool:
-    """Whether bytes of this type can be an item of this kind."""
+    """Return True if bytes of this type can be an item of this kind."""
     return media_type.startswith(kind + "/") or (media_type in _EITHER and kind in ("video", "audio"))

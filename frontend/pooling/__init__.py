@@ -1,1 +1,1 @@
-"""Requests that end in vectors: embeddings, scores, rankings, classes."""
+"""The pooling APIs, whose answers are made of vectors: embeddings, scores, rankings, classes."""

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`, `/v1/classify` and `/pooling`: every input becomes one vector."""
+"""Plans requests of `POST /v1/embeddings`, `/v1/classify` and `/pooling`: every input becomes one vector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, list_inputs
 from headrace.frontend.pooling.planning import activation_of, check_inputs, pooling_jobs, refuse_formats
 from headrace.frontend.pooling.schema import ClassifyRequest, EmbeddingRequest, Inputs, PoolingBase, PoolingRequest
-from headrace.frontend.pooling.writers import Answering, ClassifyWriter, EmbeddingWriter
+from headrace.frontend.pooling.writers import ClassifyWriter, EmbeddingWriter, VectorAnswer
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.sse import Head
@@ -31,7 +31,7 @@ _pooling = msgspec.json.Decoder(PoolingRequest)
 
 
 class _VectorApi:
-    """Base of those that plan one vector per input."""
+    """Base of the APIs with one vector per input."""
 
     def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
         self._model_cache = model_cache
@@ -39,7 +39,7 @@ class _VectorApi:
         self.error_form = FrontendError.body
 
     async def inputs(self, request: PoolingBase, given: Inputs, model: LoadedModel, task: PoolingTask) -> list[Encoded]:
-        """Raises BadRequest, ContextTooLong."""
+        """Encode the inputs of a request. Raises BadRequest, ContextTooLong."""
         inputs = await list_inputs(given)
         check_inputs(len(inputs), self._settings, param="input")
         bounds = Bounds(
@@ -62,6 +62,7 @@ class _VectorApi:
         task: PoolingTask,
         dimensions: int | None = None,
     ) -> list[Job]:
+        """Make the jobs of encoded inputs. Raises BadRequest."""
         normalize = activation_of(request)
         return pooling_jobs(
             request, exchange, model, self._settings, inputs, task=task, dimensions=dimensions, normalize=normalize
@@ -69,10 +70,10 @@ class _VectorApi:
 
 
 class EmbeddingApi(_VectorApi):
-    """Plans embeddings. Stateless but for the models it looks up."""
+    """Plans embeddings. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_embedding, body)
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
@@ -80,30 +81,30 @@ class EmbeddingApi(_VectorApi):
         model.check_kind("embedding")
         inputs = await self.inputs(request, request.input, model, "embed")
         jobs = self.jobs(request, exchange, model, inputs, task="embed", dimensions=request.dimensions)
-        answering = answering_of("embd-", jobs, model, inputs)
-        return Plan(jobs, EmbeddingWriter(answering, base64=request.encoding_format == "base64"), answering.counter)
+        answer = vector_answer("embd-", jobs, model, inputs)
+        return Plan(jobs, EmbeddingWriter(answer, base64=request.encoding_format == "base64"), answer.counter)
 
 
 class ClassifyApi(_VectorApi):
-    """Plans classifications. Stateless but for the models it looks up."""
+    """Plans classifications. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_classify, body)
         refuse_messages(request.messages)
         model = await self._model_cache.get(request.model)
         model.check_kind("classify")
         inputs = await self.inputs(request, request.input, model, "classify")
         jobs = self.jobs(request, exchange, model, inputs, task="classify")
-        answering = answering_of("classify-", jobs, model, inputs)
-        return Plan(jobs, ClassifyWriter(answering, labels=model.card.labels), answering.counter)
+        answer = vector_answer("classify-", jobs, model, inputs)
+        return Plan(jobs, ClassifyWriter(answer, labels=model.card.labels), answer.counter)
 
 
 class PoolingApi(_VectorApi):
-    """Plans plain vectors, of whatever the model makes. Stateless but for the models it looks up."""
+    """Plans plain vectors of any task of the model. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_pooling, body)
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
@@ -113,9 +114,9 @@ class PoolingApi(_VectorApi):
             raise BadRequest("dimensions are of embeddings", param="dimensions")
         inputs = await self.inputs(request, request.input, model, task)
         jobs = self.jobs(request, exchange, model, inputs, task=task, dimensions=request.dimensions)
-        answering = answering_of("pool-", jobs, model, inputs)
+        answer = vector_answer("pool-", jobs, model, inputs)
         base64 = request.encoding_format == "base64"
-        return Plan(jobs, EmbeddingWriter(answering, base64=base64, kind="pooling", field="data"), answering.counter)
+        return Plan(jobs, EmbeddingWriter(answer, base64=base64, kind="pooling", field="data"), answer.counter)
 
 
 def _task(wanted: str | None, model: LoadedModel) -> PoolingTask:
@@ -131,14 +132,14 @@ def _task(wanted: str | None, model: LoadedModel) -> PoolingTask:
 
 
 def refuse_messages(messages: object) -> None:
-    """Raises BadRequest: conversations are not pooled."""
+    """Refuse conversations, which are not supported by pooling. Raises BadRequest."""
     if messages is not None:
         raise unsupported("messages", "is not supported here: give the text as input")
 
 
-def answering_of(prefix: str, jobs: Sequence[Job], model: LoadedModel, inputs: Sequence[Encoded]) -> Answering:
-    """What the writer of an answer to these jobs needs."""
-    return Answering(
+def vector_answer(prefix: str, jobs: Sequence[Job], model: LoadedModel, inputs: Sequence[Encoded]) -> VectorAnswer:
+    """Return the inputs of the writer for the answer to these jobs."""
+    return VectorAnswer(
         head=Head(f"{prefix}{jobs[0].id}", int(time.time()), model.card.model, model.fingerprint),
         counter=UsageCounter([encoded.tokens for encoded in inputs], 1),
         inputs=len(inputs),

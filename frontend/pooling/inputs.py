@@ -1,7 +1,7 @@
-"""Texts, ids and pairs of texts become what an engine pools: ids, and where the second text of a pair begins.
+"""Encodes texts, ids and pairs of texts into pooling inputs: ids, and the start of the second text of a pair.
 
-All texts of a request are encoded together, in a thread when they are long.  Whatever is too long is refused, or cut where the
-request says so: before the special tokens are put around it, so that the model finds them where it was trained to.
+All texts of a request are encoded together, in a thread if they are long. Texts that are too long are refused, or truncated if
+the request asks for it. Truncation comes before the special tokens are added, so that these stay where the model expects them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T", bound="str | tuple[str, str]")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One input of a job."""
+    """An encoded input of a job."""
 
     tokens: int
     input: PoolingInput
@@ -34,7 +34,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How long an input may be, in tokens. `purpose` and `param` are for the message to who sent a longer one."""
+    """The limits of an input's length, in tokens. `purpose` and `param` are parts of error messages."""
 
     context_length: int
     truncate: int | None = None  # cut to so many; -1 = to the context length
@@ -48,7 +48,7 @@ class Bounds:
 
     @property
     def keep(self) -> int | None:
-        """Raises BadRequest when the request wants to keep more than fits."""
+        """Return the number of tokens to keep; None = all. Raises BadRequest if it exceeds the context, or is 0."""
         if self.truncate is None:
             return None
         if self.truncate > self.context_length:
@@ -61,7 +61,7 @@ class Bounds:
         return self.context_length if self.truncate == -1 else self.truncate
 
     def check(self, tokens: int, where: str) -> None:
-        """Raises BadRequest for an empty one, ContextTooLong."""
+        """Check the length of an input. Raises BadRequest for an empty one, ContextTooLong."""
         if not tokens:
             raise BadRequest(f"{where} is empty: it has no token", param=where)
         if tokens > self.context_length:
@@ -73,7 +73,7 @@ class Bounds:
 
 
 async def list_inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The four forms of `input`, as a list of texts or ids. Raises BadRequest for a mixture."""
+    """Return `input` in any of its four forms as a list of texts or ids. Raises BadRequest for a mixture."""
     if isinstance(given, str):
         return [given]
     kinds = await kinds_of(given)
@@ -83,13 +83,13 @@ async def list_inputs(given: str | list[str | int | list[int]]) -> list[str | li
 
 
 async def encode_inputs(encoder: PromptEncoder, inputs: Sequence[str | list[int]], bounds: Bounds) -> list[Encoded]:
-    """In their order. Raises BadRequest naming the input, ContextTooLong."""
+    """Encode inputs, in order. Raises BadRequest naming the input, ContextTooLong."""
     size = sum(map(len, inputs))
     return await encoder.aside(lambda: _inputs(encoder, inputs, bounds), size=size)
 
 
 async def encode_pairs(encoder: PromptEncoder, pairs: Sequence[tuple[str, str]], bounds: Bounds) -> list[Encoded]:
-    """In their order. Raises as `encode_inputs`."""
+    """Encode pairs of texts, in order. Raises as `encode_inputs`."""
     size = sum(len(first) + len(second) for first, second in pairs)
     return await encoder.aside(lambda: _pairs(encoder.tokenizer, pairs, bounds), size=size)
 
@@ -97,7 +97,7 @@ async def encode_pairs(encoder: PromptEncoder, pairs: Sequence[tuple[str, str]],
 def _inputs(encoder: PromptEncoder, inputs: Sequence[str | list[int]], bounds: Bounds) -> list[Encoded]:
     keep = bounds.keep
     texts = [given for given in inputs if isinstance(given, str)]
-    _refuse_endless(encoder.tokenizer, texts, bounds)
+    _check_lengths(encoder.tokenizer, texts, bounds)
     encodings = _batch(encoder.tokenizer, texts, bounds)
     encoded: list[Encoded] = []
     for index, given in enumerate(inputs):
@@ -118,7 +118,7 @@ def _inputs(encoder: PromptEncoder, inputs: Sequence[str | list[int]], bounds: B
 def _pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], bounds: Bounds) -> list[Encoded]:
     keep = bounds.keep
     limited = bool(bounds.first or bounds.second)
-    _refuse_endless(tokenizer, dict.fromkeys(text for pair in pairs for text in pair), bounds)
+    _check_lengths(tokenizer, dict.fromkeys(text for pair in pairs for text in pair), bounds)
     encoded = []
     for index, (pair, whole) in enumerate(zip(pairs, _batch(tokenizer, pairs, bounds), strict=True)):
         where = f"{bounds.param}[{index}]" if len(pairs) > 1 else bounds.param
@@ -130,13 +130,13 @@ def _pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], bounds: Bound
 
 
 def _batch(tokenizer: Tokenizer, texts: Sequence[T], bounds: Bounds) -> Iterator[Encoding]:
-    """A few at a time: an encoding takes a hundred times the memory of its text."""
+    """Encode a few texts at a time, because an encoding takes a hundred times the memory of its text."""
     for group in in_groups(texts):
         yield from tokenizer.encode_batch_fast(group, add_special_tokens=bounds.special)
 
 
-def _refuse_endless(tokenizer: Tokenizer, texts: Iterable[str], bounds: Bounds) -> None:
-    """Raises ContextTooLong for a text that is not worth being tokenised as a whole."""
+def _check_lengths(tokenizer: Tokenizer, texts: Iterable[str], bounds: Bounds) -> None:
+    """Refuse texts that are far too long without tokenising them as a whole. Raises ContextTooLong."""
     most = bounds.context_length
     for text in texts:
         if not is_suspicious(text, most) or (tokens := least_tokens(tokenizer, text, enough=most)) <= most:
@@ -159,7 +159,7 @@ def _cut_text(tokenizer: Tokenizer, text: str, keep: int | None, bounds: Bounds)
 
 
 def _cut_pair(tokenizer: Tokenizer, pair: tuple[str, str], keep: int | None, bounds: Bounds) -> Encoding:
-    """Both texts to their own bounds, then the longer one until the pair fits."""
+    """Truncate both texts to their own limits, then the longer one until the pair fits."""
     first, second = (tokenizer.encode(text, add_special_tokens=False) for text in pair)
     if bounds.first:
         first.truncate(bounds.first, direction=bounds.side)

@@ -1,4 +1,4 @@
-"""From encoded inputs to jobs: what all pooling routes share."""
+"""Turns encoded inputs into jobs, for all pooling APIs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pooling_jobs(
     dimensions: int | None = None,
     normalize: bool | None = None,
 ) -> list[Job]:
-    """Jobs of several inputs each, in order: choice i of all jobs, counted through, is input i. Raises BadRequest."""
+    """Make jobs of several inputs each. Choice i, counted over all jobs, is the answer to input i. Raises BadRequest."""
     options, routing = job_options_of(request, exchange, settings, session_id=None)
     jobs: list[Job] = []
     for part in split(inputs, most=settings.job_inputs, most_tokens=settings.job_input_tokens):
@@ -45,7 +45,7 @@ def pooling_jobs(
                 card=model.card,
                 pooling=pooling,
                 prompt_tokens=sum(encoded.tokens for encoded in part),
-                max_tokens=1,  # nothing is generated; 0 would stand for a whole context
+                max_tokens=1,  # no token is generated, but 0 would mean a whole context
                 choices=len(part),
                 explain=routing.explain and not jobs,
             )
@@ -54,7 +54,7 @@ def pooling_jobs(
 
 
 def split(inputs: Sequence[Encoded], *, most: int, most_tokens: int) -> Iterator[list[Encoded]]:
-    """Parts of at most `most` inputs, and of at most `most_tokens` tokens where that is more than one input."""
+    """Yield parts of at most `most` inputs. Parts of several inputs have at most `most_tokens` tokens."""
     part: list[Encoded] = []
     tokens = 0
     for encoded in inputs:
@@ -68,20 +68,20 @@ def split(inputs: Sequence[Encoded], *, most: int, most_tokens: int) -> Iterator
 
 
 def check_inputs(count: int, settings: FrontendSettings, *, param: str) -> None:
-    """Raises BadRequest for more than one request may have."""
+    """Refuse a request with too many inputs. Raises BadRequest."""
     if count > settings.max_inputs:
         raise BadRequest(f"at most {settings.max_inputs} inputs in one request, this one has {count}", param=param)
 
 
 def activation_of(request: PoolingBase) -> bool | None:
-    """`use_activation` or its older name. Raises BadRequest when they contradict each other."""
+    """Return `use_activation`, also under its older name. Raises BadRequest if both are given and differ."""
     if request.normalize is not None and request.use_activation not in (None, request.normalize):
         raise BadRequest("normalize is another name of use_activation; the two contradict each other", param="normalize")
     return request.normalize if request.use_activation is None else request.use_activation
 
 
 def refuse_formats(embed_dtype: str | None, endianness: str | None) -> None:
-    """Raises BadRequest for vectors in any other form than f32, little endian."""
+    """Refuse every form of vectors but f32, little endian. Raises BadRequest."""
     if embed_dtype not in (None, "float32"):
         raise unsupported("embed_dtype", f"{embed_dtype!r} is not supported here: float32 only")
     if endianness not in (None, "native", "little"):

@@ -1,4 +1,4 @@
-"""Which paths lead to which pooling API: the official ones and vLLM's short ones."""
+"""Maps paths to the pooling APIs: the official paths and vLLM's short ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from headrace.frontend.settings import FrontendSettings
 
 
 def pooling_routes(model_cache: ModelCache, settings: FrontendSettings) -> dict[str, Api]:
-    """Path → API; POST only."""
-    rerank, score, classify = (
-        RerankApi(model_cache, settings),
-        ScoreApi(model_cache, settings),
-        ClassifyApi(model_cache, settings),
-    )
+    """Return the APIs by path. All routes are POST only."""
+    rerank = RerankApi(model_cache, settings)
+    score = ScoreApi(model_cache, settings)
+    classify = ClassifyApi(model_cache, settings)
     pooling = PoolingApi(model_cache, settings)
     return {
         "/v1/embeddings": EmbeddingApi(model_cache, settings),

@@ -1,4 +1,4 @@
-"""The bodies of the pooling routes: OpenAI's for embeddings, Jina's and Cohere's for rerank, vLLM's for the rest."""
+"""The bodies of the pooling routes: OpenAI's for embeddings, Jina's and Cohere's for rerank, vLLM's for the others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Texts = Text | Annotated[list[Text], Meta(min_length=1)]
 
 
 class PoolingBase(msgspec.Struct, kw_only=True):
-    """What all of them have. `None` always means: not given."""
+    """The fields of all pooling requests. `None` always means: not given."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 = to the context length
-    truncation_side: Literal["left", "right"] | None = None  # what is cut off; None = right
+    truncation_side: Literal["left", "right"] | None = None  # the side to cut off; None = right
     add_special_tokens: bool | None = None
     use_activation: bool | None = None
     normalize: bool | None = None  # older name of use_activation
@@ -31,7 +31,7 @@ class PoolingBase(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingRequest(PoolingBase, kw_only=True):
-    """`POST /v1/embeddings`."""
+    """The request of `POST /v1/embeddings`."""
 
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
@@ -42,14 +42,14 @@ class EmbeddingRequest(PoolingBase, kw_only=True):
 
 
 class ClassifyRequest(PoolingBase, kw_only=True):
-    """`POST /v1/classify`."""
+    """The request of `POST /v1/classify`."""
 
     input: Inputs
     messages: Any = None
 
 
 class PoolingRequest(PoolingBase, kw_only=True):
-    """`POST /pooling`: the plain vectors."""
+    """The request of `POST /pooling`, for plain vectors."""
 
     input: Inputs
     task: Literal["embed", "classify", "token_embed", "token_classify", "plugin"] | None = None
@@ -61,16 +61,16 @@ class PoolingRequest(PoolingBase, kw_only=True):
 
 
 class ScoringBase(PoolingBase, kw_only=True):
-    """What scores and rankings have."""
+    """The common fields of score and rerank requests."""
 
-    max_tokens_per_query: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # longer ones are cut; 0 = not
+    max_tokens_per_query: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # longer queries are truncated; 0 = none
     max_tokens_per_doc: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     instruction: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ScoreRequest(ScoringBase, kw_only=True):
-    """`POST /v1/score`: one text with many, or many with as many. The two sides go by several names."""
+    """The request of `POST /v1/score`: one text with many, or pairs of texts. Both sides have several names."""
 
     text_1: Texts | None = None
     text_2: Texts | None = None
@@ -82,7 +82,7 @@ class ScoreRequest(ScoringBase, kw_only=True):
 
 
 class RerankRequest(ScoringBase, kw_only=True):
-    """`POST /v1/rerank`. `top_n` 0 = all."""
+    """The request of `POST /v1/rerank`. `top_n` 0 = all."""
 
     query: Text
     documents: Annotated[list[Text], Meta(min_length=1)]
@@ -104,7 +104,7 @@ class PoolingUsage(msgspec.Struct, kw_only=True):
 
 
 class Embedding(msgspec.Struct, kw_only=True):
-    """One input's vector: numbers, or base64 of f32 little endian."""
+    """The vector of an input: numbers, or base64 of f32 little endian."""
 
     index: int
     object: Literal["embedding"] = "embedding"
@@ -123,7 +123,7 @@ class EmbeddingAnswer(msgspec.Struct, kw_only=True):
 
 
 class PooledData(msgspec.Struct, kw_only=True):
-    """One input's vector: numbers, or base64 of f32 little endian."""
+    """The vector of an input: numbers, or base64 of f32 little endian."""
 
     index: int
     object: Literal["pooling"] = "pooling"
@@ -142,7 +142,7 @@ class PoolingAnswer(msgspec.Struct, kw_only=True):
 
 
 class Score(msgspec.Struct, kw_only=True):
-    """How well two texts go together."""
+    """The similarity of two texts."""
 
     index: int
     object: Literal["score"] = "score"
@@ -161,14 +161,14 @@ class ScoreAnswer(msgspec.Struct, kw_only=True):
 
 
 class RankedDocument(msgspec.Struct, kw_only=True):
-    """A document as it came."""
+    """A document of the request."""
 
     text: str
     multi_modal: None = None
 
 
 class Ranked(msgspec.Struct, kw_only=True):
-    """One document: where it stood in the request, and how well it goes with the query."""
+    """A ranked document: its index in the request, and its relevance to the query."""
 
     index: int
     document: RankedDocument | UnsetType = UNSET
@@ -192,7 +192,7 @@ class RerankAnswer(msgspec.Struct, kw_only=True):
 
 
 class ClassData(msgspec.Struct, kw_only=True):
-    """One input: the most likely class and the probabilities of all."""
+    """The class of an input: the most likely one, and the probabilities of all."""
 
     index: int
     label: str | None

@@ -1,7 +1,7 @@
-"""`POST /v1/score` and `/v1/rerank`: how well texts go together.
+"""Plans requests of `POST /v1/score` and `/v1/rerank`, which score the similarity of texts.
 
-A model that scores pairs reads both texts at once.  With one that only makes embeddings every text is embedded, a query of many
-documents once, and the score is the cosine of the two.
+A model that scores pairs reads both texts at once. With a model that only makes embeddings, every text is embedded, a query of
+many documents once, and the score is the cosine of the two vectors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.frontend.generation.plan import Plan
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
-from headrace.frontend.pooling.embeddings import answering_of
+from headrace.frontend.pooling.embeddings import vector_answer
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, encode_pairs
 from headrace.frontend.pooling.planning import activation_of, check_inputs, pooling_jobs
 from headrace.frontend.pooling.schema import RerankRequest, ScoreRequest, ScoringBase, Text, Texts
@@ -31,7 +31,7 @@ SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), (
 
 
 class _ScoringApi:
-    """Base of those that compare texts."""
+    """Base of the APIs that compare texts."""
 
     def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
         self._model_cache = model_cache
@@ -39,7 +39,7 @@ class _ScoringApi:
         self.error_form = FrontendError.body
 
     async def model(self, request: ScoringBase) -> LoadedModel:
-        """Raises UnknownModel, BadRequest when it is not for this."""
+        """Return the model of a request. Raises UnknownModel, and BadRequest if it cannot score."""
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
                 raise unsupported(name, "is not supported here: pairs are put together by the tokenizer")
@@ -51,7 +51,7 @@ class _ScoringApi:
     async def encode(
         self, request: ScoringBase, model: LoadedModel, first: Sequence[str], second: Sequence[str], params: tuple[str, str]
     ) -> tuple[list[Encoded], PoolingTask, int | None]:
-        """The inputs, the engine's task, and how many of the inputs are first texts (None: all are pairs)."""
+        """Return the inputs, the engine's task, and the number of first texts among the inputs (None: all are pairs)."""
         check_inputs(len(second), self._settings, param=params[1])
         if len(first) not in (1, len(second)):
             raise BadRequest(
@@ -92,24 +92,24 @@ class _ScoringApi:
 
 
 class ScoreApi(_ScoringApi):
-    """Plans scores. Stateless but for the models it looks up."""
+    """Plans scores. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_score, body)
         one, two, params = _sides(request)
         model = await self.model(request)
         inputs, task, queries = await self.encode(request, model, texts_of(one, params[0]), texts_of(two, params[1]), params)
         jobs = pooling_jobs(request, exchange, model, self._settings, inputs, task=task, normalize=activation_of(request))
-        answering = answering_of("score-", jobs, model, inputs)
-        return Plan(jobs, ScoreWriter(answering, queries=queries), answering.counter)
+        answer = vector_answer("score-", jobs, model, inputs)
+        return Plan(jobs, ScoreWriter(answer, queries=queries), answer.counter)
 
 
 class RerankApi(_ScoringApi):
-    """Plans rankings. Stateless but for the models it looks up."""
+    """Plans rankings. It keeps no state but the cache of loaded models."""
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError or an AdmissionError."""
+        """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_rerank, body)
         model = await self.model(request)
         documents = texts_of(request.documents, "documents")
@@ -117,19 +117,19 @@ class RerankApi(_ScoringApi):
             request, model, texts_of(request.query, "query"), documents, ("query", "documents")
         )
         jobs = pooling_jobs(request, exchange, model, self._settings, inputs, task=task, normalize=activation_of(request))
-        answering = answering_of("rerank-", jobs, model, inputs)
+        answer = vector_answer("rerank-", jobs, model, inputs)
         writer = RerankWriter(
-            answering,
+            answer,
             queries=queries,
             documents=documents,
             most=request.top_n or 0,
             with_documents=request.return_documents is not False,
         )
-        return Plan(jobs, writer, answering.counter)
+        return Plan(jobs, writer, answer.counter)
 
 
 def _sides(request: ScoreRequest) -> tuple[Texts, Texts, tuple[str, str]]:
-    """Both sides and the names they came under. Raises BadRequest for none, or for several."""
+    """Return both sides and their parameters. Raises BadRequest if none or several pairs of names are given."""
     given = {name for pair in SIDES for name in pair if getattr(request, name) is not None}
     for names in SIDES:
         if given == set(names):
@@ -141,7 +141,7 @@ def _sides(request: ScoreRequest) -> tuple[Texts, Texts, tuple[str, str]]:
 
 
 def texts_of(given: Texts, param: str) -> list[str]:
-    """Texts as they are, or as objects with a `text`. Raises BadRequest for others."""
+    """Return texts that are given as strings or as objects with a `text`. Raises BadRequest for others."""
     texts: list[Text] = given if isinstance(given, list) else [given]
     plain = []
     for index, text in enumerate(texts):

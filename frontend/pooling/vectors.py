@@ -1,4 +1,4 @@
-"""Vectors as they come from workers: f32, little endian."""
+"""Decodes the vectors of workers: f32, little endian."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BadVector(FrontendError, status=502, code="engine_error", retriable=True):
 
 
 def floats(vector: bytes) -> list[float]:
-    """Raises BadVector for one that is empty, cut, or not finite: JSON has no words for that."""
+    """Return the numbers of a vector. Raises BadVector if it is empty, truncated or not finite, which JSON cannot express."""
     if not vector or len(vector) % 4:
         raise BadVector(f"the engine gave a vector of {len(vector)} bytes")
     numbers = unpack_f32(vector)
@@ -25,6 +25,6 @@ def floats(vector: bytes) -> list[float]:
 
 
 def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    """0 where one of them has no direction."""
+    """Return the cosine of two vectors; 0 if one of them is zero."""
     length = math.sqrt(sum(map(mul, a, a))) * math.sqrt(sum(map(mul, b, b)))
     return sum(map(mul, a, b)) / length if length else 0.0

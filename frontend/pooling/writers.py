@@ -1,8 +1,7 @@
-"""What turns vectors into answers.
+"""Writes vectors as the answers of the pooling APIs.
 
-Vectors are gathered as they come; the JSON is made at the end, in a thread when there is much of it, and one vector at a time:
-the encoder keeps the interpreter for itself while it runs, so that a single call for millions of numbers would hold up the
-event loop from any thread.
+Vectors are collected as they arrive. The JSON is made at the end, in a thread if it is large, and one vector at a time: the
+encoder never releases the interpreter, so a single call for millions of numbers would block the event loop from any thread.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answering:
-    """What every answer needs. `encoder` lends its threads."""
+class VectorAnswer:
+    """The inputs of every pooling writer. Writers use the threads of `encoder`."""
 
     head: Head
     counter: UsageCounter
@@ -46,13 +45,13 @@ class Answering:
 
 
 class VectorWriter(WholeWriter):
-    """Base: gathers the vectors of all inputs, in the order of the inputs."""
+    """Base of the writers: collects the vectors of all inputs, in the order of the inputs."""
 
-    def __init__(self, answering: Answering) -> None:
-        self.open = answering.inputs
+    def __init__(self, answer: VectorAnswer) -> None:
+        self.open = answer.inputs
         self.unsettled = True
-        self.vectors: list[bytes] = [b""] * answering.inputs
-        self._answering = answering
+        self.vectors: list[bytes] = [b""] * answer.inputs
+        self._answer = answer
         self._numbers = 0
         self._body = b""
 
@@ -62,30 +61,32 @@ class VectorWriter(WholeWriter):
             if fin is not None:
                 self._numbers += len(fin.vector) // 4
                 self.vectors[row.choice] = fin.vector
-                self._answering.counter.end(row.choice, fin)
+                self._answer.counter.end(row.choice, fin)
                 self.open -= 1
 
     async def settle(self) -> None:
-        """Raises BadVector."""
-        self._body = await self._answering.encoder.aside(self.make, size=self._numbers)
+        """Make the body. Raises BadVector."""
+        self._body = await self._answer.encoder.aside(self.make, size=self._numbers)
 
     def body(self) -> bytes:
         return self._body
 
     @abstractmethod
     def make(self) -> bytes:
-        """The JSON of the whole answer; called in any thread. Raises BadVector."""
+        """Return the JSON of the whole answer. May be called in any thread. Raises BadVector."""
 
     @property
     def head(self) -> Head:
-        return self._answering.head
+        """Return the head of the answer."""
+        return self._answer.head
 
     def usage(self) -> PoolingUsage:
-        tokens = self._answering.counter.prompt
+        """Return the token usage of the answer."""
+        tokens = self._answer.counter.prompt
         return PoolingUsage(prompt_tokens=tokens, total_tokens=tokens)
 
     def listing(self, entries: Iterator[bytes]) -> bytes:
-        """A list object around entries that are JSON already."""
+        """Return a list object around entries that are JSON already."""
         head = self.head
         parts = [
             b'{"id":%b,"object":"list","created":%d,"model":%b,"data":['
@@ -97,10 +98,10 @@ class VectorWriter(WholeWriter):
 
 
 class EmbeddingWriter(VectorWriter):
-    """Of `/v1/embeddings` and, with other names for the same, `/pooling`."""
+    """Writes the response of `/v1/embeddings` and, with other field names, of `/pooling`."""
 
-    def __init__(self, answering: Answering, *, base64: bool, kind: str = "embedding", field: str = "embedding") -> None:
-        super().__init__(answering)
+    def __init__(self, answer: VectorAnswer, *, base64: bool, kind: str = "embedding", field: str = "embedding") -> None:
+        super().__init__(answer)
         self._base64 = base64
         self._names = (kind.encode(), field.encode())
 
@@ -116,10 +117,10 @@ class EmbeddingWriter(VectorWriter):
 
 
 class ClassifyWriter(VectorWriter):
-    """Of `/v1/classify`. `labels` may be empty."""
+    """Writes the response of `/v1/classify`. `labels` may be empty."""
 
-    def __init__(self, answering: Answering, *, labels: Sequence[str]) -> None:
-        super().__init__(answering)
+    def __init__(self, answer: VectorAnswer, *, labels: Sequence[str]) -> None:
+        super().__init__(answer)
         self._labels = labels
 
     def make(self) -> bytes:
@@ -134,17 +135,18 @@ class ClassifyWriter(VectorWriter):
 
 
 class ScoringWriter(VectorWriter):
-    """Base: one score per pair.
+    """Base of the writers with one score per pair.
 
-    `queries` None: every vector is the score of a pair. Else the vectors are embeddings, so many of them of first texts, of
-    which a single one goes with all second ones.
+    With `queries` None, every vector is the score of a pair. Otherwise the vectors are embeddings, the first `queries` of them
+    of first texts. A single first text is compared with all second texts.
     """
 
-    def __init__(self, answering: Answering, *, queries: int | None) -> None:
-        super().__init__(answering)
+    def __init__(self, answer: VectorAnswer, *, queries: int | None) -> None:
+        super().__init__(answer)
         self._queries = queries
 
     def scores(self) -> list[float]:
+        """Return the scores of all pairs. Raises BadVector."""
         if self._queries is None:
             return [floats(vector)[0] for vector in self.vectors]
         first = [floats(vector) for vector in self.vectors[: self._queries]]
@@ -153,7 +155,7 @@ class ScoringWriter(VectorWriter):
 
 
 class ScoreWriter(ScoringWriter):
-    """Of `/v1/score`."""
+    """Writes the response of `/v1/score`."""
 
     def make(self) -> bytes:
         head = self.head
@@ -162,13 +164,13 @@ class ScoreWriter(ScoringWriter):
 
 
 class RerankWriter(ScoringWriter):
-    """Of `/v1/rerank`: best first, ties in the order of the request."""
+    """Writes the response of `/v1/rerank`: best first, ties in the order of the request."""
 
     def __init__(
-        self, answering: Answering, *, queries: int | None, documents: Sequence[str], most: int, with_documents: bool
+        self, answer: VectorAnswer, *, queries: int | None, documents: Sequence[str], most: int, with_documents: bool
     ) -> None:
-        """`most` 0: all of them."""
-        super().__init__(answering, queries=queries)
+        """`most` is the number of results; 0 = all."""
+        super().__init__(answer, queries=queries)
         self._documents = documents
         self._most = most or len(documents)
         self._with_documents = with_documents
@@ -185,5 +187,5 @@ class RerankWriter(ScoringWriter):
             for i in order
         ]
         usage = self.usage()
-        told = RerankUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens)
-        return _encode(RerankAnswer(id=self.head.id, model=self.head.model, usage=told, results=results))
+        rerank_usage = RerankUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens)
+        return _encode(RerankAnswer(id=self.head.id, model=self.head.model, usage=rerank_usage, results=results))

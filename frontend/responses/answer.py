@@ -1,4 +1,4 @@
-"""The answer of the Responses API, whole."""
+"""The answers of the Responses API as msgspec structs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag="output_text"):
-    """What a message says."""
+    """The text of a message."""
 
     text: str
     annotations: list[dict[str, Any]] = []
@@ -25,13 +25,13 @@ class OutputText(msgspec.Struct, kw_only=True, tag="output_text"):
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag="reasoning_text"):
-    """What the model thought."""
+    """The text of the model's reasoning."""
 
     text: str
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag="message"):
-    """The model said something."""
+    """A message of the model."""
 
     id: str
     status: Status
@@ -40,7 +40,7 @@ class MessageItem(msgspec.Struct, kw_only=True, tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
-    """The model thought something."""
+    """A stretch of the model's reasoning."""
 
     id: str
     status: Status
@@ -50,7 +50,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
-    """The model wants a function called; `arguments` is JSON text."""
+    """A function call by the model. `arguments` is JSON text."""
 
     id: str
     call_id: str
@@ -63,20 +63,20 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
 class InputDetails(msgspec.Struct, kw_only=True):
-    """Of the prompt's tokens."""
+    """Counts among the tokens of the prompt."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, kw_only=True):
-    """Of the answer's tokens."""
+    """Counts among the tokens of the answer."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
-    """What the response cost, in tokens."""
+    """The token usage of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -86,20 +86,20 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, kw_only=True):
-    """Why a response ended before its end."""
+    """The reason of a response that is incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
 class ResponseFault(msgspec.Struct, kw_only=True):
-    """Why a response failed."""
+    """The error of a response that failed."""
 
     code: str
     message: str
 
 
 class ResponseAnswer(msgspec.Struct, kw_only=True):
-    """The answer of `POST /v1/responses`: what came out, and what was asked for."""
+    """The answer of `POST /v1/responses`: the output, and the parameters of the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -128,7 +128,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
-    usage: ResponseUsage | UnsetType = UNSET  # once it is known
+    usage: ResponseUsage | UnsetType = UNSET  # unset until the response has ended
     user: str | UnsetType = UNSET
     metadata: dict[str, str]
 
@@ -160,14 +160,14 @@ class InputTokens(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the request left to the model, as it was decided."""
+    """The sampling parameters in effect, from the request or the model's defaults."""
 
     temperature: float
     top_p: float
 
 
 def opened(request: ResponsesRequest, head: Head, sampled: Sampled, *, store: bool, background: bool = False) -> ResponseAnswer:
-    """The response as it begins."""
+    """Return a response at its beginning."""
     text = request.text or TextWishes()
     return ResponseAnswer(
         id=head.id,
@@ -199,7 +199,7 @@ def opened(request: ResponsesRequest, head: Head, sampled: Sampled, *, store: bo
 
 
 def item_id(kind: str, job_id: str, index: int) -> str:
-    """An id that says which response the item is of, so that a reference to it can be followed anywhere."""
+    """Return the id of an item. It has the id of its job, so that any ingress can follow a reference to it."""
     return f"{kind}_{job_id}_{index}"
 
 
@@ -207,7 +207,7 @@ ITEM_KINDS = {"content": "msg", "reasoning": "rs", "tool": "fc"}
 
 
 def item_of(block: ContentBlock, job_id: str, status: Status, logprobs: list[ContentLogprob] | None = None) -> OutputItem:
-    """A block as the item it is; while it is in progress without its text."""
+    """Return a block as an item, without its text while it is in progress."""
     name = item_id(ITEM_KINDS[block.kind], job_id, block.index)
     begun = status == "in_progress"
     if block.kind == "content":
@@ -220,7 +220,7 @@ def item_of(block: ContentBlock, job_id: str, status: Status, logprobs: list[Con
 
 
 def usage_of(counter: UsageCounter) -> ResponseUsage:
-    """The counts of an ended answer."""
+    """Return the token usage of an ended answer."""
     return ResponseUsage(
         input_tokens=counter.prompt,
         input_tokens_details=InputDetails(cached_tokens=counter.cached),

@@ -1,4 +1,4 @@
-"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: items → messages → job."""
+"""Plans requests of `POST /v1/responses` and counts those of `/v1/responses/input_tokens`: items, messages, job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _counted = msgspec.json.Decoder(InputTokensRequest)
 
 
 class ResponsesApi:
-    """Plans responses. What is to outlive a request is in the store; `store` None = nothing is kept."""
+    """Plans responses. The store keeps those that outlive their request; `store` None = nothing is kept."""
 
     def __init__(
         self,
@@ -58,7 +58,10 @@ class ResponsesApi:
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        """Raises a FrontendError, an AdmissionError, or a JetStreamError when earlier turns cannot be read."""
+        """Decode a body and plan its response.
+
+        Raises a FrontendError, an AdmissionError, or a JetStreamError if earlier turns cannot be read.
+        """
         request = await decode_request(_decoder, body)
         refuse_unknown(request)
         tenant = tenant_of(exchange)
@@ -88,7 +91,7 @@ class ResponsesApi:
         return planned.answered_by(writer)
 
     def _in_background(self, planned: GenerationPlan, progress: Progress, turn: _Turn, *, stream: bool) -> Plan:
-        """Raises BadRequest where nothing is stored."""
+        """Plan a response that outlives its connection. Raises BadRequest if nothing is stored here."""
         if self._background is None:
             raise unsupported("background", "is not supported here: nothing is stored")
         writer = BackgroundEvents(progress)
@@ -107,7 +110,7 @@ class ResponsesApi:
         return msgspec.structs.replace(plan, detached=detached)
 
     async def count(self, body: bytes, exchange: HttpExchange) -> bytes:
-        """The tokens of a prompt, also of one that is too long. Raises as `plan`."""
+        """Count the tokens of a prompt, also of one that is too long. Raises as `plan`."""
         request = await decode_request(_counted, body)
         refuse_unknown(request)
         tenant = tenant_of(exchange)
@@ -137,11 +140,11 @@ class ResponsesApi:
         async def keep(response: ResponseAnswer) -> bool:
             stored = self._metrics.stored
             store = self._store
-            assert store is not None  # noqa: S101  # nothing is to be kept otherwise
+            assert store is not None  # noqa: S101  # responses are kept only with a store
             try:
                 await store.put(turn.record(response))
             except ResponseNotStored as error:
-                # the tokens are there and were paid for: the answer goes out and says that it was not stored
+                # the tokens are computed and paid for, so the answer is sent and says that it was not stored
                 stored.labels(error.reason).inc()
                 log.warning("response.not_stored", response=response.id, reason=error.reason, error=str(error))
                 return False
@@ -153,7 +156,7 @@ class ResponsesApi:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
-    """What a response answers, until it can be stored."""
+    """The input of a response, kept until the response is stored."""
 
     tenant: str
     job_id: str
@@ -161,6 +164,7 @@ class _Turn:
     past: Past
 
     def record(self, response: ResponseAnswer) -> StoredResponse:
+        """Return the record of the response for the store."""
         return StoredResponse(
             id=response.id,
             tenant=self.tenant,
@@ -178,7 +182,7 @@ def _chat(request: ResponsesRequest | InputTokensRequest, before: Sequence[Mappi
 
 
 async def send_log(log: EventLog, exchange: HttpExchange) -> None:
-    """What there is and what comes, until the end."""
+    """Send the events of a log from the first one to the end."""
     at = 0
     while events := await log.since(at):
         at += events.count(END)
@@ -187,5 +191,5 @@ async def send_log(log: EventLog, exchange: HttpExchange) -> None:
 
 
 def tenant_of(exchange: HttpExchange) -> str:
-    """Whose responses a request may see."""
+    """Return the tenant of a request, which sees only its own responses."""
     return tenant_token(exchange.header(TENANT_HEADER) or "")

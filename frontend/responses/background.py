@@ -1,10 +1,9 @@
-"""Responses in the background: `background: true` is answered at once, and the response is made whether its client stays or
-not.
+"""Runs responses in the background: `background: true` is answered at once, and the response outlives its connection.
 
-Its record is in the store from the beginning: `queued`, then `in_progress`, then how it ended, with all its events; so any
-ingress can say how it stands.  It is made by the ingress that took it, which is the judge of its job and keeps its events
-until they are stored.  When that ingress dies, its job is cancelled like all its work; whoever looks at the record next finds
-the lease gone and closes it as failed.
+Its record is in the store from the beginning: `queued`, then `in_progress`, then its final status with all events, so any
+ingress can report its state. The ingress that accepted it runs it, is the judge of its job, and keeps its events until they are
+stored. If that ingress dies, its job is cancelled like all its work. The next ingress that reads the record finds the lease
+gone and closes the record as failed.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ log = structlog.get_logger()
 MOST_AT_ONCE = 1024
 STORE_AGAIN_S = 1.0
 STORE_TRIES = 30
-LAST_WORDS_S = 2.0  # when the process ends
-POLL_S = 0.25  # of a record that another ingress will change
-CANCEL_S = 5.0  # until another ingress has closed what it was told to cancel
-PACKING_RATIO = 8  # events say everything several times; so much larger than the record's limit they may be
+LAST_WORDS_S = 2.0  # to store a response when the process ends
+POLL_S = 0.25  # between reads of a record that another ingress will change
+CANCEL_S = 5.0  # for another ingress to close a response after its cancellation
+PACKING_RATIO = 8  # limit on the events as a multiple of the record's, because events repeat everything and compress well
 
 ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
@@ -46,7 +45,7 @@ MakeRecord = Callable[[ResponseAnswer], StoredResponse]
 
 
 class TooManyInBackground(FrontendError, status=429, code="too_many_in_background", retriable=True):
-    """This ingress makes as many as it may."""
+    """The ingress runs the maximum of background responses."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +60,10 @@ class _Running:
 
 
 class Background:
-    """All that one ingress makes, and what is known of those of others. `run` must be running for anything to be made."""
+    """The background responses of one ingress, with access to those of others. Responses start only while `run` runs."""
 
     def __init__(self, store: ResponsePort, port: JobPort, metrics: Metrics, *, max_bytes: int) -> None:
-        """`max_bytes`: of a stored record."""
+        """`max_bytes` is the limit of a stored record."""
         self._store = store
         self._port = port
         self._metrics = metrics
@@ -73,12 +72,15 @@ class Background:
         self._tasks = TaskScope()
 
     async def run(self) -> None:
-        """Until cancelled; what is not through then ends as failed."""
+        """Run until cancelled. Responses that are still running then end as failed."""
         async with self._tasks:
             await asyncio.get_running_loop().create_future()
 
     async def start(self, plan: Plan, writer: BackgroundEvents, response: ResponseAnswer, record: MakeRecord) -> EventLog:
-        """Store it and have it made. Returns its events. Raises TooManyInBackground, ResponseNotStored, an AdmissionError."""
+        """Store a queued response, start it, and return its events.
+
+        Raises TooManyInBackground, ResponseNotStored, Draining, an AdmissionError.
+        """
         if not self._tasks.is_open:
             raise _stopped()
         if len(self._running) >= MOST_AT_ONCE:
@@ -90,8 +92,8 @@ class Background:
             answer = await self._port.submit(plan.jobs[0])
             one.log.add(writer.queued())
             try:
-                one.task = self._tasks.spawn(self._make(one, answer))
-            except RuntimeError:  # the process has begun to end
+                one.task = self._tasks.spawn(self._run(one, answer))
+            except RuntimeError:  # the process is shutting down
                 answer.cancel()
                 raise _stopped() from None
         except BaseException:
@@ -105,23 +107,23 @@ class Background:
     def _record(self, one: _Running) -> StoredResponse:
         return msgspec.structs.replace(one.record(one.response), judge=self._port.id)
 
-    # -- making one ------------------------------------------------------------------------------------------
+    # -- running a response ----------------------------------------------------------------------------------
 
-    async def _make(self, one: _Running, answer: JobAnswer) -> None:
+    async def _run(self, one: _Running, answer: JobAnswer) -> None:
         try:
             await self._read(one, answer)
         except asyncio.CancelledError:
             answer.cancel()
-            if not one.cancelled:  # the process ends
+            if not one.cancelled:  # the process is shutting down
                 await self._close(one, translate(_stopped()), within_s=LAST_WORDS_S)
                 raise
             await self._close(one, None)
         except Exception as error:
-            told = translate(error)
-            if type(told) is FrontendError:
+            seen = translate(error)
+            if type(seen) is FrontendError:
                 log.error("background.crashed", response=one.response.id, exc_info=error)
-            one.cancelled = isinstance(error, JobWithdrawn)  # through another ingress, or by its request id
-            await self._close(one, None if one.cancelled else told)
+            one.cancelled = isinstance(error, JobWithdrawn)  # by another ingress, or by its request id
+            await self._close(one, None if one.cancelled else seen)
         else:
             await self._close(one, None)
         finally:
@@ -142,17 +144,17 @@ class Background:
                     raise Incomplete
                 one.log.add(one.writer.events(rows))
                 if begun is None and one.writer.open:
-                    begun = self._tasks.spawn(self._say_begun(one))
+                    begun = self._tasks.spawn(self._store_begun(one))
         finally:
-            if begun is not None:  # or it could overwrite the end
+            if begun is not None:  # otherwise its write could overwrite the final record
                 await asyncio.wait([begun])
 
-    async def _say_begun(self, one: _Running) -> None:
-        with contextlib.suppress(ResponseNotStored):  # the record says queued a little longer
+    async def _store_begun(self, one: _Running) -> None:
+        with contextlib.suppress(ResponseNotStored):  # the record then stays queued a little longer
             await self._store.put(self._record(one))
 
     async def _close(self, one: _Running, error: FrontendError | None, *, within_s: float | None = None) -> None:
-        """Its last event, and its record for good."""
+        """Add the last event and store the final record."""
         if one.cancelled:
             one.log.add(one.writer.cancelled())
         elif error is not None:
@@ -189,16 +191,16 @@ class Background:
                 self._metrics.stored.labels("stored").inc()
                 return
 
-    # -- what is asked of one --------------------------------------------------------------------------------
+    # -- requests about a response ---------------------------------------------------------------------------
 
     async def get(self, response_id: str, tenant: str, /) -> StoredResponse:
-        """As it stands. Raises ResponseUnknown, or a JetStreamError."""
+        """Return the current record of a response. Raises ResponseUnknown, or a JetStreamError."""
         record = await self._store.get(response_id, tenant)
         one = self._running.get(response_id)
         if one is not None:
             return self._record(one)
         if record.judge and (record.judge == self._port.id or await self._port.judge_gone(record.judge)):
-            record = await self._store.get(response_id, tenant)  # it may have ended between the two looks
+            record = await self._store.get(response_id, tenant)  # it may have ended between the two reads
             if record.judge and response_id not in self._running:
                 record = await self._give_up(record)
         return record
@@ -209,12 +211,12 @@ class Background:
         answer |= {"status": "failed", "error": msgspec.to_builtins(fault)}
         closed = msgspec.structs.replace(record, answer=msgspec.json.encode(answer), judge="")
         log.warning("background.orphaned", response=record.id, judge=record.judge)
-        with contextlib.suppress(ResponseNotStored):  # the next one who looks tries again
+        with contextlib.suppress(ResponseNotStored):  # the next reader tries again
             await self._store.put(closed)
         return closed
 
     async def events(self, response_id: str, tenant: str) -> EventLog:
-        """Those of one in the background. While another ingress makes it this waits until it has ended.
+        """Return the events of a background response. If another ingress runs it, wait until it has ended.
 
         Raises as `get`, and EventsGone.
         """
@@ -228,7 +230,7 @@ class Background:
             await asyncio.sleep(POLL_S)
 
     async def cancel(self, response_id: str, tenant: str) -> StoredResponse:
-        """Stop it; one that has ended stays as it is. Raises as `get`, and BrokerUnavailable."""
+        """Cancel a response; one that has ended does not change. Raises as `get`, and BrokerUnavailable."""
         record = await self.get(response_id, tenant)
         one = self._running.get(response_id)
         if one is not None and one.task is not None:
@@ -245,7 +247,7 @@ class Background:
         return record
 
     async def forget(self, response_id: str, tenant: str) -> None:
-        """Stop it, so that its end does not bring it back into the store. Raises as `cancel`."""
+        """Cancel a response before its deletion, so that its end does not store it again. Raises as `cancel`."""
         record = await self.get(response_id, tenant)
         if record.judge:
             await self.cancel(response_id, tenant)

@@ -1,4 +1,4 @@
-"""The events of one response, kept so that they can be read again from any number on, also while more are coming."""
+"""A log of the events of one response, which can be read from any number on, also while events are added."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import zlib
 
 from headrace.frontend.errors import FrontendError
 
-END = b"\n\n"  # of an event; inside of one JSON has no bare line end
+END = b"\n\n"  # of an event; JSON inside an event has no bare line end
 
 
 class EventsGone(FrontendError, status=400, code="events_not_kept"):
-    """They were too many to be kept."""
+    """The response has too many events to keep."""
 
 
 class EventLog:
-    """Event n is the one with sequence number n. Over `max_bytes` all are dropped, for a log with a hole serves nobody."""
+    """A log in which event n has sequence number n. Over `max_bytes` all events are dropped, as a log with a gap is useless."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -26,26 +26,26 @@ class EventLog:
         self.dropped = False
 
     def add(self, events: bytes) -> None:
-        """Whole events, in order."""
+        """Add whole events, in order."""
         self._size += len(events)
         if self._size > self._max_bytes:
             self._events.clear()
             self.dropped = True
         if not self.dropped:
             self._events += [event + END for event in events.split(END) if event]
-        self._tell()
+        self._wake()
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Mark the log as complete."""
         self.ended = True
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         self._more.set()
         self._more = asyncio.Event()
 
     async def since(self, number: int) -> bytes:
-        """The events from this number on, at least one; nothing once the log has ended before. Raises EventsGone."""
+        """Wait for the events from this number on; empty if the log has ended before it. Raises EventsGone."""
         while not self.dropped and len(self._events) <= number and not self.ended:
             await self._more.wait()
         if self.dropped:
@@ -53,16 +53,16 @@ class EventLog:
         return b"".join(self._events[number:])
 
     def count(self) -> int:
-        """How many events there are."""
+        """Return the number of events."""
         return len(self._events)
 
     def packed(self) -> bytes:
-        """All of them, compressed; empty if they were dropped. Takes long for a long answer: call it in a thread."""
+        """Return all events, compressed; empty if they were dropped. Takes long for a long answer: call it in a thread."""
         return b"" if self.dropped else zlib.compress(b"".join(self._events), 3)
 
 
 def unpacked(stored: bytes, max_bytes: int) -> EventLog:
-    """The log that was stored, ended. Takes long for a long answer: call it in a thread."""
+    """Return a stored log, ended. Takes long for a long answer: call it in a thread."""
     log = EventLog(max_bytes)
     if stored:
         log.add(zlib.decompressobj().decompress(stored, max_bytes + 1))

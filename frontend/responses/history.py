@@ -1,4 +1,4 @@
-"""The conversation a request continues: earlier turns by `previous_response_id`, single items by reference."""
+"""Reads the conversation that a request continues: earlier turns by `previous_response_id`, single items by reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Item = dict[str, Any]
 
 
 class PreviousUnknown(BadRequest, code="previous_response_not_found"):
-    """The response to be continued is not there."""
+    """The response to be continued is not stored."""
 
 
 class StillMade(BadRequest, code="response_in_progress"):
@@ -39,7 +39,7 @@ class TooLong(BadRequest, code="conversation_too_long"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What was said before. `chain` has the ids of its turns, `size` what its items take as JSON, in bytes."""
+    """The conversation before a request. `chain` has the ids of its turns, `size` the bytes of its items as JSON."""
 
     items: list[Item] = field(default_factory=list)
     chain: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Past:
 
 
 class History:
-    """Reads the store within bounds. `store` None = nothing was ever stored."""
+    """Reads conversations from the store, within limits. `store` None = nothing is stored."""
 
     def __init__(self, store: ResponsePort | None, *, max_turns: int, max_bytes: int) -> None:
         self._store = store
@@ -55,7 +55,10 @@ class History:
         self._max_bytes = max_bytes
 
     async def before(self, previous: str | None, tenant: str) -> Past:
-        """Raises PreviousUnknown, TooLong, and a JetStreamError when the store cannot be reached."""
+        """Read the conversation up to a response.
+
+        Raises PreviousUnknown, StillMade, TooLong, and a JetStreamError if the store cannot be reached.
+        """
         if previous is None:
             return Past()
         last = await self._get(previous, tenant, previous)
@@ -78,11 +81,11 @@ class History:
         items: list[Item] = []
         for turn in (*earlier, last):
             items += turn.items()
-            await asyncio.sleep(0)  # decoding a long turn takes a while; others want their turn
+            await asyncio.sleep(0)  # decoding a long turn blocks the event loop for a while
         return Past(items=items, chain=[*last.chain, last.id], size=size)
 
     async def items(self, given: str | Sequence[Item], past: Past, tenant: str) -> list[Item]:
-        """The request's own items; references are replaced by what they refer to. Raises BadRequest."""
+        """Return the request's own items, with references replaced by their items. Raises BadRequest."""
         if isinstance(given, str):
             return [user_item(given)]
         references = [i for i, item in enumerate(given) if kind_of(item, f"input[{i}]") == "item_reference"]
@@ -103,7 +106,7 @@ class History:
         return items
 
     async def _around(self, name: str, tenant: str) -> dict[str, Item]:
-        """All items of the turn that an item's id names."""
+        """Return all items of the turn that an item's id names."""
         match = _ITEM_ID.match(name)
         if match is None or self._store is None:
             return {}
@@ -135,7 +138,7 @@ def _unknown(asked: str, missing: str) -> PreviousUnknown:
 
 
 def named_items(items: Sequence[Item], job_id: str) -> bytes:
-    """A request's items as JSON for the store, each with an id."""
+    """Return a request's items as JSON for the store, each with an id."""
     named = [
         item if item.get("id") else {**item, "id": f"{_PREFIX.get(item.get('type', ''), 'msg')}_{job_id}_i{i}"}
         for i, item in enumerate(items)

@@ -1,7 +1,6 @@
-"""Items of the Responses API as the messages of a chat.
+"""Converts items of the Responses API into the messages of a chat.
 
-What an assistant did in one go is several items (reasoning, a text, calls) and one message.  The rules are those of vLLM's
-server.
+One turn of an assistant is several items (reasoning, a text, calls) and one message. The rules are those of vLLM's server.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def user_item(text: str) -> dict[str, Any]:
-    """The item that an input of plain text stands for."""
+    """Return the item for an input of plain text."""
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
 def kind_of(item: Item, where: str) -> str:
-    """The type of an item; a message may leave it out. Raises BadRequest."""
+    """Return the type of an item, which a message may leave out. Raises BadRequest."""
     kind = item.get("type", "message" if "role" in item else None)
     if kind is None:
         raise missing(f"{where}.type")
@@ -35,17 +34,18 @@ def kind_of(item: Item, where: str) -> str:
 
 
 class MessageBuilder:
-    """Takes items one after the other; `messages` is the chat so far. `where` is the place of an item, for errors."""
+    """Builds `messages` from items, one after the other. `where` is the path of an item, for errors."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._calls: set[str] = set()
 
     def instruct(self, instructions: str) -> None:
+        """Add a system message."""
         self.messages.append({"role": "system", "content": instructions})
 
     def add(self, item: Item, where: str) -> None:
-        """Raises BadRequest naming the place."""
+        """Add an item. Raises BadRequest with the path of the field."""
         kind = kind_of(item, where)
         if kind == "message":
             self._message(item, where)
@@ -107,7 +107,7 @@ class MessageBuilder:
         self.messages.append(cast("Message", {"role": "tool", "tool_call_id": call_id, "content": content}))
 
     def _open(self, *, without: Sequence[str]) -> Message:
-        """The assistant's message that goes on here: the last one, unless it already has what must come later."""
+        """Return the assistant's message to extend: the last message, unless it has one of the keys in `without`."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(key in last for key in without):
             last = cast("Message", {"role": "assistant"})

@@ -1,4 +1,4 @@
-"""What can be done with a stored response: look at it, list what it answered, delete it."""
+"""Routes of stored responses: read one, list its input items, cancel or delete it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_ID = 128
 
 
 class ResponseRoutes:
-    """Endpoints over the store. `store` None = nothing was ever stored."""
+    """Endpoints over the store. `store` None = nothing is stored."""
 
     def __init__(self, store: ResponsePort | None, background: Background | None = None) -> None:
         self._store = store
         self._background = background
 
     def routes(self) -> list[Route]:
-        """Of Starlette."""
+        """Return the Starlette routes."""
         return [
             Route("/v1/responses/{id}", self.one, methods=["GET", "DELETE"]),  # one route, so that a 405 names both
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
@@ -42,11 +42,11 @@ class ResponseRoutes:
         ]
 
     async def one(self, request: Request) -> Response:
-        """Raises as `get` and `delete`."""
+        """Read or delete a response. Raises as `get` and `delete`."""
         return await (self.delete(request) if request.method == "DELETE" else self.get(request))
 
     async def get(self, request: Request) -> Response:
-        """As it stands, or with `stream` its events. Raises ResponseUnknown, BadRequest."""
+        """Return a response as it is now, or with `stream` its events. Raises ResponseUnknown, BadRequest."""
         query = request.query_params
         if query.get("stream", "false").lower() in ("false", "0", ""):
             if "starting_after" in query:
@@ -54,14 +54,14 @@ class ResponseRoutes:
             return Response((await self._read(request)).answer, media_type="application/json")
         after = _event_number(query.get("starting_after"))
         record = await self._read(request)
-        if self._background is None or not msgspec.json.decode(record.answer, type=_MadeHow).background:
+        if self._background is None or not msgspec.json.decode(record.answer, type=_BackgroundField).background:
             raise unsupported("stream", "is only possible for responses that were made with background")
         log = await self._background.events(record.id, record.tenant)
-        first = await log.since(after)  # an error must come before the status
+        first = await log.since(after)  # an error must be raised before the status is sent
         return StreamingResponse(_follow(log, after, first), media_type="text/event-stream; charset=utf-8")
 
     async def delete(self, request: Request) -> Response:
-        """Raises ResponseUnknown."""
+        """Delete a response, and cancel it if it is running. Raises ResponseUnknown."""
         response_id = request.path_params["id"]
         if self._store is None or len(response_id) > MAX_ID:
             raise _missing(response_id)
@@ -71,7 +71,7 @@ class ResponseRoutes:
         return _json(DeletedResponse(id=response_id))
 
     async def input_items(self, request: Request) -> Response:
-        """The items of the request that it answered, the last one first unless `order` says otherwise.
+        """List the input items of a response, the last one first unless `order` says otherwise.
 
         Raises ResponseUnknown, BadRequest.
         """
@@ -94,10 +94,12 @@ class ResponseRoutes:
         return _json(ItemList(data=page, first_id=ends[0], last_id=ends[1], has_more=len(items) > limit))
 
     async def cancel(self, request: Request) -> Response:
-        """The response as it is then; one that has ended stays as it is. Raises ResponseUnknown, BrokerUnavailable, and
-        BadRequest for one that was not made in the background."""
+        """Cancel a background response and return it; one that has ended does not change.
+
+        Raises ResponseUnknown, BrokerUnavailable, and BadRequest for a response that was not made in the background.
+        """
         record = await self._read(request)
-        if self._background is None or not msgspec.json.decode(record.answer, type=_MadeHow).background:
+        if self._background is None or not msgspec.json.decode(record.answer, type=_BackgroundField).background:
             raise BadRequest(
                 "only a response made with background can be cancelled; to cancel another one close its connection",
                 param="response_id",
@@ -113,8 +115,8 @@ class ResponseRoutes:
         return await source.get(response_id, _tenant(request))
 
 
-class _MadeHow(msgspec.Struct):
-    """The one field of an answer that is looked at."""
+class _BackgroundField(msgspec.Struct):
+    """The field `background` of a stored answer."""
 
     background: bool = False
 
@@ -127,7 +129,7 @@ async def _follow(log: EventLog, after: int, events: bytes) -> AsyncIterator[byt
 
 
 def _event_number(value: str | None) -> int:
-    """The first event that is wanted. Raises BadRequest."""
+    """Return the number of the first event to send. Raises BadRequest."""
     if value is None:
         return 0
     if not value.isascii() or not value.isdigit() or len(value) > 9:

@@ -1,7 +1,7 @@
-"""The request of `POST /v1/responses`.
+"""The request of `POST /v1/responses` as msgspec structs.
 
-Names and ranges are OpenAI's, plus what vLLM's server added.  Items and tools stay mappings: what they may be depends on their
-type, and the translation names the place of what is wrong with them.
+Names and ranges are OpenAI's, plus the additions of vLLM's server. Items and tools stay mappings: their fields depend on their
+type, and the translation names the path of a wrong field.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Items = list[dict[str, Any]]
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the text of the answer must be."""
+    """The format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -37,14 +37,14 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TextWishes(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`verbosity` is accepted and given back; no model here knows it."""
+    """Options of the answer's text. `verbosity` is accepted and returned, and has no effect."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningWishes(msgspec.Struct, kw_only=True):
-    """`effort` goes to the chat template. Reasoning is always given out whole; `summary` asks for less and is accepted."""
+    """Options of reasoning. `effort` goes to the chat template. `summary` is accepted; reasoning is always returned in full."""
 
     effort: ReasoningEffort | None = None
     summary: str | None = None
@@ -52,7 +52,7 @@ class ReasoningWishes(msgspec.Struct, kw_only=True):
 
 
 class ConversationInput(msgspec.Struct, kw_only=True):
-    """What becomes the prompt: all that counting needs."""
+    """The fields that become the prompt, which are all that counting needs."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     input: str | Items
@@ -113,4 +113,4 @@ class ResponsesRequest(ConversationInput, kw_only=True):
 class InputTokensRequest(ConversationInput, kw_only=True):
     """A prompt to be counted."""
 
-    input: str | Items | None = None  # type: ignore[assignment]  # instructions or a previous response may be all there is
+    input: str | Items | None = None  # type: ignore[assignment]  # instructions or a previous response are enough

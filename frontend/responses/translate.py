@@ -1,4 +1,4 @@
-"""A request of the Responses API as a chat request. Sans-io: the conversation so far is handed in."""
+"""Translates a request of the Responses API into a chat request. Sans-io: the caller reads the conversation so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(
     {
         LOGPROBS,
-        "reasoning.encrypted_content",  # reasoning is given out in the clear, which serves the same end
+        "reasoning.encrypted_content",  # reasoning is returned in plain text, which serves the same purpose
         "message.input_image.image_url",
         "file_search_call.results",
         "web_search_call.results",
@@ -39,7 +39,7 @@ INCLUDABLE = frozenset(
 
 
 def refuse_unknown(request: ConversationInput) -> None:
-    """What is known of this API and not done here. Raises BadRequest."""
+    """Refuse parameters of this API that are not supported here. Raises BadRequest."""
     if request.conversation is not None:
         raise unsupported("conversation", "is not supported here; use previous_response_id")
     if request.prompt is not None:
@@ -57,7 +57,10 @@ def refuse_unknown(request: ConversationInput) -> None:
 
 
 def messages_of(instructions: str | None, before: Iterable[Item], items: Items) -> list[Message]:
-    """`before` is what earlier turns said; their instructions do not count any more. Raises BadRequest."""
+    """Return the messages of a chat. `before` has the items of earlier turns, whose instructions are dropped.
+
+    Raises BadRequest.
+    """
     builder = MessageBuilder()
     if instructions:
         builder.instruct(instructions)
@@ -71,7 +74,7 @@ def messages_of(instructions: str | None, before: Iterable[Item], items: Items) 
 
 
 def continues(items: Items) -> bool:
-    """The last item is an answer that the client has begun, or one that was cut: the model is to go on from there."""
+    """Return True if the last item is an incomplete answer, which the model has to continue."""
     last = items[-1] if items else {}
     return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
 
@@ -79,7 +82,7 @@ def continues(items: Items) -> bool:
 def chat_request(
     request: ResponsesRequest | InputTokensRequest, messages: list[Message], *, go_on: bool = False
 ) -> ChatRequest:
-    """`go_on`: with the last message. Raises BadRequest."""
+    """Return the chat request. With `go_on` the model continues the last message. Raises BadRequest."""
     tools, choice = _tools(request.tools), _choice(request.tool_choice)
     chat = ChatRequest(
         model=request.model,
@@ -103,7 +106,7 @@ def chat_request(
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Asked for by `include`, or by naming how many."""
+    """Return True if log probabilities are requested, by `include` or by their number."""
     return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 
@@ -142,14 +145,14 @@ def _sampling(request: ResponsesRequest, chat: ChatRequest) -> None:
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
 
 
-def _format(wish: TextFormat) -> ResponseFormat | None:
-    if wish.type == "text":
+def _format(text: TextFormat) -> ResponseFormat | None:
+    if text.type == "text":
         return None
-    if wish.type == "json_object":
+    if text.type == "json_object":
         return ResponseFormat(type="json_object")
-    if wish.schema is None:
+    if text.schema is None:
         raise missing("text.format.schema")
-    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=wish.name, schema=wish.schema, strict=wish.strict))
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=text.name, schema=text.schema, strict=text.strict))
 
 
 def _tools(given: Items | None) -> list[Tool]:

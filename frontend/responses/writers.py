@@ -1,4 +1,4 @@
-"""What turns rows into a response: one machine that keeps the items, one writer that shows its every step, one its end."""
+"""Writes rows as a response: `Progress` keeps the items, one writer sends each step as an event, one the whole response."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from headrace.frontend.writers.usage import UsageCounter
 
 _encode = msgspec.json.Encoder().encode
 
-_FAULTS = {400: "invalid_prompt", 413: "invalid_prompt", 429: "rate_limit_exceeded"}  # the rest is server_error
+_FAULTS = {400: "invalid_prompt", 413: "invalid_prompt", 429: "rate_limit_exceeded"}  # other statuses: server_error
 
 
 class Keep(Protocol):
-    """Stores an ended response; False when that failed. Raises nothing."""
+    """Stores an ended response. Returns False if that failed; raises nothing."""
 
     def __call__(self, response: ResponseAnswer, /) -> Awaitable[bool]: ...
 
 
 class Progress:
-    """A response as it comes into being. `logprobs` None = not asked for."""
+    """The state of a response while it is generated. `logprobs` None = not requested."""
 
     def __init__(self, response: ResponseAnswer, job_id: str, counter: UsageCounter, logprobs: LogprobWriter | None) -> None:
         self.response = response
@@ -48,12 +48,12 @@ class Progress:
         self._counter = counter
         self._writer = logprobs
         self._blocks = ContentBlocks()
-        self._waiting: list[TokenLogprob] = []  # of tokens whose text was held back
+        self._waiting: list[TokenLogprob] = []  # tokens whose text is held back
         self._fresh: list[ContentLogprob] = []
-        self._said: dict[int, list[ContentLogprob]] = {}  # block → those of its text
+        self._of_block: dict[int, list[ContentLogprob]] = {}  # index of a block → its log probabilities
 
     def steps(self, row: Row) -> Iterator[tuple[BlockStep, list[ContentLogprob]]]:
-        """What the row adds; with every piece of text the log probabilities of its tokens. Raises PartsOutOfOrder."""
+        """Yield the steps of a row, each with the log probabilities of its text. Raises PartsOutOfOrder."""
         self._counter.completion += len(row.ids)
         if self._writer is None or not row.logprobs:
             yield from self._take(row.texts)
@@ -77,7 +77,7 @@ class Progress:
             return []
         said, self._waiting = tokens_of(step.text, self._waiting)
         fresh = self._writer.chat(said).content
-        self._said.setdefault(step.block.index, []).extend(fresh)
+        self._of_block.setdefault(step.block.index, []).extend(fresh)
         return fresh
 
     def _end(self, fin: Finish) -> Iterator[tuple[BlockStep, list[ContentLogprob]]]:
@@ -98,24 +98,25 @@ class Progress:
         self.response.output = [self.item(block, self.closed(block)) for block in self._blocks.all]
 
     def closed(self, block: ContentBlock) -> Status:
-        """The status of a block that has ended: only the last one of a response that was cut is cut itself."""
+        """Return the status of an ended block: incomplete for the last block of an incomplete response."""
         cut = self.response.status == "incomplete" and block is self._blocks.all[-1]
         return "incomplete" if cut else "completed"
 
     def item(self, block: ContentBlock, status: Status) -> OutputItem:
+        """Return a block as an item of the response."""
         return item_of(block, self.job_id, status, self.logprobs(block))
 
     def logprobs(self, block: ContentBlock) -> list[ContentLogprob]:
-        """Those of the block's whole text."""
-        return self._said.get(block.index, [])
+        """Return the log probabilities of a block's text."""
+        return self._of_block.get(block.index, [])
 
 
 def tokens_of(text: str, waiting: list[TokenLogprob]) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
-    """The tokens that say `text`, and those after them. What came before was no text: markers that a parser took out."""
+    """Split waiting tokens into those of `text` and those after it. Tokens before it are markers that a parser removed."""
     raw = text.encode()
     start = b"".join(token.token for token in waiting).rfind(raw)
     if start < 0:
-        return waiting, []  # spelled otherwise: none is left out
+        return waiting, []  # the tokens spell the text differently, so keep all
     said: list[TokenLogprob] = []
     at = 0
     for i, token in enumerate(waiting):
@@ -128,7 +129,7 @@ def tokens_of(text: str, waiting: list[TokenLogprob]) -> tuple[list[TokenLogprob
 
 
 class ResponseWriter(WholeWriter):
-    """The response in one piece."""
+    """Writes the response as a whole."""
 
     def __init__(self, progress: Progress, keep: Keep | None) -> None:
         self.open = 1
@@ -152,7 +153,7 @@ class ResponseWriter(WholeWriter):
 
 
 class ResponseEvents(StreamWriter):
-    """The events of a streamed response, numbered without a hole. No [DONE] follows: the last event says that it is one."""
+    """Writes the events of a streamed response, numbered without gaps. The type of the last event marks the end, not [DONE]."""
 
     def __init__(self, progress: Progress, keep: Keep | None) -> None:
         self.open = 1
@@ -161,7 +162,7 @@ class ResponseEvents(StreamWriter):
         self._keep = keep
         self._number = 0
         self._begun = False
-        self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of the block that is open
+        self._around: tuple[bytes, bytes] = (b"", b"")  # around a piece of text of the open block
         self._out: list[bytes] = []
 
     def events(self, rows: list[Row]) -> bytes:
@@ -189,7 +190,7 @@ class ResponseEvents(StreamWriter):
         return self._flush()
 
     def failure(self, error: FrontendError) -> bytes:
-        """A failed response, or a plain error when there was none yet."""
+        """Return a failed response, or a plain error if the response has not begun."""
         code = _FAULTS.get(error.status, "server_error")
         if self._number:
             response = self._progress.response
@@ -265,13 +266,13 @@ class ResponseEvents(StreamWriter):
 
 
 class BackgroundEvents(ResponseEvents):
-    """The events of a response that waited before anybody worked on it, and that may be cancelled."""
+    """Writes the events of a background response, which is queued first and can be cancelled."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(progress, None)
 
     def queued(self) -> bytes:
-        """Come first, before any row."""
+        """Return the first events, before any row."""
         self._whole("response.created")
         self._whole("response.queued")
         return self._flush()
@@ -281,7 +282,7 @@ class BackgroundEvents(ResponseEvents):
         self._whole("response.in_progress")
 
     def cancelled(self) -> bytes:
-        """Ends it. There is no event of this name; clients look at the status."""
+        """Return the last event of a cancelled response. The API has no such event; clients read the status."""
         response = self._progress.response
         response.status, response.output = "cancelled", []
         self._whole("response.failed")

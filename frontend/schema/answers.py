@@ -1,6 +1,6 @@
-"""The bodies of answers that are not streamed, and the shape of everything for `/openapi.json`.
+"""The bodies of answers that are not streamed, also as schemas for `/openapi.json`.
 
-Streamed events are written from prepared bytes (`sse.py`), not from these.
+Streamed events are written from prepared bytes (`headrace.frontend.writers.sse`), not from these structs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ UNSET = msgspec.UNSET
 
 
 class CachedTokens(msgspec.Struct):
-    """How much of the prompt was found in a KV cache."""
+    """The number of prompt tokens found in a KV cache."""
 
     cached_tokens: int = 0
 
 
 class CompletionTokens(msgspec.Struct):
-    """How much of the answer was reasoning, as far as the model's parser can tell."""
+    """The number of reasoning tokens in the answer, according to the model's parser."""
 
     reasoning_tokens: int = 0
 
@@ -53,7 +53,7 @@ class ContentLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Log probabilities of a chat choice. Nothing is ever said as a refusal."""
+    """Log probabilities of a chat choice. `refusal` is never used."""
 
     content: list[ContentLogprob]
     refusal: None = None
@@ -63,13 +63,13 @@ class CompletionLogprobs(msgspec.Struct):
     """Log probabilities of a completions choice; one entry per token in each list."""
 
     text_offset: list[int]
-    token_logprobs: list[float | None]  # null for the first token of an echoed prompt: nothing came before it
+    token_logprobs: list[float | None]  # null for the first token of an echoed prompt
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
 class PromptLogprob(msgspec.Struct):
-    """A token at a place of the prompt; `rank` 1 is the likeliest there, null where nobody counted."""
+    """A token at a position of the prompt. `rank` 1 is the likeliest there; null = unknown."""
 
     logprob: float
     rank: int | None
@@ -81,14 +81,14 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CalledFunction(msgspec.Struct):
-    """`arguments` is JSON text; a model may have got it wrong, or have been cut off."""
+    """A called function. `arguments` is JSON text of the model, which may be invalid or truncated."""
 
     name: str
     arguments: str
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):
-    """A tool the model wants called."""
+    """A tool call of the model."""
 
     id: str
     type: Literal["function"] = "function"
@@ -96,7 +96,7 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """What the model said. Reasoning has two names: vLLM's server calls it `reasoning`, most clients `reasoning_content`."""
+    """A message of the model. Reasoning has two names: vLLM's server uses `reasoning`, most clients `reasoning_content`."""
 
     role: str
     content: str | None
@@ -108,7 +108,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer. `stop_reason` is the stop string or token that ended it, if one did."""
+    """A choice of a chat. `stop_reason` is the stop string or token that ended it, if any."""
 
     index: int
     message: ChatMessage
@@ -135,7 +135,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One continuation. `stop_reason` is the stop string or token that ended it, if one did."""
+    """A choice of a completion. `stop_reason` is the stop string or token that ended it, if any."""
 
     index: int
     text: str
@@ -179,7 +179,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 class ErrorDetail(msgspec.Struct):
-    """What was wrong, for people (`message`) and programs (`code`, `param`)."""
+    """The details of an error, for people (`message`) and programs (`code`, `param`)."""
 
     message: str
     type: str
@@ -188,6 +188,6 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """Every error has this shape."""
+    """The shape of every error."""
 
     error: ErrorDetail

@@ -13,14 +13,14 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class FunctionCall(TypedDict, total=False):
-    """What an assistant called. `arguments` is JSON text, as the API gave it out; an object is taken as well."""
+    """A function called by an assistant. `arguments` is JSON text, as in answers; an object is accepted as well."""
 
     name: Required[NonEmpty]
     arguments: str | dict[str, Any] | None
 
 
 class ToolCall(TypedDict, total=False):
-    """A call in a message of the assistant."""
+    """A tool call in a message of the assistant."""
 
     id: str
     type: Literal["function"]
@@ -28,7 +28,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """One message. Which of the fields count depends on the role; others are left out."""
+    """A message of a conversation. Fields that its role does not use are ignored."""
 
     role: Required[Annotated[str, Meta(min_length=1, max_length=64)]]
     content: str | list[dict[str, Any]] | None
@@ -49,14 +49,14 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool of the kind every model knows. Others are refused by name."""
+    """A tool. Types other than `function` are refused by name."""
 
     type: str = "function"
     function: Function | None = None
 
 
 class FunctionName(msgspec.Struct, kw_only=True):
-    """One of the tools."""
+    """The name of a tool."""
 
     name: NonEmpty
 
@@ -69,14 +69,14 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """Which of the tools may be called, and whether one must be."""
+    """The tools that may be called. With `mode` required, one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Meta(min_length=1)]
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """A tool by its name, or the few that are allowed."""
+    """A tool by its name, or the allowed tools."""
 
     type: str = "function"
     function: FunctionName | None = None

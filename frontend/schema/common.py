@@ -1,7 +1,7 @@
-"""What chat and completions requests have in common.
+"""The common fields of chat and completions requests.
 
-Names, types and ranges are OpenAI's, plus what vLLM's server added to them.  Fields nobody knows are ignored.  Ranges stand in
-the types, so that one decode checks them and names the parameter, and `/openapi.json` shows them.
+Names, types and ranges are OpenAI's, plus the additions of vLLM's server. Unknown fields are ignored. Ranges are part of the
+types, so that one decode checks them and names the parameter, and `/openapi.json` shows them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-MAX_STOPS = 16  # OpenAI takes 4; nothing here gets slower by a few more
+MAX_STOPS = 16  # OpenAI allows 4; a few more cost nothing
 MAX_LOGPROBS = 20
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -24,14 +24,14 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """Extras of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
-    """A schema the answer must conform to."""
+    """A schema that the answer must conform to."""
 
     name: str | None = None
     schema: dict[str, Any] | None = None
@@ -39,7 +39,7 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's way to ask for JSON, and vLLM's for text with tags in it: `format`, or `structures` and `triggers`."""
+    """OpenAI's parameter for JSON, with vLLM's additions for text with tags: `format`, or `structures` and `triggers`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -49,7 +49,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """One of the first six, and how to apply it."""
+    """vLLM's parameter for guided decoding: one of the first six fields, and options."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -63,7 +63,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """The fields of both surfaces. `None` always means: not given."""
+    """The fields of both APIs. `None` always means: not given."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -116,6 +116,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds; the header x-request-timeout-s wins
     vllm_xargs: dict[str, Any] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")] | None = None  # becomes part of the answer's id
-    user: str | None = None  # this and the rest: checked, and of no effect
+    user: str | None = None  # checked, without effect, as are the fields below
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
     store: bool | None = None

@@ -12,7 +12,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """Prompts to be continued."""
+    """Prompts to continue."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)] | None = None  # text, ids, or a list of either
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # 0 only with echo

@@ -1,4 +1,4 @@
-"""The bodies of `/tokenize` and `/detokenize`, as vLLM's server has them."""
+"""The bodies of `/tokenize` and `/detokenize`, as in vLLM's server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.frontend.schema.common import TokenId
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """A prompt, or a conversation. Without `model` the only one that is served."""
+    """A prompt or a conversation to tokenise. Without `model` the only served model is used."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
-    add_special_tokens: bool | None = None  # None = with a prompt yes, with a conversation the template's business
+    add_special_tokens: bool | None = None  # None = yes with a prompt; with a conversation the template adds them
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -27,7 +27,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
-    """`token_strs` are the tokens as the vocabulary has them, not text."""
+    """The tokens of a text. `token_strs` has the entries of the vocabulary, not text."""
 
     count: int
     max_model_len: int
@@ -36,13 +36,13 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Without `model` the only one that is served."""
+    """Tokens to be turned into text. Without `model` the only served model is used."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     tokens: list[TokenId]
 
 
 class DetokenizeAnswer(msgspec.Struct, kw_only=True):
-    """The text, special tokens included."""
+    """The text of tokens, special tokens included."""
 
     prompt: str

@@ -1,4 +1,4 @@
-"""What turns the rows of a request into bytes for its client: the two kinds every API has."""
+"""Base classes of the writers, which turn the rows of a request into bytes for its client."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from headrace.frontend.errors import FrontendError
 
 
 class StreamWriter(ABC):
-    """Server-sent events. `open` counts the choices that have not ended."""
+    """Writes an answer as server-sent events. `open` counts the choices that have not ended."""
 
     open: int
     unsettled: bool = False  # `settle` is to be awaited between the last row and `closing`
 
     @abstractmethod
     def events(self, rows: list[Row]) -> bytes:
-        """All events of these rows, in order; empty when there is nothing to say."""
+        """Return the events of these rows, in order; empty if there are none."""
 
     async def settle(self) -> None:
-        """What must have happened before the answer is complete. Ends in bounded time and raises nothing."""
+        """Finish work that the answer must wait for, such as storing it. Ends in bounded time and raises nothing."""
         return
 
     @abstractmethod
     def closing(self) -> bytes:
-        """What follows the last row."""
+        """Return the events after the last row."""
 
     @abstractmethod
     def failure(self, error: FrontendError) -> bytes:
-        """Ends a stream whose status was sent long ago; it must not look complete."""
+        """Return the events that end a stream with an error, so that it does not look complete."""
 
 
 class WholeWriter(ABC):
-    """The answer in one piece. `open` counts the choices that have not ended."""
+    """Writes an answer as a whole. `open` counts the choices that have not ended."""
 
     open: int
     unsettled: bool = False  # `settle` is to be awaited between the last row and `body`
 
     @abstractmethod
-    def take(self, rows: list[Row]) -> None: ...
+    def take(self, rows: list[Row]) -> None:
+        """Add rows to the answer."""
 
     async def settle(self) -> None:
-        """As that of a stream, but what it raises is the answer then."""
+        """Finish work that the answer must wait for. An exception becomes the answer."""
         return
 
     @abstractmethod
     def body(self) -> bytes:
-        """The JSON of the whole answer; call it once `open` is 0."""
+        """Return the JSON of the answer. Call it once `open` is 0."""

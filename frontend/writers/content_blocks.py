@@ -1,10 +1,10 @@
-"""An answer as a sequence of blocks: the view of APIs that stream typed items instead of one message.
+"""Splits an answer into a sequence of content blocks, for APIs that stream typed items instead of one message.
 
-A block is a stretch of reasoning, a stretch of text or one tool call.  They follow each other: the next one begins where the
-last one has ended.  Whatever comes in, what goes out is well formed: open, pieces, close, and at least one block at the end.
+A block is a stretch of reasoning, a stretch of text or a tool call. Blocks do not overlap: each begins after the end of the one
+before. The steps of every answer are well formed: open, pieces, close, and at least one block.
 
-White space before a block of text is held back.  Parsers let the line breaks between calls through, and a block of nothing else
-would be no text; it is dropped unless it is all the model said.
+White space before a block of text is held back, because parsers pass on the line breaks between calls. It is dropped, instead
+of becoming a block, unless the answer consists of nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PartsOutOfOrder(FrontendError, status=502, code="engine_error"):
 
 
 class ContentBlock:
-    """`index` counts the blocks before it; `id` and `name` are those of a tool call."""
+    """A block. `index` is the number of blocks before it; `id` and `name` are those of a tool call."""
 
     __slots__ = ("_pieces", "call", "id", "index", "kind", "name")
 
@@ -37,17 +37,18 @@ class ContentBlock:
 
     @property
     def text(self) -> str:
-        """All of it so far; of a call the JSON of its arguments."""
+        """Return the text so far; for a tool call the JSON of its arguments."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
     def add(self, text: str) -> None:
+        """Add a piece of text."""
         self._pieces.append(text)
 
 
 class BlockStep(NamedTuple):
-    """What happened to a block. `text` is what is new, of a "text" step."""
+    """A step of a block. `text` is the new text of a "text" step."""
 
     what: Literal["open", "text", "close"]
     block: ContentBlock
@@ -58,7 +59,7 @@ _EMPTY = Part("content")
 
 
 class ContentBlocks:
-    """One choice. Feed `take`, then `end` once."""
+    """The blocks of one choice. Call `take` with its parts, then `end` once."""
 
     __slots__ = ("_current", "_held", "_last_call", "all")
 
@@ -69,7 +70,7 @@ class ContentBlocks:
         self._last_call = -1
 
     def take(self, parts: Iterable[Part]) -> list[BlockStep]:
-        """Raises PartsOutOfOrder."""
+        """Add parts and return their steps. Raises PartsOutOfOrder."""
         steps: list[BlockStep] = []
         for part in parts:
             if part.kind == "tool":
@@ -79,7 +80,7 @@ class ContentBlocks:
         return steps
 
     def end(self) -> list[BlockStep]:
-        """Closes what is open. An answer without a word has one empty block of text."""
+        """Close the open block and return the last steps. An empty answer has one empty block of text."""
         steps: list[BlockStep] = []
         if not self.all:
             self._open("content", _EMPTY, steps)

@@ -1,4 +1,4 @@
-"""Streams that need all of an answer or nothing of it: `echo` with log probabilities, and `echo` of the prompt alone."""
+"""Writes streams with `echo` that need the whole answer (log probabilities) or none of it (the prompt alone)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EchoWriter(EventWriter):
-    """Completions whose prompt is sent back with its log probabilities, or with nothing behind it.
+    """Writes completions that echo their prompt with log probabilities, or the prompt alone.
 
-    The engine tells the log probabilities of a prompt at the end, and they come before those of the answer: so a choice is held
-    back and comes as one event.
+    The engine returns the log probabilities of a prompt at the end, but in the answer they come first. So each choice is held
+    back and sent as one event.
     """
 
     def __init__(self, form: EventForm, head: Head, counter: UsageCounter, *, choices: int, options: AnswerOptions) -> None:

@@ -1,4 +1,4 @@
-"""Log probabilities in the forms OpenAI has for them, and those of prompts as vLLM's server gives them."""
+"""Writes log probabilities in OpenAI's forms, and those of prompts in the form of vLLM's server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOOR = -9999.0  # JSON has no infinity
 
 
 class LogprobWriter:
-    """`top` alternatives per token; `as_ids` writes tokens as `token_id:N`, for those that are no valid text."""
+    """Writes `top` alternatives per token. `as_ids` writes tokens as `token_id:N`, as some are no valid text."""
 
     __slots__ = ("_as_ids", "_offsets", "_top")
 
@@ -31,6 +31,7 @@ class LogprobWriter:
         return f"token_id:{token_id}" if self._as_ids else raw.decode("utf-8", "replace")
 
     def chat(self, items: Sequence[TokenLogprob]) -> ChatLogprobs:
+        """Return log probabilities in the form of the chat API."""
         return ChatLogprobs(
             [
                 ContentLogprob(
@@ -44,14 +45,17 @@ class LogprobWriter:
         )
 
     def _alternative(self, token_id: int, raw: bytes, value: float) -> TopLogprob:
-        """Where tokens are written as ids, the bytes are those of what is written, as vLLM's server has it."""
+        """Return an alternative. For tokens written as ids, the bytes are those of the id's text, as in vLLM's server."""
         name = self._name(token_id, raw)
         return TopLogprob(name, max(value, FLOOR), list(name.encode() if self._as_ids else raw))
 
     def completion(
         self, items: Sequence[TokenLogprob | None], choice: int, *, first: tuple[int, str] = (0, "")
     ) -> CompletionLogprobs:
-        """`first` is the token that None stands for: id and text of the first one of an echoed prompt."""
+        """Return log probabilities in the form of the completions API.
+
+        None stands for `first`: id and text of the first token of an echoed prompt.
+        """
         out = CompletionLogprobs([], [], [], [])
         offset = self._offsets[choice]
         for item in items:
@@ -63,7 +67,7 @@ class LogprobWriter:
                 name = self._name(item.id, item.token)
                 value = max(item.logprob, FLOOR)
                 top = {self._name(i, raw): max(v, FLOOR) for i, raw, v in item.top[: self._top]}
-                top.setdefault(name, value)  # the chosen token is always among them
+                top.setdefault(name, value)  # always include the chosen token
                 out.token_logprobs.append(value)
                 out.top_logprobs.append(top)
             out.tokens.append(name)
@@ -74,7 +78,7 @@ class LogprobWriter:
 
 
 def prompt_logprobs(items: Sequence[TokenLogprob | None]) -> PromptLogprobs:
-    """The token that stands in the prompt comes first, then the likeliest ones."""
+    """Return log probabilities of a prompt: per position its own token first, then the likeliest ones."""
     return [None if item is None else _alternatives(item) for item in items]
 
 

@@ -1,4 +1,4 @@
-"""Events and messages of answers that the worker took apart into reasoning, content and tool calls."""
+"""Writes the events and messages of answers that the worker parsed into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ParsedWriter(EventWriter):
-    """The events of a chat: one for each row that says something, whatever kinds of parts are in it."""
+    """Writes the events of a parsed chat: one for each row with output, for all of its parts."""
 
     def events(self, rows: list[Row]) -> bytes:
         out: list[bytes] = []
@@ -36,14 +36,14 @@ class ParsedWriter(EventWriter):
 
 
 def delta(parts: Iterable[Part]) -> dict[str, Any]:
-    """What OpenAI's chunks call a delta. The first piece of a call brings its id, its name and `type`."""
-    said: dict[str, Any] = {}
+    """Return the delta of an OpenAI chunk. The first piece of a call has its id, its name and `type`."""
+    fields: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:
         if part.kind == "content":
-            said["content"] = said.get("content", "") + part.text
+            fields["content"] = fields.get("content", "") + part.text
         elif part.kind == "reasoning":
-            said["reasoning"] = said["reasoning_content"] = said.get("reasoning", "") + part.text
+            fields["reasoning"] = fields["reasoning_content"] = fields.get("reasoning", "") + part.text
         else:
             call = calls.setdefault(part.index, {"index": part.index})
             function = call.setdefault("function", {})
@@ -53,20 +53,23 @@ def delta(parts: Iterable[Part]) -> dict[str, Any]:
                 function["name"] = part.name
             function["arguments"] = function.get("arguments", "") + part.text
     if calls:
-        said["tool_calls"] = list(calls.values())
-    return said
+        fields["tool_calls"] = list(calls.values())
+    return fields
 
 
-def message_of(said: OutputParts, *, role: str, forced: bool) -> ChatMessage:
-    """`forced`: a tool had to be called. Then vLLM's server gives an empty text beside the calls, otherwise none."""
-    reasoning = said.reasoning or None
-    content: str | None = said.content
-    if not content and not forced and (said.calls or reasoning is not None):
+def message_of(parts: OutputParts, *, role: str, forced: bool) -> ChatMessage:
+    """Return the message of a parsed answer. With `forced` a tool had to be called.
+
+    vLLM's server then returns an empty text with the calls, otherwise none.
+    """
+    reasoning = parts.reasoning or None
+    content: str | None = parts.content
+    if not content and not forced and (parts.calls or reasoning is not None):
         content = None
     return ChatMessage(
         role=role,
         content=content,
-        tool_calls=[MessageToolCall(id=c.id, function=CalledFunction(c.name, c.arguments)) for c in said.calls] or UNSET,
+        tool_calls=[MessageToolCall(id=c.id, function=CalledFunction(c.name, c.arguments)) for c in parts.calls] or UNSET,
         reasoning=reasoning,
         reasoning_content=reasoning,
     )

@@ -1,8 +1,7 @@
-"""The events of a streamed answer: the hot path of this process.
+"""Writes the events of a streamed answer of chat and completions: the hot path of this process.
 
-One event per row, as OpenAI shapes it.  Everything around the text of a choice is the same from the first event to the last, so
-it is written once per answer; an event is then prefix + escaped text + suffix.  What waits for the socket goes out in one
-write, each still its own event.
+Every row becomes one event in OpenAI's shape. The bytes around the text of a choice are the same in all events, so they are
+made once per answer, and an event is prefix + escaped text + suffix. Events that wait for the socket are sent in one write.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ KEEPALIVE = b": keep-alive\n\n"
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What every event and every answer of a request repeats. `created` is Unix time."""
+    """The fields that all events and answers of a request repeat. `created` is Unix time."""
 
     id: str
     created: int
@@ -38,12 +37,12 @@ class Head(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventForm:
-    """How one API writes its events."""
+    """The form of one API's events."""
 
     object: str
     text: tuple[bytes, bytes]  # around the JSON string of a piece of text
-    role: tuple[bytes, bytes] | None  # around the JSON string of the role, which opens a choice; None = nothing does
-    finish: bytes  # what takes the place of the text in the event that ends a choice
+    role: tuple[bytes, bytes] | None  # around the JSON string of the role in a choice's first event; None = no such event
+    finish: bytes  # in place of the text in the event that ends a choice
     chat: bool
 
 
@@ -58,7 +57,7 @@ COMPLETION_EVENTS = EventForm(object="text_completion", text=(b'"text":', b""), 
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client wants to see besides what the model says. `echo` and `prompt_ids`: one per choice, or none at all."""
+    """The options of an answer besides its text. `echo` and `prompt_ids` have one entry per choice, or none."""
 
     usage: bool = False  # one more event at the end
     usage_always: bool = False  # in every event
@@ -67,17 +66,15 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     parse: Parsing | None = None
     echo: Sequence[str] = ()
-    echo_first: Sequence[
-        tuple[int, str]
-    ] = ()  # the prompts' first tokens, where log probabilities of the prompt are echoed too
+    echo_first: Sequence[tuple[int, str]] = ()  # the prompts' first tokens, if `echo` includes log probabilities
     prompt_ids: Sequence[list[int]] = ()
     prompt_text: str | None = None
     prompt_logprobs: bool = False
-    silent: bool = False  # nothing that the model says: only the prompt was asked for
+    silent: bool = False  # leave out the model's output, because only the prompt is wanted
 
 
 class EventWriter(StreamWriter):
-    """The events of chat and completions."""
+    """Writes the events of chat and completions."""
 
     def __init__(
         self,
@@ -103,7 +100,7 @@ class EventWriter(StreamWriter):
         self._suffix = after + b',"logprobs":null,"finish_reason":null}' + plain_end
         self._plain_end = plain_end
         self._simple = not (options.usage_always or options.token_ids or options.logprobs)
-        self.tells_tokens = bool(options.token_ids or options.logprobs)  # even those without text
+        self.tells_tokens = bool(options.token_ids or options.logprobs)  # write an event even for rows without text
         self._first: list[bytes | None] | None = self._openings(choices)
 
     def _openings(self, choices: int) -> list[bytes | None] | None:
@@ -131,14 +128,14 @@ class EventWriter(StreamWriter):
         return b"".join((self._start, index, inner, nothing, in_choice, b"}]", beside, self._plain_end[1:]))
 
     def opening(self, choice: int) -> bytes | None:
-        """What comes before all else of this choice; once."""
+        """Return the first event of a choice at the first call, then None."""
         if self._first is None or (opening := self._first[choice]) is None:
             return None
         self._first[choice] = None
         return opening
 
     def events(self, rows: list[Row]) -> bytes:
-        """All events of these rows, in order; empty when there is nothing to say (text is being held back)."""
+        """Return the events of these rows, in order; empty if the worker holds the text back."""
         out: list[bytes] = []
         add = out.append
         counter = self.counter
@@ -150,7 +147,7 @@ class EventWriter(StreamWriter):
             if first is not None and (opening := first[choice]) is not None:
                 add(opening)
                 first[choice] = None
-            texts = cast("list[str]", row.texts)  # nothing was taken apart here
+            texts = cast("list[str]", row.texts)  # answers of this writer are not parsed
             text = texts[0] if len(texts) == 1 else "".join(texts)
             counter.completion += len(row.ids)
             fin = row.fin
@@ -168,18 +165,18 @@ class EventWriter(StreamWriter):
         return b"".join(out)
 
     def closing(self) -> bytes:
-        """What follows the last row."""
+        """Return the events after the last row."""
         if not self.options.usage:
             return DONE
         usage = b'"choices":[],"usage":' + _encode(self.counter.usage()) + b"}\n\n"
         return self._start + self._fingerprint + usage + DONE
 
     def failure(self, error: FrontendError) -> bytes:
-        """No [DONE] follows: the answer is not complete."""
+        """Return the error event. No [DONE] follows, because the answer is not complete."""
         return b"data: " + error.body() + b"\n\n"
 
     def event(self, choice: int, inner: bytes, ids: list[int], logprobs: bytes) -> bytes:
-        """An event that may have more in it than `inner`, the text or delta. `logprobs` is JSON."""
+        """Return an event with all its fields around `inner`, the text or delta. `logprobs` is JSON."""
         parts = [self._start, b'"choices":[{"index":%d,' % choice, inner, b',"logprobs":', logprobs, b',"finish_reason":null']
         if self.options.token_ids:
             parts += (b',"token_ids":', _encode(ids))
@@ -187,14 +184,14 @@ class EventWriter(StreamWriter):
         return b"".join(parts)
 
     def logprobs(self, choice: int, row: Row) -> bytes:
-        """Those of the tokens of a row as JSON."""
+        """Return the log probabilities of a row as JSON."""
         writer = self.options.logprobs
         if writer is None or not row.logprobs:
             return b"null"
         return _encode(writer.chat(row.logprobs) if self.form.chat else writer.completion(row.logprobs, choice))
 
     def finish(self, choice: int, fin: Finish) -> bytes:
-        """The event that ends a choice."""
+        """Return the event that ends a choice."""
         self.open -= 1
         self.counter.end(choice, fin)
         reason = b',"logprobs":null,"finish_reason":' + _encode(fin.reason) + b',"stop_reason":' + _encode(fin.stop) + b"}"

@@ -1,4 +1,4 @@
-"""The answer in one piece: rows are gathered until every choice has ended."""
+"""Writes whole answers of chat and completions, from the rows of all choices."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from headrace.frontend.writers.usage import UsageCounter
 @dataclass(slots=True)
 class _Choice:
     texts: list[str] = field(default_factory=list)
-    said: OutputParts = field(default_factory=OutputParts)  # instead of `texts` where the answer was taken apart
+    parts: OutputParts = field(default_factory=OutputParts)  # in place of `texts` if the answer is parsed
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     fin: Finish | None = None
 
 
 class UnaryWriter(WholeWriter):
-    """The answers of chat and completions."""
+    """Writes the answers of chat and completions."""
 
     def __init__(self, head: Head, counter: UsageCounter, *, choices: int, chat: bool, options: AnswerOptions) -> None:
         self.open = choices
@@ -60,13 +60,13 @@ class UnaryWriter(WholeWriter):
         if self._options.parse is None:
             choice.texts.append(plain(texts))
         else:
-            choice.said.add(parts_of(texts))
+            choice.parts.add(parts_of(texts))
         choice.ids += row.ids
         if row.logprobs:
             choice.logprobs += row.logprobs
 
     def body(self) -> bytes:
-        """The JSON of the whole answer; call it once `open` is 0."""
+        """Return the JSON of the answer. Call it once `open` is 0."""
         head, options = self._head, self._options
         if self._chat:
             return msgspec.json.encode(
@@ -110,7 +110,7 @@ class UnaryWriter(WholeWriter):
         parse, role = self._options.parse, self._options.role
         if parse is None:
             return ChatMessage(role=role, content=echoed)
-        message = message_of(choice.said, role=role, forced=parse.choice not in ("auto", "none"))
+        message = message_of(choice.parts, role=role, forced=parse.choice not in ("auto", "none"))
         if echoed:
             message.content = echoed + (message.content or "")
         return message
@@ -135,6 +135,6 @@ class UnaryWriter(WholeWriter):
         )
 
     def _prompt_logprobs(self, choice: _Choice) -> PromptLogprobs | msgspec.UnsetType:
-        """Where they were asked for; those of an echo are there besides, as vLLM's server has it."""
-        told = choice.fin.prompt_logprobs if choice.fin is not None else None
-        return prompt_logprobs(told) if told is not None and self._options.prompt_logprobs else UNSET
+        """Return the prompt's log probabilities if requested. As in vLLM's server, those of an echo are separate."""
+        items = choice.fin.prompt_logprobs if choice.fin is not None else None
+        return prompt_logprobs(items) if items is not None and self._options.prompt_logprobs else UNSET

@@ -1,4 +1,4 @@
-"""Counting the tokens of one answer."""
+"""Counts the tokens of an answer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from headrace.frontend.schema.answers import UNSET, CachedTokens, CompletionToke
 
 
 class UsageCounter:
-    """Tokens of one request over all its prompts and choices."""
+    """The tokens of a request over all its prompts and choices."""
 
     __slots__ = ("_cached", "_prompts", "_share", "completion", "reasoning")
 
     def __init__(self, prompt_tokens: list[int], choices: int, *, reasoning: bool = False) -> None:
-        """`prompt_tokens` per prompt, each answered `choices` times. `reasoning`: count what was only thought as well."""
+        """`prompt_tokens` has the tokens per prompt, `choices` the choices per prompt. `reasoning`: count reasoning tokens."""
         self._prompts = prompt_tokens
         self._share = choices
         self.completion = 0
@@ -20,9 +20,14 @@ class UsageCounter:
         self._cached: list[int | None] = [None] * len(prompt_tokens)
 
     def end(self, choice: int, fin: Finish) -> None:
-        """The end of a choice. Siblings find each other's blocks in the cache, so the least says what was there before."""
+        """Count the end of a choice. Of the cached tokens of a prompt's choices the minimum counts.
+
+        The choices of a prompt find each other's blocks in the cache, so only the minimum was cached before the request.
+        """
         prompt = choice // self._share
-        self._prompts[prompt] = max(self._prompts[prompt], fin.prompt_tokens)  # only the engine may know what media take
+        self._prompts[prompt] = max(
+            self._prompts[prompt], fin.prompt_tokens
+        )  # media may have more
         known = self._cached[prompt]
         self._cached[prompt] = fin.cached_tokens if known is None else min(known, fin.cached_tokens)
         if self.reasoning is not None:
@@ -30,18 +35,21 @@ class UsageCounter:
 
     @property
     def ended(self) -> bool:
-        """Some choice has ended."""
+        """Return True if a choice has ended."""
         return any(c is not None for c in self._cached)
 
     @property
     def prompt(self) -> int:
+        """Return the tokens of all prompts."""
         return sum(self._prompts)
 
     @property
     def cached(self) -> int:
+        """Return the prompt tokens that were found in a cache."""
         return sum(c for c in self._cached if c)
 
     def usage(self) -> Usage:
+        """Return the counts in OpenAI's form."""
         prompt = self.prompt
         return Usage(
             prompt_tokens=prompt,
