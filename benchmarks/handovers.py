@@ -17,7 +17,7 @@ from pathlib import Path
 import openai
 
 from benchmarks.deployment import Deployment
-from benchmarks.disagg_path import new_ones
+from benchmarks.disagg.path import new_ones
 
 TOKENS = 512
 

@@ -25,9 +25,7 @@ class UsageCounter:
         The choices of a prompt find each other's blocks in the cache, so only the minimum was cached before the request.
         """
         prompt = choice // self._share
-        self._prompts[prompt] = max(
-            self._prompts[prompt], fin.prompt_tokens
-        )  # media may have more
+        self._prompts[prompt] = max(self._prompts[prompt], fin.prompt_tokens)  # media may have more
         known = self._cached[prompt]
         self._cached[prompt] = fin.cached_tokens if known is None else min(known, fin.cached_tokens)
         if self.reasoning is not None:

@@ -21,7 +21,7 @@ from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.prompts.tokenizer_files import ModelFiles
 from tests.support.chat_templates.cases import BUNDLED, conversations, load, names
 from tests.support.chat_templates.reference import rendered
-from tests.support.tokenizers import MAKES, make
+from tests.support.frontend.tokenizers import MAKES, make
 from tests.unit.frontend.prompts.test_templates import CASES, CHATML, TALK, TRIMMING
 
 pytestmark = pytest.mark.engine

@@ -28,7 +28,7 @@ from headrace.workers.text.pipeline import TokenTable
 from tests.simulation.prefill_engine import LEASE_S, Cluster, ScriptedEngine, token
 from tests.simulation.protocol_deployment import SUBJECTS, TIMING
 from tests.simulation.protocol_requests import CARD, POOL
-from tests.simulation.world import Machine, Violation, World
+from tests.simulation.virtual.world import Machine, Violation, World
 
 TABLE = TokenTable.load(str(BUNDLED_TOKENIZER))
 GIVE_UP_S = 30.0

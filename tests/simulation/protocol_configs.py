@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tests.simulation.network import CALM, SimConfig
 from tests.simulation.protocol_deployment import SLOW_CLIENT_S, SPILL_BYTES, Deployment, Shape
 from tests.simulation.protocol_requests import Wish
 from tests.simulation.protocol_router import real_scheduler
 from tests.simulation.search import Scenario
-from tests.simulation.world import Machine, World
+from tests.simulation.virtual.network import CALM, SimConfig
+from tests.simulation.virtual.world import Machine, World
 
 LENGTHS = (1, 4, 12, 40)
 FAULTS = ("crash", "crash", "powercut", "freeze", "cut", "gap", "drain", "outage", "cancel")

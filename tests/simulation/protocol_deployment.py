@@ -33,7 +33,7 @@ from headrace.router.session.ports import Scheduling
 from tests.simulation.protocol_engine import SimEngine
 from tests.simulation.protocol_requests import POOL, Request, RunNote, Wish
 from tests.simulation.protocol_router import random_scheduler, run_router
-from tests.simulation.world import Machine, Violation, World
+from tests.simulation.virtual.world import Machine, Violation, World
 
 SUBJECTS = Subjects("hr")
 TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0, load_gap_s=0.5)

@@ -37,7 +37,7 @@ from headrace.router.session.placement_outcomes import PlacementOutcomes
 from headrace.router.session.placer import Placer
 from headrace.router.session.refusals import Refuser
 from headrace.router.session.state import ServingPermission
-from tests.simulation.messaging import SimMessaging
+from tests.simulation.virtual.messaging import SimMessaging
 
 Guard = Callable[[pytest.MonkeyPatch], None]
 GUARDS: dict[str, Guard] = {}

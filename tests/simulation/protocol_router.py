@@ -17,8 +17,8 @@ from headrace.router.session.deps import RouterDeps
 from headrace.router.session.ports import Scheduling
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import SessionOptions
-from tests.simulation.world import Machine
-from tests.support.scheduler import RandomScheduler
+from tests.simulation.virtual.world import Machine
+from tests.support.router.scheduler import RandomScheduler
 
 
 def random_scheduler(machine: Machine, shed: float) -> Scheduling:

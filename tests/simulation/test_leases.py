@@ -7,9 +7,9 @@ import pytest
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from tests.simulation.network import CALM, SimConfig
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step
-from tests.simulation.world import Machine, Violation, World
+from tests.simulation.virtual.network import CALM, SimConfig
+from tests.simulation.virtual.world import Machine, Violation, World
 
 TTL_S = 3.0
 LOOK_S = 0.01

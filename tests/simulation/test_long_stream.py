@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from tests.simulation import protocol_engine
-from tests.simulation.network import CALM
 from tests.simulation.protocol_configs import scenario
 from tests.simulation.protocol_deployment import Deployment, Shape
 from tests.simulation.protocol_requests import Wish
 from tests.simulation.search import explain, play
-from tests.simulation.world import Fault
+from tests.simulation.virtual.network import CALM
+from tests.simulation.virtual.world import Fault
 
 pytestmark = pytest.mark.deep
 

@@ -5,9 +5,9 @@ import inspect
 import pytest
 
 from headrace.jetstream import ports
-from tests.simulation.following import SimFollow
-from tests.simulation.messaging import SimBucket, SimMessaging, SimObjects, SimSubscription, SimWatch
-from tests.simulation.pulling import SimDelivery, SimPullLoop
+from tests.simulation.virtual.following import SimFollow
+from tests.simulation.virtual.messaging import SimBucket, SimMessaging, SimObjects, SimSubscription, SimWatch
+from tests.simulation.virtual.pulling import SimDelivery, SimPullLoop
 
 PAIRS = [
     (ports.Messaging, SimMessaging),

@@ -8,9 +8,9 @@ import os
 import pytest
 
 from headrace.workers.engine import DisaggStyle
-from tests.simulation.network import SimConfig
 from tests.simulation.prefill_deployment import Deployment, Shape
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, explain, play
+from tests.simulation.virtual.network import SimConfig
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "5"))
 EVERY = int(os.environ.get("HEADRACE_EVERY", "29"))

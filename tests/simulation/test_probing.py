@@ -10,11 +10,11 @@ import pytest
 
 from headrace.broker import metrics
 from headrace.broker.membership import failure_detector
-from tests.simulation.network import CALM, SimConfig
 from tests.simulation.prefill_deployment import Deployment, Shape
 from tests.simulation.search import explain, play
 from tests.simulation.test_prefill import scenario
-from tests.simulation.world import Fault
+from tests.simulation.virtual.network import CALM, SimConfig
+from tests.simulation.virtual.world import Fault
 
 SHAPE = Shape(prefill=0, decode=3, requests=4, lengths=(20,), max_tokens=(120,), first_s=4.0)
 

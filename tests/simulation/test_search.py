@@ -8,9 +8,9 @@ import pytest
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import ConsumerSpec
 from headrace.jetstream.specs import StreamSpec
-from tests.simulation.network import CALM, SimConfig
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, minimise, play
-from tests.simulation.world import Machine, Violation, World
+from tests.simulation.virtual.network import CALM, SimConfig
+from tests.simulation.virtual.world import Machine, Violation, World
 
 JOBS = 3
 

@@ -9,9 +9,9 @@ import uuid
 
 import pytest
 
-from tests.simulation.loop import EPOCH_S, Livelock
-from tests.simulation.network import CALM
-from tests.simulation.world import Machine, ProcessFailed, World
+from tests.simulation.virtual.loop import EPOCH_S, Livelock
+from tests.simulation.virtual.network import CALM
+from tests.simulation.virtual.world import Machine, ProcessFailed, World
 
 
 def run(main, *, seed=1, until_s=1000.0):
@@ -141,7 +141,7 @@ def test_an_exception_of_a_process_or_of_a_forgotten_task_ends_the_run():
 
 
 def test_a_process_that_spins_is_found(monkeypatch):
-    monkeypatch.setattr("tests.simulation.loop.BUSY_LIMIT", 1000)
+    monkeypatch.setattr("tests.simulation.virtual.loop.BUSY_LIMIT", 1000)
 
     async def main(_machine: Machine):
         while True:

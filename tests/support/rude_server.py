@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.frontend.server import listen, serve
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import FakeIngress, chat, frontend
+from tests.support.frontend.fakes import FakeIngress, chat, frontend
 
 PATH = "/v1/chat/completions"
 TEXT = "the text that is replaced"

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from tests.engines.served.conftest import MODEL, ask_all
-from tests.support import anthropic_machine as anthropic_machine
-from tests.support import responses_machine as responses_machine
+from tests.support.frontend import anthropic_machine as anthropic_machine
+from tests.support.frontend import responses_machine as responses_machine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -25,7 +25,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers import card_keeper
 from tests.integration.broker.test_job_path import CARD, ingress, job, worker
-from tests.support.frontend_fakes import Call
+from tests.support.frontend.fakes import Call
 
 
 async def until(met: Callable[[], object]) -> None:

@@ -21,7 +21,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import ServerUnreachable
 from headrace.jetstream.subjects import Subjects, pool_id
-from tests.support.frontend_fakes import FILES
+from tests.support.frontend.fakes import FILES
 
 
 @asynccontextmanager

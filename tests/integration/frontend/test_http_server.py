@@ -18,7 +18,7 @@ from headrace.frontend.app import Frontend
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.server import listen, serve
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import FakeIngress, chat, end, frontend, row
+from tests.support.frontend.fakes import FakeIngress, chat, end, frontend, row
 
 
 @dataclass

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from tests.support.responses_machine import Machine
+from tests.support.frontend.responses_machine import Machine
 from tests.support.serving import serving, sim
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.frontend_fakes import CARD, FILES, MODEL, FakeServed, chat
+from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeServed, chat
 from tests.support.rude_server import TEXT, Running, error, post, request, running, status
 
 

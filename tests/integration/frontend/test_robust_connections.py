@@ -9,7 +9,7 @@ import json
 import pytest
 
 from headrace.frontend.http.loop_budget import LoopBudget
-from tests.support.frontend_fakes import chat, say
+from tests.support.frontend.fakes import chat, say
 from tests.support.rude_server import error, post, request, running, status
 
 

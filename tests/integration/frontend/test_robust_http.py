@@ -9,7 +9,7 @@ import json
 import pytest
 
 from headrace.frontend.http.connections import MAX_HEADERS, MAX_URL
-from tests.support.frontend_fakes import chat
+from tests.support.frontend.fakes import chat
 from tests.support.rude_server import error, request, running, status
 
 

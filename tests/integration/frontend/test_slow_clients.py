@@ -17,7 +17,7 @@ from headrace.frontend.app import Frontend
 from headrace.frontend.http import connections
 from headrace.frontend.server import listen, serve
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import FakeIngress, chat, end, frontend, row
+from tests.support.frontend.fakes import FakeIngress, chat, end, frontend, row
 
 PIECE = 65536
 STEPS = 400  # far more than sockets and buffers hold

@@ -38,7 +38,7 @@ from headrace.workers.errors import RegistrationRefused
 from headrace.workers.settings import WorkerSettings
 from headrace.workers.sim.engine import SimEngine
 from tests.conftest import Connect
-from tests.support.kv_reader import KvReader
+from tests.support.router.kv_reader import KvReader
 
 SIZE = 4
 POOL = pool_id("m")

@@ -33,7 +33,7 @@ from headrace.router.settings import SessionOptions
 from tests.conftest import Connect
 from tests.integration.broker.test_job_path import CARD, POOL, collect, has_worker, job, nothing_stored
 from tests.support.executor import ScriptedExecutor, expected
-from tests.support.scheduler import RandomScheduler
+from tests.support.router.scheduler import RandomScheduler
 
 TIMING = Timing(lease_ttl_s=1.5)
 

@@ -21,7 +21,7 @@ from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.follower import KvFollower
 from headrace.router.replica.settings import SnapshotSettings
 from headrace.router.replica.snapshot_store import Pointer, SnapshotStore, UnreadablePointer
-from tests.support.cache_oracle import OracleView, contents
+from tests.support.router.cache_oracle import OracleView, contents
 
 POOL = "p"
 EAGER = SnapshotSettings(every_events=10, every_s=0.1, purge_after_s=0.0, lease_ttl_s=2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.disagg_load import Goal, Pool, measure, workload
+from benchmarks.disagg.load import Goal, Pool, measure, workload
 
 GOAL = Goal(ttft_s=2.0, itl_s=0.025)
 

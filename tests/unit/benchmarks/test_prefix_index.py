@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import prefix_index
-from tests.support.index_model import IMPLEMENTATIONS
+from tests.support.router.index_model import IMPLEMENTATIONS
 
 SMALL = ["prefix_index", "--rounds", "2", "--requests", "40", "--blocks", "12", "--shared", "4", "--families", "5"]
 

@@ -11,7 +11,7 @@ from headrace.broker import errors as broker
 from headrace.broker.prefill.errors import PrefillFailed
 from headrace.frontend.errors import FrontendError, Translated, translate
 from headrace.jetstream.errors import NotConnected
-from tests.support.frontend_fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, frontend, get, post, row
+from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, frontend, get, post, row
 
 BAD_PARAMETERS = [
     ({"temperature": 2.1}, "temperature"),

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.routing import Route
 
 from headrace.frontend.openapi import build_openapi
-from tests.support.frontend_fakes import FakeIngress, frontend
+from tests.support.frontend.fakes import FakeIngress, frontend
 
 DOCUMENT: dict[str, Any] = json.loads(build_openapi())
 

@@ -11,7 +11,7 @@ import structlog
 from openai.types import Model
 
 from headrace.broker import metrics as broker_metrics
-from tests.support.frontend_fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend, get, post
+from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend, get, post
 
 
 async def test_models_are_listed_with_what_clients_look_for() -> None:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.jetstream.errors import JetStreamError, RequestTimeout, RevisionConflict
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Entry, Messaging
-from tests.simulation.loop import Scheduler, VirtualLoop
+from tests.simulation.virtual.loop import Scheduler, VirtualLoop
 
 TTL_S = 4.0
 KEY = "leader"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.errors import BrokerUnavailable, JobWithdrawn
-from tests.support.frontend_fakes import Call, FakeIngress, chat, frontend, post
+from tests.support.frontend.fakes import Call, FakeIngress, chat, frontend, post
 
 JOB = "6b019ddcb1f5bba9deb83f0b88"
 

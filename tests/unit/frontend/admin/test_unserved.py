@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.frontend_fakes import Call, FakeIngress, frontend
+from tests.support.frontend.fakes import Call, FakeIngress, frontend
 
 PATHS = [
     "/v1/audio/speech",

@@ -10,8 +10,8 @@ import pytest
 from headrace.frontend.anthropic.schema import MessagesRequest
 from headrace.frontend.anthropic.translate import chat_request
 from headrace.frontend.schema.chat import ChatRequest
-from tests.support.anthropic_client import Client
-from tests.support.frontend_fakes import FILES, FakeServed
+from tests.support.frontend.anthropic_client import Client
+from tests.support.frontend.fakes import FILES, FakeServed
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"properties": {}}, "cache_control": {"type": "ephemeral"}}
 USER = {"role": "user", "content": "hi"}

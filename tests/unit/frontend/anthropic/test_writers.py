@@ -15,10 +15,10 @@ from headrace.frontend.anthropic.errors import AnthropicForm
 from headrace.frontend.anthropic.writers import MessageEvents
 from headrace.frontend.writers.sse import Head
 from headrace.frontend.writers.usage import UsageCounter
-from tests.support.answer_parts import call, content, parts_row, said, say_parts, thought
-from tests.support.anthropic_client import Client, events_of
-from tests.support.anthropic_machine import Machine
-from tests.support.frontend_fakes import end, row, say
+from tests.support.frontend.answer_parts import call, content, parts_row, said, say_parts, thought
+from tests.support.frontend.anthropic_client import Client, events_of
+from tests.support.frontend.anthropic_machine import Machine
+from tests.support.frontend.fakes import end, row, say
 
 TURN = (
     [thought("Let me ")],

@@ -16,7 +16,7 @@ from headrace.broker.messages import Sampling
 from headrace.frontend.generation import plan
 from headrace.frontend.openai import chat as openai_chat
 from headrace.frontend.openai import completions as openai_completions
-from tests.support.frontend_fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, end, frontend, post, row, say
+from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, end, frontend, post, row, say
 
 
 async def job_of(path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **body: Any) -> Any:

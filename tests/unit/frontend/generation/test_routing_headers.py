@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.messages import Candidate, Explanation
 from headrace.frontend.generation.explain_header import MAX_HEADER_BYTES, decision_header
-from tests.support.frontend_fakes import MODEL, FakeIngress, chat, frontend, post
+from tests.support.frontend.fakes import MODEL, FakeIngress, chat, frontend, post
 
 
 async def test_without_headers_a_request_may_run_anywhere() -> None:

@@ -14,7 +14,7 @@ from headrace.broker.codec import unpack_u32
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Finish, Part, Row, TokenLogprob
 from headrace.broker.models.cards import ModelCard
-from tests.support.frontend_fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, chat, end, frontend, post
+from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, chat, end, frontend, post
 from tests.unit.frontend.generation.test_plan import text_of
 
 TOOL_CARD = msgspec.structs.replace(CARD, tool_parser="hermes", context_length=4096)

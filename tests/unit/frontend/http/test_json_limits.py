@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.frontend.errors import MalformedBody
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape, check_shape_now
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import FakeIngress, chat, frontend, post
+from tests.support.frontend.fakes import FakeIngress, chat, frontend, post
 
 LIMITS = FrontendSettings(max_json_depth=8, max_json_containers=50, max_json_values=100)
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.frontend.media.addresses import Forbidden
 from headrace.frontend.media.client import FetchFailed, TooLarge
 from headrace.frontend.media.fetch import Fetcher, FetchLimits, Resolve
-from tests.support.media_server import PNG, Play, answer, names, web_server
+from tests.support.frontend.media_server import PNG, Play, answer, names, web_server
 
 
 async def no_names(host: str, port: int) -> Sequence[str]:

@@ -18,8 +18,8 @@ from headrace.frontend.media.inline import Malformed, TooMuch, decode_base64, de
 from headrace.frontend.media.loader import content_digest
 from headrace.frontend.media.sniff import may_be, sniff
 from headrace.frontend.writers.usage import UsageCounter
-from tests.support.frontend_fakes import CARD, FILES, MODEL, TEMPLATE, Call, FakeIngress, FakeServed, frontend, post
-from tests.support.media_server import GIF, MP4, PNG, WAV, answer, data_url, web_server
+from tests.support.frontend.fakes import CARD, FILES, MODEL, TEMPLATE, Call, FakeIngress, FakeServed, frontend, post
+from tests.support.frontend.media_server import GIF, MP4, PNG, WAV, answer, data_url, web_server
 
 IMAGE, VIDEO = 300, 301
 SLOTS = {"image": MediaSlot("<|img|>", IMAGE, 20), "video": MediaSlot("<|vid|>", VIDEO, 5)}

@@ -11,7 +11,7 @@ from openai.types.chat import completion_create_params as chat_params
 
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.schema.completions import CompletionRequest
-from tests.support.frontend_fakes import MODEL, FakeIngress, chat, frontend, post
+from tests.support.frontend.fakes import MODEL, FakeIngress, chat, frontend, post
 
 ROWS = [
     line.split("|")[1:3]

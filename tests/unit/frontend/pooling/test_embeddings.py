@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from headrace.broker.errors import JobFailed, JobInvalid
-from tests.support.frontend_fakes import Call, chat
-from tests.support.pooling_frontend import BERT, CLASSIFIER, CLS, EMBEDDER, MODEL, SCORER, SEP, Bench, unbase64
+from tests.support.frontend.fakes import Call, chat
+from tests.support.frontend.pooling import BERT, CLASSIFIER, CLS, EMBEDDER, MODEL, SCORER, SEP, Bench, unbase64
 
 URL = "/v1/embeddings"
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.broker.codec import unpack_u32
 from headrace.broker.messages import PoolingInput
-from tests.support.pooling_frontend import CLS, EMBEDDER, MODEL, SCORER, SEP, Bench
+from tests.support.frontend.pooling import CLS, EMBEDDER, MODEL, SCORER, SEP, Bench
 
 LETTERS = {"a": [1.0, 0.0], "b": [0.0, 2.0], "c": [1.0, 1.0]}
 

@@ -25,7 +25,7 @@ from headrace.frontend.prompts.length_guard import LONG, PIECE, in_groups, is_su
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import MODEL, TOKENIZER, FakeIngress, frontend, post
+from tests.support.frontend.fakes import MODEL, TOKENIZER, FakeIngress, frontend, post
 
 
 class CountingTokenizer:

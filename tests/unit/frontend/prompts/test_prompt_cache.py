@@ -19,7 +19,7 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.prompts.prompt_cache import ByteLru, PromptCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
 from headrace.frontend.prompts.split_points import SplitPoints, cut_tokens
-from tests.support.tokenizers import MAKES, SPECIAL, make
+from tests.support.frontend.tokenizers import MAKES, SPECIAL, make
 
 LIMIT = LengthLimit(context_length=1_000_000, wanted=1, truncate=None, param="prompt")
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4)

@@ -21,8 +21,8 @@ from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, PromptEncoder
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import MODEL, TOKENIZER, FakeIngress, FakeModels, chat, frontend, post
-from tests.support.tokenizers import make
+from tests.support.frontend.fakes import MODEL, TOKENIZER, FakeIngress, FakeModels, chat, frontend, post
+from tests.support.frontend.tokenizers import make
 
 CARD = ModelCard(model="m", pool="m-0", context_length=1_000_000, block_size=4, vocab_size=257)
 

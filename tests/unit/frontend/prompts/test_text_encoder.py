@@ -18,8 +18,8 @@ from headrace.frontend.prompts import text_encoder
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.text_encoder import TextEncoder
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import FILES, MODEL, FakeModels
-from tests.support.tokenizers import MAKES, make
+from tests.support.frontend.fakes import FILES, MODEL, FakeModels
+from tests.support.frontend.tokenizers import MAKES, make
 from tests.unit.frontend.prompts.test_prompt_cache import TEXTS
 
 LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

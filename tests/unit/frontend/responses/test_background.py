@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.errors import JobFailed, JobWithdrawn, Overloaded, ResponseNotStored
-from tests.support.frontend_fakes import MODEL, Call, Script, end, row
-from tests.support.responses_client import Client, events_of
+from tests.support.frontend.fakes import MODEL, Call, Script, end, row
+from tests.support.frontend.responses_client import Client, events_of
 
 IDLE: Script = lambda _job: []  # rows are pushed by hand  # noqa: E731
 

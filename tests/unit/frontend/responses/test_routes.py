@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from headrace.broker.errors import ResponseNotStored
 from headrace.jetstream.errors import RequestTimeout
-from tests.support.answer_parts import call, say_parts, thought
-from tests.support.frontend_fakes import say
-from tests.support.responses_client import Client, events_of
+from tests.support.frontend.answer_parts import call, say_parts, thought
+from tests.support.frontend.fakes import say
+from tests.support.frontend.responses_client import Client, events_of
 
 
 async def test_a_response_is_continued_by_its_id() -> None:

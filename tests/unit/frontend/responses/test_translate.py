@@ -9,7 +9,7 @@ import pytest
 
 from headrace.frontend.responses.schema import ResponsesRequest
 from headrace.frontend.responses.translate import chat_request, messages_of
-from tests.support.responses_client import Client
+from tests.support.frontend.responses_client import Client
 
 FUNCTION = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 

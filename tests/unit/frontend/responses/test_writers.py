@@ -19,10 +19,10 @@ from headrace.frontend.responses.writers import Progress, ResponseEvents
 from headrace.frontend.writers.logprobs import LogprobWriter
 from headrace.frontend.writers.sse import Head
 from headrace.frontend.writers.usage import UsageCounter
-from tests.support.answer_parts import call, content, parts_row, said, say_parts, thought
-from tests.support.frontend_fakes import end, row
-from tests.support.responses_client import Client, events_of
-from tests.support.responses_machine import Machine, check_shape
+from tests.support.frontend.answer_parts import call, content, parts_row, said, say_parts, thought
+from tests.support.frontend.fakes import end, row
+from tests.support.frontend.responses_client import Client, events_of
+from tests.support.frontend.responses_machine import Machine, check_shape
 
 TURN = (
     [thought("Let me ")],

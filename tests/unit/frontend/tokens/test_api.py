@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.frontend_fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend, post
+from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend, post
 
 URL = "/tokenize"
 

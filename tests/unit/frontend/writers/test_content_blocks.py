@@ -8,7 +8,7 @@ from hypothesis import given
 from headrace.broker.messages import Part
 from headrace.broker.output_parts import OutputParts
 from headrace.frontend.writers.content_blocks import BlockStep, ContentBlocks, PartsOutOfOrder
-from tests.support.answer_parts import call, content, said, thought
+from tests.support.frontend.answer_parts import call, content, said, thought
 
 
 def played(rows: list[list[Part]]) -> tuple[ContentBlocks, list[BlockStep]]:

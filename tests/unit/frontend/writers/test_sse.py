@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from headrace.broker.messages import TokenLogprob
-from tests.support.frontend_fakes import MODEL, Call, FakeIngress, chat, end, frontend, post, row, say
+from tests.support.frontend.fakes import MODEL, Call, FakeIngress, chat, end, frontend, post, row, say
 
 
 def texts(events: list[Any], index: int = 0) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.index_model import IMPLEMENTATIONS
+from tests.support.router.index_model import IMPLEMENTATIONS
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.router.index.factory import create_index
 from headrace.router.index.types import TIERS, Overlap
-from tests.support.index_histories import TIER, WORKER
-from tests.support.index_model import IMPLEMENTATIONS, ModelIndex, check_ends
+from tests.support.router.index_histories import TIER, WORKER
+from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex, check_ends
 
 
 def tree(turns: list[int]) -> list[int]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.router.index.factory import create_index
 from headrace.router.index.types import Overlap
-from tests.support.index_histories import TIER, WORKER, check
-from tests.support.index_model import IMPLEMENTATIONS, ModelIndex, dumped
+from tests.support.router.index_histories import TIER, WORKER, check
+from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex, dumped
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

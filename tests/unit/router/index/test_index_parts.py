@@ -10,8 +10,8 @@ import pytest
 from headrace.router.errors import UnknownWorker
 from headrace.router.index.factory import create_index
 from headrace.router.index.types import TIERS, Overlap
-from tests.support.index_histories import check
-from tests.support.index_model import IMPLEMENTATIONS, ModelIndex, dumped
+from tests.support.router.index_histories import check
+from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex, dumped
 
 
 def test_blocks_in_parts_after_many_came_and_went(implementation: Any) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.router.errors import UnknownWorker
 from headrace.router.index.factory import create_index
-from tests.support.index_histories import BLOCKS, STEP, check
-from tests.support.index_model import IMPLEMENTATIONS, ModelIndex
+from tests.support.router.index_histories import BLOCKS, STEP, check
+from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -15,7 +15,7 @@ from headrace.router.errors import UnknownWorker
 from headrace.router.index.factory import create_index
 from headrace.router.index.types import TIERS, Overlap
 from headrace.router.index.view import Caches
-from tests.support.index_model import IMPLEMENTATIONS, ModelIndex, dumped
+from tests.support.router.index_model import IMPLEMENTATIONS, ModelIndex, dumped
 
 WORKERS = [f"w{n}" for n in range(4)]
 TTL_S, LONG_S = 2.0, 10.0

@@ -15,7 +15,7 @@ from headrace.router.kv_events.applier import SLICE_BLOCKS
 from headrace.router.kv_events.inventory import MAX_STEP_BLOCKS
 from headrace.router.kv_events.reader import KvEventReader
 from headrace.router.kv_events.sources import MAX_STRANGERS, STRANGER_S
-from tests.support.cache_oracle import OracleView
+from tests.support.router.cache_oracle import OracleView
 
 
 class Bench:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from headrace.router.placement.types import Placement, Shed
-from tests.support.placement_pool import Pool, chain
+from tests.support.router.placement_pool import Pool, chain
 
 LONG = chain(1, 40)
 

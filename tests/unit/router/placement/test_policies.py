@@ -8,7 +8,7 @@ import pytest
 
 from headrace.router.errors import SettingsInvalid
 from headrace.router.placement.settings import SchedulerSettings
-from tests.support.placement_pool import Pool, chain
+from tests.support.router.placement_pool import Pool, chain
 
 LONG = chain(1, 40)
 

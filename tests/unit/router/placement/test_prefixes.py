@@ -6,7 +6,7 @@ from collections import Counter
 
 from headrace.broker.codec import pack_u64
 from headrace.router.placement.types import Placement
-from tests.support.placement_pool import BLOCK, Pool, chain
+from tests.support.router.placement_pool import BLOCK, Pool, chain
 
 LONG = chain(1, 40)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.placement_pool import Pool
+from tests.support.router.placement_pool import Pool
 
 
 def test_nothing_is_placed_beside_a_request_in_its_last_life() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.router.placement.fairness.settings import FairnessSettings
 from headrace.router.placement.types import Placement, Shed
-from tests.support.placement_pool import BLOCK, Pool, chain
+from tests.support.router.placement_pool import BLOCK, Pool, chain
 from tests.unit.router.placement.test_prefixes import busy_holder
 
 LONG = chain(1, 40)

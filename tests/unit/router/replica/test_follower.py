@@ -18,8 +18,8 @@ from headrace.router.replica import follower
 from headrace.router.replica.deps import ReplicaDeps
 from headrace.router.replica.follower import KvFollower
 from headrace.router.replica.snapshot_format import Source
-from tests.support.cache_oracle import OracleView
-from tests.support.snapshot_fakes import POOL, SUBJECTS, FakeNats
+from tests.support.router.cache_oracle import OracleView
+from tests.support.router.snapshot_fakes import POOL, SUBJECTS, FakeNats
 
 
 class FakeMembers:

@@ -25,8 +25,8 @@ from headrace.router.replica.restore import restore
 from headrace.router.replica.settings import SnapshotSettings
 from headrace.router.replica.snapshot_store import SnapshotStore
 from headrace.router.replica.snapshotter import Snapshotter
-from tests.support.cache_oracle import OracleView, contents
-from tests.support.snapshot_fakes import POOL, SUBJECTS, Crash, FakeNats
+from tests.support.router.cache_oracle import OracleView, contents
+from tests.support.router.snapshot_fakes import POOL, SUBJECTS, Crash, FakeNats
 
 WORKERS = ("a", "b", "c")
 BLOCK_SIZE = 16

@@ -27,8 +27,8 @@ from headrace.router.replica.settings import SnapshotSettings
 from headrace.router.replica.snapshot_format import Source, decode, encode
 from headrace.router.replica.snapshot_store import Pointer, SnapshotStore, UnreadablePointer
 from headrace.router.replica.snapshotter import Snapshotter, take_slices
-from tests.support.cache_oracle import OracleView
-from tests.support.snapshot_fakes import POOL, SUBJECTS, FakeNats
+from tests.support.router.cache_oracle import OracleView
+from tests.support.router.snapshot_fakes import POOL, SUBJECTS, FakeNats
 
 SOURCE = Source(POOL, 16, "HR_KV", "2026-01-01T00:00:00Z")
 SLICES = [

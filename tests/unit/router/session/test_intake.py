@@ -13,7 +13,7 @@ from headrace.router.session.intake import Intake
 from headrace.router.session.refusals import Refuser
 from headrace.router.session.release import RequestRelease
 from headrace.router.session.window import RequestWindow
-from tests.support.router_parts import router_deps, router_state
+from tests.support.router.router_parts import router_deps, router_state
 from tests.unit.router.session.test_window import FakeDelivery
 
 

@@ -21,7 +21,7 @@ from headrace.router.session.placer import Placer
 from headrace.router.session.prediction_accuracy import PredictionAccuracy
 from headrace.router.session.refusals import Refuser
 from headrace.router.session.release import RequestRelease
-from tests.support.router_parts import router_deps, router_state
+from tests.support.router.router_parts import router_deps, router_state
 from tests.unit.router.session.test_window import FakeDelivery
 
 REMOTE = PrefillDecision(remote=True, reason="pays", wait_s=0.5)

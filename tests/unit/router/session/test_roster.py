@@ -14,8 +14,8 @@ from headrace.broker.messages import JobEvent, WorkerMember
 from headrace.router.session import roster
 from headrace.router.session.ports import PoolIndex
 from headrace.router.session.roster import Roster
-from tests.support.router_parts import router_deps
-from tests.support.scheduler import RandomScheduler
+from tests.support.router.router_parts import router_deps
+from tests.support.router.scheduler import RandomScheduler
 
 MEMBER = WorkerMember(
     worker="w1", pool="p", model="m", slots=4, blocks=100, block_size=16, labels=["a"], kv_events=True, epoch=7

@@ -4,7 +4,7 @@ from headrace.broker.codec import pack_u64
 from headrace.broker.messages import JobEvent
 from headrace.router.placement.types import Waiting, WorkerInfo
 from headrace.tools.replay_bench.classic import SWEEP, Classic, ClassicWeights
-from tests.support.replay_stand_ins import PlainView
+from tests.support.router.replay_stand_ins import PlainView
 
 
 def classic(workers=2, **weights):

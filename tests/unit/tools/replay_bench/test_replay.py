@@ -14,7 +14,7 @@ from headrace.tools.replay_bench.replay import Pool, find_classic_knee, find_kne
 from headrace.tools.replay_bench.report import Report, facts
 from headrace.tools.replay_bench.tables import render
 from headrace.tools.replay_bench.trace import SAMPLE, assign, read_trace
-from tests.support.replay_stand_ins import Late, PlainView, RoundRobin
+from tests.support.router.replay_stand_ins import Late, PlainView, RoundRobin
 
 SWEEP = (ClassicWeights(scale=1.0), ClassicWeights(scale=4.0))
 PLAIN = Policy(name="round-robin", make_scheduler=RoundRobin, make_view=PlainView)

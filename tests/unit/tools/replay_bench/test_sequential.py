@@ -7,7 +7,7 @@ from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.replay import Pool
 from headrace.tools.replay_bench.sequential import replay_sequential
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, TraceRequest, read_trace
-from tests.support.replay_stand_ins import PlainView, RoundRobin
+from tests.support.router.replay_stand_ins import PlainView, RoundRobin
 
 
 def trace(*chains):

@@ -11,7 +11,7 @@ from headrace.tools.replay_bench.engine import Engine, EngineModel, Job
 from headrace.tools.replay_bench.policies import ALL, Policy
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, TraceRequest, accelerate, read_trace
 from headrace.tools.replay_bench.world import Delays, World
-from tests.support.replay_stand_ins import Late, PlainView, RoundRobin
+from tests.support.router.replay_stand_ins import Late, PlainView, RoundRobin
 
 MODEL = EngineModel(blocks=8, slots=2, step_tokens=1024, prefill_rate=1024.0, base_s=0.5, decode_s=0.25)
 DELAYS = Delays(place_s=0.125, event_s=0.0625, kv_s=0.03125, report_s=0.5, heartbeat_s=4.0)

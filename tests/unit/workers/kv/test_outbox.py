@@ -9,7 +9,7 @@ from headrace.broker.codec import decode
 from headrace.broker.messages import KvReset, KvStep
 from headrace.workers.kv.outbox import HEADROOM, Outbox
 from headrace.workers.kv.translator import Change
-from tests.support.kv_reader import KvReader
+from tests.support.router.kv_reader import KvReader
 
 
 def test_what_comes_and_goes_while_it_waits_is_not_told():

@@ -17,7 +17,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.workers.kv import publisher as subject
 from headrace.workers.kv.publisher import KvPublisher
 from headrace.workers.kv.translator import Change
-from tests.support.kv_reader import KvReader
+from tests.support.router.kv_reader import KvReader
 
 
 class FakeStream:

@@ -10,8 +10,8 @@ from headrace.router.errors import SettingsInvalid
 from headrace.router.placement.disagg.planner import announced
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed
-from tests.support.disagg_pool import LONG, apart, where
-from tests.support.placement_pool import Pool, chain
+from tests.support.router.disagg_pool import LONG, apart, where
+from tests.support.router.placement_pool import Pool, chain
 
 
 def test_prefill_workers_never_get_requests() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.broker.codec import pack_u64
 from headrace.router.placement.disagg.planner import announced
-from tests.support.disagg_pool import LONG, apart, elsewhere, where
-from tests.support.placement_pool import BLOCK, Pool, chain
+from tests.support.router.disagg_pool import LONG, apart, elsewhere, where
+from tests.support.router.placement_pool import BLOCK, Pool, chain
 
 
 def test_a_long_prompt_beside_running_sequences_is_computed_elsewhere_and_a_short_one_is_not() -> None:

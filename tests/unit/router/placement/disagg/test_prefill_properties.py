@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.broker.messages import PrefillDecision
 from headrace.router.placement.types import Placement, Shed
-from tests.support.disagg_pool import LONG, apart, elsewhere
-from tests.support.placement_pool import BLOCK, Pool, chain
+from tests.support.router.disagg_pool import LONG, apart, elsewhere
+from tests.support.router.placement_pool import BLOCK, Pool, chain
 
 REASONS = {
     True: {"pays", "always", "prefix_there"},

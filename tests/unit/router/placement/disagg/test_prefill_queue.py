@@ -7,8 +7,8 @@ import pytest
 from headrace.broker.codec import pack_u64
 from headrace.router.placement.disagg.planner import announced
 from headrace.router.placement.types import Placement
-from tests.support.disagg_pool import LONG, apart, elsewhere, where
-from tests.support.placement_pool import chain
+from tests.support.router.disagg_pool import LONG, apart, elsewhere, where
+from tests.support.router.placement_pool import chain
 
 
 def test_a_deep_prefill_queue_makes_a_decode_worker_compute_it_and_that_is_the_reason() -> None:

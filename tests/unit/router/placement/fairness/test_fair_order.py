@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.router.placement.expiry_heap import ExpiryHeap
 from headrace.router.placement.fairness.settings import FairClass
 from headrace.router.placement.types import Waiting
-from tests.support.fair_queues import CLASSES, first, queue, waiting
+from tests.support.router.fair_queues import CLASSES, first, queue, waiting
 
 # -- classes -------------------------------------------------------------------------------------------------------------
 

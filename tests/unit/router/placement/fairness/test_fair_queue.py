@@ -14,7 +14,7 @@ from headrace.router.errors import SettingsInvalid
 from headrace.router.placement.fairness.fair_queue import FairQueue
 from headrace.router.placement.fairness.settings import FairClass, FairnessSettings
 from headrace.router.placement.types import Waiting
-from tests.support.fair_queues import first, queue, waiting
+from tests.support.router.fair_queues import first, queue, waiting
 
 _numbers = itertools.count()
 

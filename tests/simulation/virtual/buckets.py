@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from headrace.jetstream.errors import RevisionConflict
 from headrace.jetstream.ports import Change, Entry
-from tests.simulation.network import Conn, matches
+from tests.simulation.virtual.network import Conn, matches
 
 if TYPE_CHECKING:
-    from tests.simulation.server import SimServer
+    from tests.simulation.virtual.server import SimServer
 
 EXPIRED_MARKER_S = 10.0  # how long markers stay
 DELETE_MARKER_S = 30.0

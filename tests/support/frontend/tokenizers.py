@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-BUNDLED = Path(__file__).parents[2] / "workers" / "assets" / "smollm2" / "tokenizer.json"
+BUNDLED = Path(__file__).parents[3] / "workers" / "assets" / "smollm2" / "tokenizer.json"
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|im_start|>user")  # one of them begins another
 WORDS = ("a", "b", "ab", "abc", "hello", "world", "e", "é", "1", "12", "\n", "x", "▁", "▁a", "▁hello", "▁world", "▁x")
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.disagg_news import EVENT_S, News
-from benchmarks.disagg_node import Node, Request, Served
+from benchmarks.disagg.news import EVENT_S, News
+from benchmarks.disagg.node import Node, Request, Served
 from benchmarks.virtual_clock import VirtualClock
 from headrace.broker.codec import parse_prefill_header, prefill_header
 from headrace.broker.messages import EventKind, JobEvent, Sampling

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.router.index.interface import BlockTable
 from headrace.router.index.types import TIERS
-from tests.support.index_model import ModelIndex, check_ends, dumped
+from tests.support.router.index_model import ModelIndex, check_ends, dumped
 
 # few values, so that they meet; 0 and the largest u64 are legal, and some differ only in bits that a careless hash drops
 VALUES = [0, 1, 2, 3, 2**64 - 1, 2**63, 1 << 32, 1 << 56, 5 << 56, *(n << 40 for n in range(1, 12)), *range(100, 140)]

@@ -1,8 +1,8 @@
 """Prefill on one vLLM, decode on another: is the text the same, and how long does the first token take?
 
-    .venv/bin/python -m benchmarks.disagg_vllm                     # both parts, both ways of moving blocks
-    .venv/bin/python -m benchmarks.disagg_vllm --parts text --modes push --prompts 24 --tokens 24
-    .venv/bin/python -m benchmarks.disagg_vllm --parts time --lengths 128 512 1500 --rounds 7 --json out.json
+    .venv/bin/python -m benchmarks.disagg.vllm                     # both parts, both ways of moving blocks
+    .venv/bin/python -m benchmarks.disagg.vllm --parts text --modes push --prompts 24 --tokens 24
+    .venv/bin/python -m benchmarks.disagg.vllm --parts time --lengths 128 512 1500 --rounds 7 --json out.json
 
 Real engines (the bundled model, float32, temperature 0), each in a process of its own and used through the engine protocol,
 without NATS; a sequence is always alone.
@@ -36,7 +36,7 @@ from headrace.workers import bundled_model
 from headrace.workers.engine import EngineConfig, Handover, Output, Role, Sequence
 from tests.engines.support.remote import RemoteEngine
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20, "max_num_seqs": 8}
 MODES = ("push", "pull")
 PARTS = ("queue", "prefill", "transfer", "first step", "between")

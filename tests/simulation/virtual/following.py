@@ -10,7 +10,7 @@ from headrace.jetstream.errors import JetStreamError, StreamTrimmed
 from headrace.jetstream.ports import Batch, StoredMessage
 
 if TYPE_CHECKING:
-    from tests.simulation.messaging import SimMessaging
+    from tests.simulation.virtual.messaging import SimMessaging
 
 RETRY_S = 0.1
 LOOK_AGAIN_S = 0.5  # the real one is told by a heartbeat that it has missed something

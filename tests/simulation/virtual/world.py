@@ -26,10 +26,10 @@ from types import TracebackType
 from typing import Any
 
 from headrace.jetstream.ports import Message
-from tests.simulation.loop import EPOCH_S, Scheduler, VirtualLoop
-from tests.simulation.messaging import SimMessaging
-from tests.simulation.network import Conn, Network, SimConfig
-from tests.simulation.server import SimServer
+from tests.simulation.virtual.loop import EPOCH_S, Scheduler, VirtualLoop
+from tests.simulation.virtual.messaging import SimMessaging
+from tests.simulation.virtual.network import Conn, Network, SimConfig
+from tests.simulation.virtual.server import SimServer
 
 Main = Callable[["Machine"], Awaitable[object]]
 FREEZES_S = (1.0, 2.4, 4.0, 8.0)

@@ -1,10 +1,10 @@
-"""What the workers of `benchmarks.disagg_world` tell their router: cache events and load reports, a little late."""
+"""What the workers of `benchmarks.disagg.world` tell their router: cache events and load reports, a little late."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.disagg_node import Node
+from benchmarks.disagg.node import Node
 from benchmarks.virtual_clock import VirtualClock
 from headrace.broker.messages import LoadReport
 from headrace.router.index.view import Caches

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
-from tests.support.frontend_fakes import MODEL, TOKENIZER, Call, FakeIngress, Script, frontend
+from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, FakeIngress, Script, frontend
 
 
 class Client:

@@ -16,11 +16,11 @@ from headrace.jetstream.errors import QueueFull, RevisionConflict, TopologyError
 from headrace.jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessage, StreamState
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology
-from tests.simulation.buckets import SimStore
-from tests.simulation.network import CORE, Conn, SimConfig, Sub, headers_of, matches
+from tests.simulation.virtual.buckets import SimStore
+from tests.simulation.virtual.network import CORE, Conn, SimConfig, Sub, headers_of, matches
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.virtual.world import World
 
 
 @dataclass(slots=True)

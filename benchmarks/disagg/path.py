@@ -1,7 +1,7 @@
 """What the remote path adds to the time to first token, through the whole system: HTTP, router, prefill queue, two engines.
 
-    python benchmarks/disagg_path.py                      # the real model, minutes
-    python benchmarks/disagg_path.py --engine sim
+    python benchmarks/disagg/path.py                      # the real model, minutes
+    python benchmarks/disagg/path.py --engine sim
 
 One prefill and one decode worker; routers that always, and never, have prompts computed remotely take turns beside them, so
 both ways are measured on the same processes in the same minutes.  Every prompt is new, one request at a time.  The parts are

@@ -1,4 +1,4 @@
-"""What the world of `benchmarks.disagg_world` is made of: requests, what became of them, and simulated workers."""
+"""What the world of `benchmarks.disagg.world` is made of: requests, what became of them, and simulated workers."""
 
 from __future__ import annotations
 

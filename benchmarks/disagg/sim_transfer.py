@@ -1,6 +1,6 @@
 """The simulator's hand-over beside bare NIXL: the same two processes, the same memory, the same run.
 
-    python -m benchmarks.disagg_sim_transfer [--rounds 15] [--json]
+    python -m benchmarks.disagg.sim_transfer [--rounds 15] [--json]
 
 A prefill engine runs in a process of its own, a decode engine in this one, without modelled time.  Per round, in random order:
 one hand-over of a whole prompt, timed as the engine that moves the blocks sees it (from asking NIXL to seeing the end: the

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import StoredMessage
-from tests.simulation.server import Pull, SimConsumer
+from tests.simulation.virtual.server import Pull, SimConsumer
 
 if TYPE_CHECKING:
-    from tests.simulation.messaging import SimMessaging
+    from tests.simulation.virtual.messaging import SimMessaging
 
 WATCHDOG_S = 1.0  # a pull that says nothing for this long after its end is given up
 RETRY_S = 0.25  # before asking again when the consumer does not answer

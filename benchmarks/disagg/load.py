@@ -1,10 +1,10 @@
-"""Prefill and decode apart against together, in virtual time on simulated engines (`benchmarks/disagg_world.py`).
+"""Prefill and decode apart against together, in virtual time on simulated engines (`benchmarks/disagg/world.py`).
 
 The workload is a mix: chats (short prompts, long answers), and long prompts whose lengths, answers and shared prefixes are
 those of a published trace; both come at random.  A request is *good* if its first token comes within `--ttft` seconds
 and 99 % of its other tokens at most `--itl` milliseconds after the one before; the router is told the latter.
 
-    .venv/bin/python -m benchmarks.disagg_load --workers 4
+    .venv/bin/python -m benchmarks.disagg.load --workers 4
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Literal, get_args
 
 import structlog
 
-from benchmarks.disagg_node import Request, Served
-from benchmarks.disagg_world import World
+from benchmarks.disagg.node import Request, Served
+from benchmarks.disagg.world import World
 from headrace.broker.blocks import block_chain
 from headrace.router.placement.admission import AdmissionSettings
 from headrace.router.placement.settings import PrefillMode, SchedulerSettings

@@ -20,10 +20,10 @@ from headrace.jetstream.errors import (
     RequestTimeout,
 )
 from headrace.jetstream.ports import Change, ConsumerSpec, Entry, Message, PubAck, StoredMessage, StreamState
-from tests.simulation.buckets import SimStore, Watcher
-from tests.simulation.following import SimFollow
-from tests.simulation.network import CORE, Conn, Sub, headers_of
-from tests.simulation.pulling import SimPullLoop
+from tests.simulation.virtual.buckets import SimStore, Watcher
+from tests.simulation.virtual.following import SimFollow
+from tests.simulation.virtual.network import CORE, Conn, Sub, headers_of
+from tests.simulation.virtual.pulling import SimPullLoop
 
 T = TypeVar("T")
 MAX_PAYLOAD = 1024 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.router.placement.types import Placement
-from tests.support.placement_pool import Pool, chain
+from tests.support.router.placement_pool import Pool, chain
 
 LONG = chain(1, 16)  # 8,192 tokens: 0.34 s of prefill
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Finish, Part, Row
-from tests.support.frontend_fakes import Script, Step
+from tests.support.frontend.fakes import Script, Step
 
 
 def content(text: str) -> Part:

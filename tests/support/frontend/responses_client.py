@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from headrace.broker.codec import unpack_u32
 from headrace.frontend.app import build_frontend
 from headrace.frontend.settings import FrontendSettings
-from tests.support.frontend_fakes import MODEL, TOKENIZER, Call, FakeIngress, Script
-from tests.support.responses_store import MemoryStore
+from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, FakeIngress, Script
+from tests.support.frontend.responses_store import MemoryStore
 
 
 class Client:
