@@ -24,9 +24,8 @@ import structlog
 from headrace.broker.messages import JobEvent, LoadReport
 from headrace.router.index.factory import create_index
 from headrace.router.index.view import Caches
-from headrace.router.placement.admission import AdmissionSettings
 from headrace.router.placement.scheduler import Scheduler
-from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
 from headrace.router.placement.types import Placement, Waiting, WorkerInfo
 
 SLOTS = 64

@@ -1,89 +1,126 @@
-"""What can be set on the HTTP surface. Durations in seconds, sizes in bytes."""
-
-from __future__ import annotations
+"""Declares the settings of the HTTP frontend. Durations are in seconds, sizes in bytes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
-MAY_BE_ZERO = frozenset(
-    {
-        "drain_grace_s",
-        "max_pipelined",
-        "media_redirects",
-        "port",
-        "prompt_cache_bytes",
-        "sse_gather_s",
-        "sse_keepalive_s",
-    }
-)
+from headrace.setting import Setting, check_numbers, port_setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendSettings:
-    """Checked once, at construction. Raises ValueError naming the setting."""
+    """Settings of one frontend process. Raises ValueError naming the setting and its value."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0 = any free port
-    backlog: int = 2048
-    keep_alive_s: float = 75.0  # an idle connection is closed after this
-    body_timeout_s: float = 30.0  # from the headers to the last byte of the body
-    max_body_bytes: int = 32 * 1024 * 1024
-    deadline_s: float = 600.0  # of a request that names none
-    max_deadline_s: float = 3600.0  # longer wishes are cut to this
-    max_choices: int = 128  # n times the number of prompts
-    max_inputs: int = 2048  # of one request for embeddings, scores or classes
-    job_inputs: int = 16  # at most so many of them go to one worker as one job …
-    job_input_tokens: int = 8192  # … with so many tokens, if it is more than one
-    sse_gather_s: float = 0.008  # most that an event waits for others of a fast stream, with many streams; 0 = none wait
-    sse_keepalive_s: float = 0.0  # a comment line on a stream silent for this long; 0 = none
-    slow_client_s: float = 60.0  # an answer of which the client takes nothing for so long is cut
-    inline_prompt_bytes: int = 8192  # longer prompts are tokenised in a thread
-    tokenizer_threads: int = 2
-    fast_tokenizer: bool = True  # encode by a second library, where it agrees with the one that defines the ids
-    prompt_cache_bytes: int = 64 * 1024 * 1024  # of what long prompts have in common with later ones; 0 = none
-    drain_grace_s: float = 30.0  # how long running answers may go on after SIGTERM
-    start_timeout_s: float = 30.0  # how long to wait for a NATS server that is not there yet
-    access_log: bool = True
+    host: Annotated[str, Setting("Address to listen on.", "--host")] = "127.0.0.1"
+    port: Annotated[int, port_setting("Port to listen on; 0 picks a free one.", "--port")] = 8000
+    backlog: Annotated[int, Setting("Connections the kernel may hold before they are accepted.", least=1, most=65535)] = 2048
+    keep_alive_s: Annotated[float, Setting("An idle connection is closed after this.", least=0.1)] = 75.0
+    body_timeout_s: Annotated[float, Setting("Longest time from a request's headers to the end of its body.", least=0.1)] = 30.0
+    max_body_bytes: Annotated[int, Setting("Largest request body.", "--max-body", least=1, metavar="BYTES")] = 32 * 1024 * 1024
+    deadline_s: Annotated[float, Setting("Deadline of a request that names none.", "--deadline", least=0.1)] = 600.0
+    max_deadline_s: Annotated[float, Setting("Longest deadline a request may name.", "--max-deadline", least=0.1)] = (
+        3600.0  # a request that asks for more gets this
+    )
+    max_choices: Annotated[int, Setting("Most answers of one request: n times its prompts.", least=1)] = 128
+    max_inputs: Annotated[int, Setting("Most inputs of an embeddings, score or class request.", least=1)] = 2048
+    job_inputs: Annotated[int, Setting("Inputs of one job; a request with more is split.", least=1)] = 16
+    job_input_tokens: Annotated[int, Setting("Tokens of such a job if it has several inputs.", least=1)] = 8192
+    sse_gather_s: Annotated[
+        float,
+        Setting(
+            "Most that an event of a fast stream waits for the next ones, with 160 streams; less with fewer; 0: none waits.",
+            least=0,
+        ),
+    ] = 0.008
+    sse_keepalive_s: Annotated[
+        float, Setting("A comment line on a stream that was silent this long; 0 sends none.", least=0)
+    ] = 0.0
+    slow_client_s: Annotated[
+        float, Setting("An answer of which the client takes nothing for so long is cut, with a reason.", least=0.1)
+    ] = 60.0
+    inline_prompt_bytes: Annotated[int, Setting("Prompts longer than this are tokenised in a thread.", least=1)] = 8192
+    prompt_cache_bytes: Annotated[
+        int,
+        Setting("Memory for what long prompts have in common with later ones; 0 = none.", least=0, metavar="BYTES"),
+    ] = 64 * 1024 * 1024
+    tokenizer_threads: Annotated[int, Setting("Threads for long prompts.", least=1, most=256)] = 2
+    fast_tokenizer: Annotated[
+        bool,
+        Setting("Encode by fastokens where it gives the same ids: sooner, for some 60 MB per model.", "--fast-tokenizer"),
+    ] = True
+    drain_grace_s: Annotated[
+        float,
+        Setting("How long running answers may go on after SIGTERM.", "--drain-grace", least=0, commands=("frontend",)),
+    ] = 30.0
+    start_timeout_s: Annotated[float, Setting("Longest wait for the NATS server at start.", least=0.1)] = 30.0
+    access_log: Annotated[bool, Setting("One log line per request.", "--access-log")] = True
     # connections
-    max_connections: int = 4096  # at the limit idle ones are closed for new ones, and without idle ones these are refused
-    header_timeout_s: float = 20.0  # from the first byte of a request (or the connection) to the end of its headers
-    max_header_bytes: int = 64 * 1024  # request line and headers
-    max_pipelined: int = 16  # requests on one connection that wait for the one before them
-    cors_origins: Sequence[str] = ()  # web pages from there may call this server from a browser; "*" = from anywhere
+    max_connections: Annotated[int, Setting("Most connections; at the limit idle ones are closed for new ones.", least=1)] = (
+        4096  # without idle ones the new ones are refused
+    )
+    header_timeout_s: Annotated[float, Setting("Longest time a client may take to send a request's headers.", least=0.1)] = (
+        20.0  # from the first byte of a request, or from the connection
+    )
+    max_header_bytes: Annotated[int, Setting("Largest request line and headers.", least=1024)] = 64 * 1024
+    max_pipelined: Annotated[int, Setting("Requests that may wait on one connection.", least=0)] = 16
+    cors_origins: Annotated[
+        Sequence[str],
+        Setting("Origins of web pages that may call this server from a browser; * for all.", metavar="ORIGIN,…"),
+    ] = ()
     # request bodies
-    max_json_depth: int = 64
-    max_json_values: int = 1_200_000  # a prompt of a million token ids fits
-    max_json_containers: int = 100_000  # lists, objects and members of objects
+    max_json_depth: Annotated[int, Setting("Deepest nesting of a request body.", least=8, most=200)] = 64
+    max_json_values: Annotated[int, Setting("Most values in a request body.", least=1000)] = (
+        1_200_000  # a prompt of a million token ids fits
+    )
+    max_json_containers: Annotated[
+        int, Setting("Most lists, objects and members of objects in a request body.", least=1000)
+    ] = 100_000
     # images, videos and sounds
-    media_fetch: bool = True  # off: only bytes that come with the request
-    media_domains: Sequence[str] = ()  # fetch only from these and from what is below them; empty = from anywhere
-    media_private: bool = False  # fetch from private, link-local and loopback addresses as well
-    media_max_bytes: int = 20 * 1024 * 1024  # of one item
-    media_max_total_bytes: int = 48 * 1024 * 1024  # of all items of a request
-    media_max_items: int = 16
-    media_timeout_s: float = 15.0  # from a URL to its last byte
-    media_fetches: int = 16  # at once, of all requests
-    media_redirects: int = 3
+    media_fetch: Annotated[bool, Setting("Fetch images, videos and sounds from URLs in requests.", "--media-fetch")] = (
+        True  # off: only bytes that come with the request
+    )
+    media_domains: Annotated[
+        Sequence[str], Setting("Fetch media only from these domains and what is below them.", metavar="DOMAIN,…")
+    ] = ()  # empty = from anywhere
+    media_private: Annotated[bool, Setting("Fetch media from private and loopback addresses, too: for tests.")] = (
+        False  # link-local addresses as well
+    )
+    media_max_bytes: Annotated[int, Setting("Largest media item.", least=1, metavar="BYTES")] = 20 * 1024 * 1024
+    media_max_total_bytes: Annotated[
+        int, Setting("Largest size of all media items of a request together.", least=1, metavar="BYTES")
+    ] = 48 * 1024 * 1024
+    media_max_items: Annotated[int, Setting("Most media items in a request.", least=1)] = 16
+    media_timeout_s: Annotated[float, Setting("Longest time from a media URL to its last byte.", least=0.1)] = 15.0
+    media_fetches: Annotated[int, Setting("Media URLs fetched at once, of all requests.", least=1, most=256)] = 16
     # the Responses API and Anthropic's
-    response_ttl_s: float = 30 * 86_400.0  # how long a stored response can be continued
-    response_max_bytes: int = 8 * 1024 * 1024  # of one stored turn; a larger one is answered but not stored
-    response_max_turns: int = 512  # of a conversation continued by previous_response_id
-    response_store_s: float = 2.0  # how long an answer waits until it is stored
-    adapter_routes: bool = False  # adapters can be loaded and unloaded over HTTP: clients then name folders on workers
-    strip_billing_header: bool = True  # drop the line in system prompts that differs in every request of Claude Code
+    response_ttl_s: Annotated[
+        float, Setting("How long a stored response can be read and continued.", "--response-ttl", least=1)
+    ] = 30 * 86_400.0
+    response_max_bytes: Annotated[
+        int,
+        Setting("Largest turn that is stored; a larger one is answered but not stored.", least=1024, metavar="BYTES"),
+    ] = 8 * 1024 * 1024
+    response_max_turns: Annotated[int, Setting("Longest conversation by previous_response_id.", least=1)] = 512
+    response_store_s: Annotated[float, Setting("Longest wait of an answer until it is stored.", least=0.1)] = 2.0
+    adapter_routes: Annotated[
+        bool,
+        Setting(
+            "Let clients load and unload adapters, naming folders on the workers: "
+            "/v1/load_lora_adapter, /v1/unload_lora_adapter.",
+            "--adapter-routes",
+        ),
+    ] = False
+    strip_billing_header: Annotated[
+        bool,
+        Setting(
+            "Drop the line in system prompts that differs in every request of Claude Code and would defeat prefix caching.",
+            "--strip-billing-header",
+        ),
+    ] = True
+    media_redirects: Annotated[int, Setting("Redirects followed for a media URL.", least=0, most=20)] = 3
     namespace: str = "default"  # models of other namespaces are not served here
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self)):
-            value = getattr(self, name)
-            may_be_zero = name in MAY_BE_ZERO
-            if (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and (value < 0 or (value == 0 and not may_be_zero))
-            ):
-                raise ValueError(f"{name} must be {'0 or more' if may_be_zero else 'above 0'}, got {value}")
-        if self.port > 65535:
-            raise ValueError(f"port must be at most 65535, got {self.port}")
+        check_numbers(self)
         if self.deadline_s > self.max_deadline_s:
             raise ValueError(f"deadline_s ({self.deadline_s}) must not exceed max_deadline_s ({self.max_deadline_s})")

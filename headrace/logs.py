@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
-import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -25,8 +24,6 @@ _VLLM_CONFIG = Path(__file__).parent / "assets" / "vllm_logging.json"
 
 # Libraries that say more than an operator wants; their warnings stay.
 _QUIET = ("uvicorn", "asyncio", "nats")
-
-_json = msgspec.json.Encoder(enc_hook=str)
 
 
 def configure(
@@ -114,7 +111,7 @@ def _renderers(chosen: str, stream: TextIO) -> list[Processor]:
     if chosen == "json":
         return [
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(serializer=_to_json),
+            structlog.processors.JSONRenderer(serializer=_json_serializer()),
         ]
     return [
         structlog.dev.ConsoleRenderer(
@@ -134,5 +131,8 @@ def _handler(chosen: str, shared: list[Processor], stream: TextIO) -> logging.Ha
     return handler
 
 
-def _to_json(value: Any, **_options: Any) -> str:
-    return _json.encode(value).decode()
+def _json_serializer() -> Callable[..., str]:
+    import msgspec  # here, because a log for people does without it
+
+    encode = msgspec.json.Encoder(enc_hook=str).encode
+    return lambda value, **_options: encode(value).decode()

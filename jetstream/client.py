@@ -44,7 +44,7 @@ class Connection:
         self.options = options
         self.subjects = subjects
         self._core = core
-        inbox = f"{options.inbox_prefix}.{NUID().next().decode()}"
+        inbox = f"{options.inbox}.{NUID().next().decode()}"
         self._inbox = inbox
         self._mux = Mux(core, inbox)
         self.api = JsApi(self)

@@ -1,17 +1,19 @@
 """Connection options for a NATS server, also read from the contexts of the `nats` command line tool (ADR-21)."""
 
-from __future__ import annotations
-
 import json
 import os
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from headrace.jetstream.errors import ConnectError
+from headrace.setting import Setting
+
+if TYPE_CHECKING:
+    import ssl
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
+DEFAULT_INBOX = "_INBOX"
 SCHEMES = ("nats", "tls")
 
 
@@ -21,17 +23,23 @@ class ConnectOptions:
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
     name: str | None = None
-    user: str | None = None
-    password: str | None = None
-    token: str | None = None
-    credentials: str | None = None  # path of a .creds file
-    nkey_seed: str | None = None  # path of a file with an nkey seed
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_first: bool = False  # TLS handshake before the server's INFO line
-    inbox_prefix: str = "_INBOX"
-    connect_timeout_s: float = 5.0
+    user: Annotated[str | None, Setting("User name.", "--nats-user")] = None
+    password: Annotated[
+        str | None, Setting("Password; better given by environment or file than on the command line.", secret=True)
+    ] = None
+    token: Annotated[str | None, Setting("Token.", secret=True)] = None
+    credentials: Annotated[str | None, Setting("Credentials file (.creds).", "--nats-credentials", kind="path")] = None
+    nkey_seed: Annotated[str | None, Setting("NKey seed file.", "--nats-nkey-seed", kind="path")] = None
+    tls_ca: Annotated[str | None, Setting("CA certificate of the server, PEM.", "--nats-tls-ca", kind="path")] = None
+    tls_cert: Annotated[str | None, Setting("Client certificate, PEM.", "--nats-tls-cert", kind="path")] = None
+    tls_key: Annotated[str | None, Setting("Client key, PEM.", "--nats-tls-key", kind="path")] = None
+    tls_first: Annotated[bool, Setting("TLS handshake before the server's greeting.", "--nats-tls-first")] = False
+    inbox_prefix: Annotated[
+        str | None, Setting("Subject prefix for replies, where permissions ask for one.", "--nats-inbox-prefix")
+    ] = None  # None = DEFAULT_INBOX
+    connect_timeout_s: Annotated[
+        float, Setting("Longest wait for one connection attempt.", "--nats-connect-timeout", least=0.1, most=300)
+    ] = 5.0
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -44,12 +52,17 @@ class ConnectOptions:
             raise ConnectError(f"the connect timeout must be positive, got {self.connect_timeout_s!r}")
 
     @property
+    def inbox(self) -> str:
+        """The subject prefix for replies, given or not."""
+        return self.inbox_prefix or DEFAULT_INBOX
+
+    @property
     def address(self) -> str:
         """The servers for humans, without passwords."""
         return ", ".join(_without_secret(s) for s in self.servers)
 
     @classmethod
-    def from_context(cls, name_or_path: str | None = None, *, name: str | None = None) -> ConnectOptions:
+    def from_context(cls, name_or_path: str | None = None, *, name: str | None = None) -> "ConnectOptions":
         """A context saved by `nats context save`: by name, by path, or the selected one. Raises ConnectError."""
         path = context_path(name_or_path)
         try:
@@ -60,10 +73,12 @@ class ConnectOptions:
             raise ConnectError(f"the NATS context {path} cannot be read: {error}") from error
         return parse_context(values, where=str(path), name=name)
 
-    def tls_context(self) -> ssl.SSLContext | None:
+    def tls_context(self) -> "ssl.SSLContext | None":
         """None when nothing about TLS is set; the address may still ask for it by `tls://`."""
         if not (self.tls_ca or self.tls_cert or self.tls_first):
             return None
+        import ssl
+
         try:
             context = ssl.create_default_context(cafile=_expand(self.tls_ca))
             if self.tls_cert:
@@ -87,7 +102,7 @@ class ConnectOptions:
             "nkeys_seed": _expand(self.nkey_seed),
             "tls": self.tls_context(),
             "tls_handshake_first": self.tls_first,
-            "inbox_prefix": self.inbox_prefix,
+            "inbox_prefix": self.inbox,
         }
         return {k: v for k, v in arguments.items() if v is not None}
 
@@ -131,7 +146,7 @@ def parse_context(values: Any, *, where: str, name: str | None = None) -> Connec
         tls_cert=text("cert"),
         tls_key=text("key"),
         tls_first=bool(values.get("tls_first", False)),
-        inbox_prefix=text("inbox_prefix") or "_INBOX",
+        inbox_prefix=text("inbox_prefix"),
     )
 
 

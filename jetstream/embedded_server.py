@@ -14,9 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +21,7 @@ from typing import Self
 import structlog
 
 from headrace.jetstream.errors import ConnectError
+from headrace.jetstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
 
@@ -50,22 +48,6 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 class ServerStartError(ConnectError):
     """The embedded nats-server could not be started."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """`port` and `monitoring_port` 0 pick free ones, which then stay the same over restarts. `sync_interval` is `always` or a
-    duration such as `2m`: how much a power cut may cost."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    monitoring_port: int = 0
-    sync_interval: str = "2m"
-    max_memory_store: str = "1GB"
-    max_file_store: str = "100GB"
-    max_payload: str = "1MB"
-    extra: str = ""  # more lines for the configuration file
-    processors: int = 0  # cores it may use at once; 0 = half of the machine's, at least one
 
 
 def find_binary() -> Path:
@@ -253,10 +235,12 @@ class EmbeddedServer:
         return True
 
     def _healthy(self) -> bool:
+        import urllib.request  # the server starts in the meantime
+
         try:
             with urllib.request.urlopen(f"{self.monitoring_url}/healthz", timeout=1.0) as answer:  # noqa: S310  # our own address
                 return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return False
 
     def _why(self) -> str:

@@ -50,3 +50,9 @@ class TraceInvalid(RouterError):
 
 class ReplayStalled(RouterError):
     """A replayed trace came to a halt with open requests: tells when and how many."""
+
+
+def need(holds: bool, name: str, value: object, what: str) -> None:
+    """Raise SettingsInvalid naming the setting and its value unless `holds`."""
+    if not holds:
+        raise SettingsInvalid(f"{name} must be {what}, got {value!r}")

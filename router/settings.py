@@ -1,39 +1,93 @@
-"""Settings of the router's sessions and of its process; how it decides is `router.settings`."""
-
-from __future__ import annotations
+"""Declares the settings of the router's process and of its sessions; those of its decisions are `router.placement.settings`."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from headrace.broker.settings import Timing
 from headrace.router.replica.settings import SnapshotSettings
+from headrace.setting import Setting, port_setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What one router does in one pool. Durations in seconds."""
+    """Settings of one router in one pool. Durations in seconds."""
 
     timing: Timing = field(default_factory=Timing)
-    window: int = 2048  # requests of one class held un-acked: well above any burst, or waiting workers take a part of it
+    window: Annotated[
+        int,
+        Setting(
+            "Requests of one class held back for placement. Well above any burst, or waiting workers take a part of it.",
+            "--window",
+            least=1,
+            most=20_000,
+            metavar="N",
+        ),
+    ] = 2048
+    index_wait_s: Annotated[
+        float,
+        Setting(
+            "Longest wait at start until the index knows what workers have in their caches.",
+            least=0,
+            most=3600,
+            after="router.tuning",
+        ),
+    ] = 5.0
     window_bytes: int = 256 * 1024 * 1024  # of all classes; beyond it nothing more is pulled
     max_placing: int = 512  # placements on their way at once
     max_refusing: int = 64  # refusals on their way at once
-    index_wait_s: float = 5.0  # longest wait at start for the index to catch up
     look_s: float = 0.5  # the scheduler is asked this often although nothing has happened
-    silent_prefills: int = 8  # so many prefills without one cache event show that a worker publishes none …
-    silent_s: float = 5.0  # … in this time
+    # A worker publishes no cache events if so many prefills, in this time, brought none.
+    silent_prefills: int = 8
+    silent_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """One router process."""
+    """Settings of one router process. Durations in seconds."""
 
-    name: str | None = None
+    name: Annotated[
+        str | None,
+        Setting("Name of this router in logs. Default: made up at start.", "--name", metavar="ID", commands=("router",)),
+    ] = None
+    models: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Route for these models only, separated by commas. Default: all of the namespace, as they come.",
+            "--model",
+            metavar="M",
+            commands=("router",),
+        ),
+    ] = ()
+    index_entries: Annotated[
+        int,
+        Setting(
+            "Most blocks in the index of one model, counted once per worker and tier; 0 is no limit. The least useful go "
+            "first.",
+            least=0,
+            after="router.index_wait_s",
+        ),
+    ] = 10_000_000
+    record: Annotated[
+        bool, Setting("Keep a record of every placement, for `headrace replay`.", "--record", after="router.snapshots")
+    ] = True
+    metrics_port: Annotated[
+        int | None,
+        port_setting(
+            "Port for /metrics of the router; 0 picks a free one (`up`: of the first one, the next count up). Default: none.",
+            "--router-metrics-port",
+        ),
+    ] = None
+    drain_grace_s: Annotated[
+        float,
+        Setting(
+            "How long placements in flight may take to be confirmed after SIGTERM.",
+            "--drain-grace",
+            least=0,
+            most=3600,
+            commands=("router",),
+        ),
+    ] = 10.0
+    start_timeout_s: Annotated[float, Setting("Longest wait for the NATS server at start.", least=0.1)] = 30.0
     namespace: str | None = None
-    models: tuple[str, ...] = ()  # empty: all of the namespace
-    metrics_port: int | None = None
-    drain_grace_s: float = 10.0
-    start_timeout_s: float = 30.0
-    index_entries: int = 10_000_000  # blocks in the index of one pool, counted once per worker and tier; 0 = no limit
-    record: bool = True  # keep a record of every placement, for `headrace replay`
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
     session: SessionOptions = field(default_factory=SessionOptions)

@@ -1,74 +1,216 @@
-"""Settings of one worker process."""
-
-from __future__ import annotations
+"""Declares the settings of one worker process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from headrace.setting import Setting, check_numbers, port_setting
 
 MOST_LABEL = 64  # characters
 
 SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"}
 )
-"""What may have a default of the model's own."""
+"""Sampling parameters that can have a default of the model's own."""
 
+EngineName = Literal["vllm", "sim"]
+RoleName = Literal["aggregated", "prefill", "decode"]
 PrefillMode = Literal["auto", "always", "never"]
 Unready = Literal["local", "refuse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a worker runs and how. Durations in seconds."""
+    """Settings of one worker and its engine. Durations in seconds. Raises ValueError naming the setting and its value."""
 
-    engine: str = "sim"
-    model: str = ""  # folder or hub id; empty = the engine's bundled one
-    served_name: str | None = None  # the name clients use; None = derived from the model
+    engine: Annotated[EngineName, Setting("Engine to run: vLLM, or the simulator (no model needed).", "--engine")] = "vllm"
+    model: Annotated[
+        str,
+        Setting(
+            "Hugging Face id or folder of the model. vllm without it: the bundled small chat model.", "--model", metavar="M"
+        ),
+    ]
+    served_name: Annotated[
+        str | None,
+        Setting("Model name that clients use. Default: the model's own name.", "--served-name", metavar="NAME"),
+    ] = None
+    # Of the pool's card. The worker that starts last decides them.
+    aliases: Annotated[
+        Sequence[str],
+        Setting("More names that clients may use for the model, separated by commas.", "--aliases", metavar="NAME"),
+    ] = ()
+    default_sampling: Annotated[
+        Mapping[str, Any],
+        Setting(
+            "How to sample where a request does not say, over the model's own defaults: temperature=0.6. Repeatable.",
+            "--default-sampling",
+            metavar="KEY=VALUE",
+        ),
+    ] = field(default_factory=dict)
+    default_max_tokens: Annotated[
+        int | None,
+        Setting(
+            "Length of chat answers where a request does not say. Default: what fits.",
+            "--default-max-tokens",
+            least=1,
+            metavar="N",
+        ),
+    ] = None
+    template_kwargs: Annotated[
+        Mapping[str, Any],
+        Setting(
+            "What the chat template is given with every request, for example enable_thinking=false. Repeatable.",
+            "--template-kwarg",
+            metavar="KEY=VALUE",
+        ),
+    ] = field(default_factory=dict)  # a request may override them
+    role: Annotated[
+        RoleName,
+        Setting(
+            "What the worker does: answer requests (aggregated), answer them and let others compute their prompts (decode), or "
+            "compute prompts for decode workers (prefill). `up` gives each worker its role.",
+            "--role",
+            commands=("worker",),
+        ),
+    ] = "aggregated"
+    worker_name: Annotated[
+        str | None,
+        Setting(
+            "Name of this worker in logs, metrics and `worker drain`. Default: made up at start.",
+            "--name",
+            metavar="ID",
+            key="name",
+            commands=("worker",),
+        ),
+    ] = None  # the process start is appended to it
+    engine_args: Annotated[
+        Mapping[str, Any],
+        Setting(
+            "Setting of the engine itself, handed over unchanged; the value is read as JSON when it is JSON. Repeatable.",
+            "--engine-arg",
+            metavar="KEY=VALUE",
+        ),
+    ] = field(default_factory=dict)
+    tool_parser: Annotated[
+        str,
+        Setting(
+            "How tool calls are taken out of answers: a parser of the engine, by chat template and model family (auto), or not "
+            "at all (none). A wrong name stops the start and lists the right ones.",
+            "--tool-parser",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Setting(
+            "How reasoning is taken out of answers: a parser of the engine, auto or none, as for tool calls.",
+            "--reasoning-parser",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    drain_grace_s: Annotated[
+        float,
+        Setting(
+            "How long to finish or hand over work after SIGTERM.", "--drain-grace", least=0, most=86400, commands=("worker",)
+        ),
+    ] = 60.0
+    metrics_port: Annotated[
+        int | None,
+        port_setting(
+            "Port for /metrics of the worker; 0 picks a free one (`up`: of the first one, the next count up). Default: none.",
+            "--metrics-port",
+        ),
+    ] = None
+    start_timeout_s: Annotated[
+        float, Setting("Longest wait for the engine to load its model.", "--start-timeout", least=0.1)
+    ] = 900.0  # a large model takes minutes
+    stall_s: Annotated[
+        float, Setting("An engine that has work and reports nothing for this long counts as dead.", "--stall", least=0.1)
+    ] = 120.0
+    first_token_s: Annotated[
+        float,
+        Setting("A request that has not got its first token from the engine for this long is tried elsewhere.", least=0.1),
+    ] = 300.0
+    token_s: Annotated[
+        float,
+        Setting("A request that has not got another token for this long, while others have, is tried elsewhere.", least=0.1),
+    ] = 120.0
+    canary_s: Annotated[
+        float,
+        Setting("An engine that had nothing to do for this long gets a request of one token; 0 = never.", least=0),
+    ] = 30.0
+    canary_timeout_s: Annotated[
+        float, Setting("An engine that does not answer that in this time counts as dead.", least=0.1)
+    ] = 20.0
+    separate_frames: Annotated[bool, Setting("Token frames on a NATS connection of their own.")] = (
+        False  # measured slower: docs/performance.md
+    )
+    labels: Annotated[
+        Sequence[str],
+        Setting(
+            "Labels that requests may require or prefer, separated by commas: zone, rack, kind of GPU.",
+            "--labels",
+            metavar="LABEL",
+        ),
+    ] = ()
+    # Of a decode worker, where no router has decided.
+    prefill: Annotated[
+        PrefillMode,
+        Setting(
+            "Where a decode worker has prompts computed when no router has decided: by a prefill worker if it is long, always, "
+            "or never.",
+            "--prefill",
+            commands=("worker",),
+        ),
+    ] = "auto"
+    prefill_min_tokens: Annotated[
+        int,
+        Setting(
+            "With auto: a prompt of which fewer tokens than this are not in its cache is computed by the decode worker.",
+            "--prefill-min-tokens",
+            least=0,
+            commands=("worker",),
+        ),
+    ] = 256
+    prefill_unready: Annotated[
+        Unready,
+        Setting(
+            "While no prefill worker is ready, a decode worker computes prompts itself (local) or refuses the request.",
+            "--prefill-unready",
+            commands=("worker",),
+        ),
+    ] = "local"
+    # Of every transfer of KV blocks from a prefill worker.
+    prefill_wait_s: Annotated[
+        float,
+        Setting(
+            "How long at least a decode worker waits for a prefill worker to take a job; then it computes the prompt itself.",
+            "--prefill-wait",
+            least=0.01,
+            most=3600,
+        ),
+    ] = 2.0
+    prefill_budget_tokens: Annotated[
+        int,
+        Setting("Prompt tokens that a prefill worker takes on at once; 0 is two engine steps.", "--prefill-budget", least=0),
+    ] = 0
+    transfer_timeout_s: Annotated[
+        float,
+        Setting(
+            "Longest time from the hand-over of a computed prompt to the first token; then the decode worker computes it "
+            "itself.",
+            "--transfer-timeout",
+            least=0.1,
+            most=3600,
+        ),
+    ] = 10.0
     namespace: str = "default"
-    role: str = "aggregated"
-    worker_name: str | None = None  # a stable name; the process start is appended. None = random
-    drain_grace_s: float = 60.0
-    start_timeout_s: float = 900.0  # loading a large model takes minutes
-    stall_s: float = 120.0  # the engine has work and reports nothing for so long: it is dead
-    first_token_s: float = 300.0  # a sequence that has not got its first token for so long is tried elsewhere …
-    token_s: float = 120.0  # … and one that has not got another
-    canary_s: float = 30.0  # an engine that had nothing to do for so long gets a request of one token; 0 = never …
-    canary_timeout_s: float = 20.0  # … and is dead when that is not answered
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-    tool_parser: str = "auto"  # auto: by the model's files; none; or a name that the engine knows
-    reasoning_parser: str = "auto"
-    metrics_port: int | None = None  # None = no metrics endpoint, 0 = any free port
-    separate_frames: bool = False  # token frames on a connection of their own: measured slower, docs/performance.md
-    # of the pool's card, which the worker that starts last decides
-    aliases: Sequence[str] = ()  # more names that clients may use
-    default_sampling: Mapping[str, Any] = field(default_factory=dict)  # over the model's own
-    default_max_tokens: int | None = None  # of requests that do not say; None = what fits
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the chat template; requests may say otherwise
-    labels: Sequence[str] = ()  # what requests may ask for: zone, rack, kind of GPU, …
-    # of a decode worker, where no router has decided
-    prefill: PrefillMode = "auto"
-    prefill_min_tokens: int = 256  # auto: shorter prompts, less what is cached here, are computed here
-    prefill_unready: Unready = "local"  # when no prefill worker is ready
-    # of every hand-over
-    prefill_wait_s: float = 2.0  # how long a decode worker waits for somebody to take the job, at least
-    transfer_timeout_s: float = 10.0  # from the hand-over to the first token
-    prefill_budget_tokens: int = 0  # what a prefill worker takes at once; 0 = two engine steps
 
     def __post_init__(self) -> None:
-        if self.prefill not in get_args(PrefillMode):
-            raise ValueError(f"prefill {self.prefill!r} is none of {', '.join(get_args(PrefillMode))}")
-        if self.prefill_unready not in get_args(Unready):
-            raise ValueError(f"prefill_unready {self.prefill_unready!r} is none of {', '.join(get_args(Unready))}")
-        for name in ("prefill_min_tokens", "prefill_budget_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if self.canary_s < 0:
-            raise ValueError(f"canary_s must be 0 or more, got {self.canary_s}")
-        for name in ("prefill_wait_s", "transfer_timeout_s", "first_token_s", "token_s", "canary_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.default_max_tokens is not None and self.default_max_tokens < 1:
-            raise ValueError(f"default_max_tokens must be 1 or more, got {self.default_max_tokens}")
+        for name, known in (("prefill", PrefillMode), ("prefill_unready", Unready)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(f"{name} {getattr(self, name)!r} is none of {', '.join(get_args(known))}")
+        check_numbers(self)
         if unknown := self.default_sampling.keys() - SAMPLING:
             raise ValueError(f"default_sampling {min(unknown)!r} is none of {', '.join(sorted(SAMPLING))}")
         for name, value in self.default_sampling.items():

@@ -26,8 +26,7 @@ import structlog
 from benchmarks.disagg.node import Request, Served
 from benchmarks.disagg.world import World
 from headrace.broker.blocks import block_chain
-from headrace.router.placement.admission import AdmissionSettings
-from headrace.router.placement.settings import PrefillMode, SchedulerSettings
+from headrace.router.placement.settings import AdmissionSettings, PrefillMode, SchedulerSettings
 from headrace.tools.replay_bench.trace import BLOCK_TOKENS, SAMPLE, read_trace
 from headrace.workers.engine import Role
 from headrace.workers.sim.settings import SimSettings

@@ -1,6 +1,7 @@
 """The `headrace` command line.
 
-Flags come from the table of settings; each command imports what it runs only when it runs, so that `--help` is instant.
+Flags are derived from the declared settings, and only the command that is asked for gets its flags: to make those of all
+commands takes longer than everything else here.  A command imports the code that it runs only when it runs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from headrace.cli.chaos import add_chaos
 from headrace.cli.dlq import add_dlq
@@ -21,11 +23,10 @@ from headrace.fast_imports import import_patiently, import_structlog
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command. Returns its exit code."""
     import_patiently()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    first = arguments[:1]
-    parser = build_parser(streams="streams" in first, bench="bench" in first, replay="replay" in first)
+    parser = build_parser(arguments[0] if arguments else None)
     parsed = parser.parse_args(arguments)
     import_structlog()
     try:
@@ -41,9 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser(*, streams: bool = False, bench: bool = False, replay: bool = False) -> argparse.ArgumentParser:
-    """The whole command line. `streams`, `bench`, `replay`: with the flags of that command, whose module is slow
-    to import."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the whole command line, in which only `command` has its flags and the commands below it."""
     parser = argparse.ArgumentParser(
         prog="headrace",
         description="LLM serving over NATS JetStream.",
@@ -53,16 +53,26 @@ def build_parser(*, streams: bool = False, bench: bool = False, replay: bool = F
     )
     parser.set_defaults(run=lambda _parsed: show_help(parser), prog="headrace")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    add_up(commands)
-    add_frontend(commands)
-    add_worker(commands)
-    add_router(commands)
-    add_streams(commands, complete=streams)
-    add_bench(commands, complete=bench)
-    add_replay(commands, complete=replay)
-    add_dlq(commands)
-    add_chaos(commands)
-    add_model(commands)
-    add_config(commands)
-    add_version(commands)
+    for name, (about, add) in _COMMANDS.items():
+        if name == command:
+            add(commands, about)
+        else:
+            commands.add_parser(name, help=about)
     return parser
+
+
+# Command → its line in the list of commands, and the function that adds it. In the order of that list.
+_COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
+    "up": ("run a whole deployment on this machine", add_up),
+    "frontend": ("run an HTTP frontend", add_frontend),
+    "worker": ("run an engine worker, or ask or tell running ones", add_worker),
+    "router": ("run a router, or ask the routers", add_router),
+    "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
+    "bench": ("benchmarks that need neither a GPU nor a server", add_bench),
+    "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),
+    "dlq": ("list, show, run again or drop the requests that were taken out of service", add_dlq),
+    "chaos": ("kill, freeze and drain the parts of a deployment under load, and account for every request", add_chaos),
+    "model": ("list or forget the models that are known, prepare the bundled one", add_model),
+    "config": ("show the settings in force and where each comes from", add_config),
+    "version": ("show versions of Headrace, NATS and the installed engines", add_version),
+}

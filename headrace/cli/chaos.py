@@ -8,13 +8,12 @@ from typing import Any
 from headrace.cli import help_texts
 
 
-def add_chaos(commands: Any) -> None:
-    """`headrace chaos`."""
-    text = "kill, freeze and drain the parts of a deployment under load, and account for every request"
+def add_chaos(commands: Any, about: str) -> None:
+    """Add `headrace chaos`."""
     chaos = commands.add_parser(
         "chaos",
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
+        help=about,
+        description=about[0].upper() + about[1:] + ".",
         epilog=help_texts.CHAOS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

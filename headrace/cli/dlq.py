@@ -11,12 +11,12 @@ from headrace.commands.groups import add_group
 from headrace.config.flags import add_setting_flags, read_settings
 
 
-def add_dlq(commands: Any) -> None:
-    """`headrace dlq` with its actions."""
+def add_dlq(commands: Any, about: str) -> None:
+    """Add `headrace dlq` and its actions."""
     actions = add_group(
         commands,
         "dlq",
-        about="list, show, run again or drop the requests that were taken out of service",
+        about=about,
         description="Dead letters: requests that were taken out of service, and what the server took out of our queues.",
         examples=help_texts.DLQ,
     )

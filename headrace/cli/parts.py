@@ -1,4 +1,4 @@
-"""The commands that run a part."""
+"""Adds the commands that run a part of a deployment to the command line."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from typing import Any
 
 from headrace.cli import help_texts
 from headrace.cli.workers_and_routers import add_router_questions, add_worker_commands
-from headrace.config.catalogue import Command
 from headrace.config.flags import add_setting_flags, read_settings
+from headrace.config.options import Command
 
 
-def add_up(commands: Any) -> None:
-    """`headrace up`."""
-    _add(commands, "up", _run_up, text="run a whole deployment on this machine", epilog=help_texts.UP)
+def add_up(commands: Any, about: str) -> None:
+    """Add `headrace up`."""
+    _add(commands, "up", _run_up, about=about, epilog=help_texts.UP)
 
 
-def add_frontend(commands: Any) -> None:
-    """`headrace frontend`."""
-    _add(commands, "frontend", _run_frontend, text="run an HTTP frontend", epilog=help_texts.FRONTEND)
+def add_frontend(commands: Any, about: str) -> None:
+    """Add `headrace frontend`."""
+    _add(commands, "frontend", _run_frontend, about=about, epilog=help_texts.FRONTEND)
 
 
-def add_worker(commands: Any) -> None:
-    """`headrace worker` and the commands below it."""
-    text = "run an engine worker, or ask or tell running ones"
-    add_worker_commands(_add(commands, "worker", _run_worker, text=text, epilog=help_texts.WORKER))
+def add_worker(commands: Any, about: str) -> None:
+    """Add `headrace worker` and the commands below it."""
+    add_worker_commands(_add(commands, "worker", _run_worker, about=about, epilog=help_texts.WORKER))
 
 
-def add_router(commands: Any) -> None:
-    """`headrace router` and the commands below it."""
-    add_router_questions(
-        _add(commands, "router", _run_router, text="run a router, or ask the routers", epilog=help_texts.ROUTER)
-    )
+def add_router(commands: Any, about: str) -> None:
+    """Add `headrace router` and the commands below it."""
+    add_router_questions(_add(commands, "router", _run_router, about=about, epilog=help_texts.ROUTER))
 
 
 def _add(
@@ -40,14 +37,14 @@ def _add(
     name: Command,
     run: Callable[[argparse.Namespace], int],
     *,
-    text: str,
+    about: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=text,
+        help=about,
         usage=f"headrace {name} [options]",
-        description=text[0].upper() + text[1:] + ".",
+        description=about[0].upper() + about[1:] + ".",
         epilog=f"{epilog}\n\n{help_texts.EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

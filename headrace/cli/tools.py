@@ -1,4 +1,4 @@
-"""Commands beside the parts: streams, benchmarks, replay, the model, the settings, the versions."""
+"""Adds the commands for streams, benchmarks, replays, models, settings and versions to the command line."""
 
 from __future__ import annotations
 
@@ -11,39 +11,30 @@ from headrace.commands.groups import add_group
 from headrace.config.flags import add_setting_flags, read_settings
 
 
-def add_streams(commands: Any, *, complete: bool) -> None:
-    """`headrace streams`; `complete`: with its actions."""
-    if complete:
-        from headrace.commands.streams import add_parser
+def add_streams(commands: Any, about: str) -> None:
+    """Add `headrace streams` and its actions, whose modules are slow to import."""
+    from headrace.commands.streams import add_parser
 
-        add_parser(commands)
-    else:
-        commands.add_parser("streams", help="plan, apply, show or purge what Headrace keeps in NATS")
+    add_parser(commands, about)
 
 
-def add_bench(commands: Any, *, complete: bool) -> None:
-    """`headrace bench`; `complete`: with its actions."""
-    if complete:
-        from headrace.tools.replay_bench.command import add_parser
+def add_bench(commands: Any, about: str) -> None:
+    """Add `headrace bench` and its actions, whose modules are slow to import."""
+    from headrace.tools.replay_bench.command import add_parser
 
-        add_parser(commands)
-    else:
-        commands.add_parser("bench", help="benchmarks that need neither a GPU nor a server")
+    add_parser(commands, about)
 
 
-def add_replay(commands: Any, *, complete: bool) -> None:
-    """`headrace replay`; `complete`: with its actions."""
-    if complete:
-        from headrace.commands.replay import add_parser
+def add_replay(commands: Any, about: str) -> None:
+    """Add `headrace replay` and its actions, whose modules are slow to import."""
+    from headrace.commands.replay import add_parser
 
-        add_parser(commands)
-    else:
-        commands.add_parser("replay", help="rebuild the index of the past, or place its requests by another policy")
+    add_parser(commands, about)
 
 
-def add_model(commands: Any) -> None:
-    """`headrace model`."""
-    actions = add_group(commands, "model", about="list or forget the models that are known, prepare the bundled one")
+def add_model(commands: Any, about: str) -> None:
+    """Add `headrace model` and its actions."""
+    actions = add_group(commands, "model", about=about)
     prepare = actions.add_parser(
         "prepare",
         help="download and convert the bundled small chat model, if that was not done yet",
@@ -55,11 +46,11 @@ def add_model(commands: Any) -> None:
     add_model_commands(actions)
 
 
-def add_config(commands: Any) -> None:
-    """`headrace config`."""
+def add_config(commands: Any, about: str) -> None:
+    """Add `headrace config`."""
     config = commands.add_parser(
         "config",
-        help="show the settings in force and where each comes from",
+        help=about,
         description="Show the settings in force for a command, secrets masked, as TOML with the source of each value.",
         allow_abbrev=False,
     )
@@ -71,11 +62,9 @@ def add_config(commands: Any) -> None:
     config.set_defaults(run=_run_config, prog="headrace config")
 
 
-def add_version(commands: Any) -> None:
-    """`headrace version`."""
-    version = commands.add_parser(
-        "version", help="show versions of Headrace, NATS and the installed engines", allow_abbrev=False
-    )
+def add_version(commands: Any, about: str) -> None:
+    """Add `headrace version`."""
+    version = commands.add_parser("version", help=about, allow_abbrev=False)
     version.add_argument("--json", action="store_true", help="as JSON")
     version.set_defaults(run=_run_version, prog="headrace version")
 

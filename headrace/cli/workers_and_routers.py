@@ -8,8 +8,8 @@ from typing import Any
 
 from headrace.cli import help_texts
 from headrace.cli.adapters import add_adapter_commands
-from headrace.config.catalogue import BY_KEY
 from headrace.config.flags import add_setting_flags, read_settings
+from headrace.config.options import find
 
 
 def add_worker_commands(worker: argparse.ArgumentParser) -> None:
@@ -44,7 +44,8 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
     )
     add_adapter_commands(actions)
     role.add_argument("worker", metavar="ID", help="id or name of the worker")
-    role.add_argument("role", metavar="ROLE", choices=BY_KEY["worker.role"].choices, help="aggregated, prefill or decode")
+    known = find("worker.role")
+    role.add_argument("role", metavar="ROLE", choices=known and known.choices, help="aggregated, prefill or decode")
     role.add_argument(
         "--grace",
         type=float,

@@ -9,7 +9,7 @@ import subprocess
 from importlib import metadata
 from typing import Any
 
-from headrace.config.catalogue import settings_of
+from headrace.config.options import options_of
 from headrace.config.settings import Settings, mask
 from headrace.jetstream.errors import JetStreamError
 
@@ -28,7 +28,7 @@ _PACKAGES = {
 
 def show_config(settings: Settings, *, as_json: bool) -> str:
     """The settings of the command: TOML with the source of every value as a comment, or JSON."""
-    rows = [(s.key, mask(s, settings[s.key]), settings.source(s.key)) for s in settings_of(settings.command)]
+    rows = [(s.key, mask(s, settings[s.key]), settings.source(s.key)) for s in options_of(settings.command)]
     if as_json:
         return json.dumps({key: {"value": value, "source": source} for key, value, source in rows}, indent=1) + "\n"
     lines = [f"# settings of `headrace {settings.command}`" + (f", file {settings.file}" if settings.file else "")]

@@ -46,12 +46,12 @@ _READ_TIMEOUT_S = 30.0
 Action = Callable[[Connection, Subjects, str, argparse.Namespace], Awaitable[str]]
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, about: str) -> None:
     """Add `replay` and its actions to the command line."""
     actions = add_group(
         commands,
         "replay",
-        about="rebuild the index of the past, or place its requests by another policy",
+        about=about,
         description="Rebuild the prefix index as it was, or place the requests of the past by another policy.",
         examples=_EXAMPLES,
     )

@@ -186,7 +186,7 @@ def _announce(settings: Settings) -> None:
     for warning in settings.warnings:
         _log.warning("settings.unknown", detail=warning)
     file = {"file": str(settings.file)} if settings.file else {}
-    _log.info("settings.loaded", **file, **_flat(settings.masked(all_values=False)))
+    _log.info("settings.loaded", **file, **_flat(settings.masked()))
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

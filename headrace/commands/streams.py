@@ -31,12 +31,12 @@ _EXAMPLES = """examples:
 Action = Callable[[Connection, Topology, argparse.Namespace], Awaitable[str]]
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any, about: str) -> None:
     """Add `streams` and its actions to the command line."""
     actions = add_group(
         subparsers,
         "streams",
-        about="plan, apply, show or purge what Headrace keeps in NATS",
+        about=about,
         description="Plan, apply, show or purge the streams, buckets and object stores of a deployment.",
         examples=_EXAMPLES,
     )

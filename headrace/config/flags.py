@@ -1,4 +1,4 @@
-"""Flags, made from the table of settings, and the settings they give."""
+"""Makes the flags of a command from the declared settings, and reads the settings that its flags give."""
 
 from __future__ import annotations
 
@@ -6,29 +6,19 @@ import argparse
 import os
 from typing import Any
 
-from headrace.config.catalogue import Command, Setting, settings_of
+from headrace.config.options import SECTIONS, Command, Option, options_of
 from headrace.config.settings import Settings, load
-
-_SECTIONS = {
-    "nats": "NATS connection",
-    "log": "logging",
-    "server": "embedded NATS server",
-    "up": "supervision",
-    "frontend": "HTTP frontend",
-    "worker": "worker and engine",
-    "router": "router",
-}
 
 
 def read_settings(parsed: argparse.Namespace, command: Command) -> Settings:
-    """The settings of a parsed command line. Raises SettingsError."""
+    """Return the settings of a parsed command line. Raises SettingsError."""
     given = vars(parsed)
-    flags = {setting.key: given.get(setting.dest) for setting in settings_of(command)}
+    flags = {option.key: given.get(option.dest) for option in options_of(command)}
     return load(command, flags=flags, environ=os.environ, config=given.get("config"))
 
 
 def add_setting_flags(parser: argparse.ArgumentParser, command: Command) -> None:
-    """One flag for each setting of `command` that has one, grouped by section, and --config."""
+    """Add --config and a flag for each setting of `command` that has one, grouped by section."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -36,39 +26,39 @@ def add_setting_flags(parser: argparse.ArgumentParser, command: Command) -> None
         help="TOML file with settings (default: headrace.toml if it is there)",
     )
     groups: dict[str, Any] = {}
-    for setting in settings_of(command):
-        if not setting.flag:
+    for option in options_of(command):
+        if not option.flag:
             continue
-        section = setting.key.partition(".")[0]
-        if section in _SECTIONS and section not in groups:
-            groups[section] = parser.add_argument_group(_SECTIONS[section])
-        groups.get(section, parser).add_argument(setting.flag, **_flag_options(setting))
+        section = option.key.rpartition(".")[0]
+        if section and section not in groups:
+            groups[section] = parser.add_argument_group(SECTIONS[section].title)
+        groups.get(section, parser).add_argument(option.flag, **_flag_options(option))
 
 
-def _flag_options(setting: Setting) -> dict[str, Any]:
+def _flag_options(option: Option) -> dict[str, Any]:
     shown = (
-        f"{setting.help} [{_default_text(setting)}; {setting.env}]"
-        if _default_text(setting)
-        else f"{setting.help} [{setting.env}]"
+        f"{option.setting.help} [{_default_text(option)}; {option.env}]"
+        if _default_text(option)
+        else f"{option.setting.help} [{option.env}]"
     )
     # An absent flag leaves no attribute: defaults are the settings' business, and a nested command must not undo its parent's.
-    options: dict[str, Any] = {"dest": setting.dest, "default": argparse.SUPPRESS, "help": shown.replace("%", "%%")}
-    if setting.kind == "switch":
+    options: dict[str, Any] = {"dest": option.dest, "default": argparse.SUPPRESS, "help": shown.replace("%", "%%")}
+    if option.kind == "switch":
         return {**options, "action": argparse.BooleanOptionalAction}
-    if setting.kind == "table":
-        return {**options, "action": "append", "metavar": setting.metavar}
-    metavar = setting.metavar or {
-        "choice": "|".join(setting.choices),
+    if option.kind == "table":
+        return {**options, "action": "append", "metavar": option.setting.metavar}
+    metavar = option.setting.metavar or {
+        "choice": "|".join(option.choices),
         "seconds": "SECONDS",
         "integer": "N",
         "path": "PATH",
-    }.get(setting.kind, "TEXT")
+    }.get(option.kind, "TEXT")
     return {**options, "metavar": metavar}
 
 
-def _default_text(setting: Setting) -> str:
-    if setting.default in (None, (), {}):
+def _default_text(option: Option) -> str:
+    if option.default in (None, (), {}):
         return ""
-    if setting.kind == "switch":
-        return f"default: {'on' if setting.default else 'off'}"
-    return f"default: {setting.default:g}" if setting.kind == "seconds" else f"default: {setting.default}"
+    if option.kind == "switch":
+        return f"default: {'on' if option.default else 'off'}"
+    return f"default: {option.default:g}" if option.kind == "seconds" else f"default: {option.default}"

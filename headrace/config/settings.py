@@ -14,11 +14,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from headrace.config.catalogue import BY_ENV, BY_KEY, OTHER_ENV, SETTINGS, Command, Setting
+from headrace.config.options import (
+    OTHER_ENV,
+    SECTIONS,
+    Command,
+    Option,
+    all_options,
+    find,
+    find_variable,
+    options_of,
+    section_options,
+)
 from headrace.errors import SettingsError
 
 DEFAULT_FILE = "headrace.toml"
@@ -31,47 +40,51 @@ _SECRET_WORDS = ("password", "token", "secret", "api_key")
 _INTEGER = re.compile(r"-?\d+\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A valid value and where it came from: a flag, a variable, a file, or "default"."""
 
     value: Any
     source: str
 
 
-@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of one command, valid. `file` is the TOML file that was read, if any."""
 
-    command: Command
-    values: Mapping[str, Value]
-    file: Path | None = None
-    warnings: tuple[str, ...] = ()
+    def __init__(
+        self, command: Command, given: Mapping[str, Value], file: Path | None = None, warnings: tuple[str, ...] = ()
+    ) -> None:
+        self.command = command
+        self.file = file
+        self.warnings = warnings
+        self._given = given
 
     def __getitem__(self, key: str) -> Any:
-        return self.values[key].value
+        """Return the value. Raises KeyError for a key that is no setting."""
+        if (value := self._given.get(key)) is not None:
+            return value.value
+        if (option := find(key)) is None:
+            raise KeyError(key)
+        return option.default
 
     def source(self, key: str) -> str:
-        return self.values[key].source
+        """Return where the value came from."""
+        return self._given[key].source if key in self._given else "default"
 
     def given(self, key: str) -> bool:
-        """Whether somebody set it."""
-        return self.values[key].source != "default"
+        """Return True unless the setting has its default."""
+        return key in self._given
 
-    def masked(self, *, all_values: bool = True) -> dict[str, Any]:
-        """Key → value of the settings that the command uses (or only of those somebody set), secrets masked."""
-        return {
-            setting.key: mask(setting, self[setting.key])
-            for setting in SETTINGS
-            if self.command in setting.commands and (all_values or self.given(setting.key))
-        }
+    def masked(self) -> dict[str, Any]:
+        """Return key → value of the settings that the command uses and that have not their default, secrets masked."""
+        return {o.key: mask(o, self[o.key]) for o in options_of(self.command) if self.given(o.key)}
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that give a child process what was given here by flags; the rest it finds by itself."""
+        """Return environment variables for a child process: what flags gave here. The child finds the rest by itself."""
         variables = {"HEADRACE_CONFIG": str(self.file.resolve())} if self.file else {}
-        for key, value in self.values.items():
-            if value.source.startswith("--") and value.value is not None:
-                variables[BY_KEY[key].env] = as_text(BY_KEY[key], value.value)
+        for key, value in self._given.items():
+            option = find(key)
+            if option is not None and value.source.startswith("--") and value.value is not None:
+                variables[option.env] = as_text(option, value.value)
         return variables
 
 
@@ -83,34 +96,40 @@ def load(
     config: str | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """The settings of `command`. `flags` maps keys to the texts given on the command line; None means not given.
+    """Return the settings of `command`. `flags` maps keys to the texts given on the command line; None means not given.
 
     `config` names the TOML file, else HEADRACE_CONFIG does, else `headrace.toml` in `folder` (the current directory) is
-    read if it is there. Raises SettingsError.
+    read if it is there. Values of settings that the command does not use are checked, too. Raises SettingsError.
     """
     environ = environ or {}
     file, table = _read_file(config, environ, folder or Path())
-    sources: list[tuple[str, Mapping[str, tuple[str, Any]]]] = [
-        ("flag", {key: (BY_KEY[key].flag or key, raw) for key, raw in (flags or {}).items() if raw is not None}),
-        ("environment", {BY_ENV[name].key: (name, raw) for name, raw in environ.items() if name in BY_ENV and raw != ""}),
-        ("file", {key: (str(file), raw) for key, raw in table.items()}),
+    by_variable, warnings = _read_variables(environ)
+    sources: list[Mapping[str, tuple[str, Any]]] = [
+        {key: (_flag(key), raw) for key, raw in (flags or {}).items() if raw is not None},
+        by_variable,
+        {key: (str(file), raw) for key, raw in table.items()},
     ]
-    values = {
-        setting.key: _resolve(setting, [found[setting.key] for _, found in sources if setting.key in found])
-        for setting in SETTINGS
+    keys = {key for found in sources for key in found}
+    sections = {key.rpartition(".")[0] for key in keys}
+    given = {
+        option.key: _resolve(option, [found[option.key] for found in sources if option.key in found])
+        for section in SECTIONS
+        if section in sections
+        for option in section_options(section)
+        if option.key in keys
     }
-    return Settings(command, values, file, tuple(_unknown_variables(environ)))
+    return Settings(command, given, file, tuple(warnings))
 
 
-def mask(setting: Setting, value: Any) -> Any:
+def mask(option: Option, value: Any) -> Any:
     """The value as it may be shown."""
     if value is None:
         return None
-    if setting.secret:
+    if option.setting.secret:
         return MASK
-    if setting.kind == "table":
+    if option.kind == "table":
         return {key: MASK if any(word in key.lower() for word in _SECRET_WORDS) else item for key, item in value.items()}
-    if setting.kind == "list":
+    if option.kind == "list":
         return [mask_url(item) for item in value]
     return value
 
@@ -120,13 +139,13 @@ def mask_url(url: str) -> str:
     return _URL_PASSWORD.sub(rf"\1{MASK}@", url)
 
 
-def as_text(setting: Setting, value: Any) -> str:
+def as_text(option: Option, value: Any) -> str:
     """The value as an environment variable would give it."""
-    if setting.kind == "list":
+    if option.kind == "list":
         return ",".join(value)
-    if setting.kind == "table":
+    if option.kind == "table":
         return json.dumps(value)
-    if setting.kind == "switch":
+    if option.kind == "switch":
         return "true" if value else "false"
     return str(value)
 
@@ -154,11 +173,9 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 # -- one value ---------------------------------------------------------------------------------------------------------------
 
 
-def _resolve(setting: Setting, candidates: list[tuple[str, Any]]) -> Value:
-    checked = [Value(_check(setting, raw, source), source) for source, raw in candidates]
-    if not checked:
-        return Value(setting.default, "default")
-    if setting.kind == "table":
+def _resolve(option: Option, candidates: list[tuple[str, Any]]) -> Value:
+    checked = [Value(_check(option, raw, source), source) for source, raw in candidates]
+    if option.kind == "table":
         merged: dict[str, Any] = {}
         for value in reversed(checked):
             merged.update(value.value)
@@ -166,33 +183,33 @@ def _resolve(setting: Setting, candidates: list[tuple[str, Any]]) -> Value:
     return checked[0]
 
 
-def _check(setting: Setting, raw: Any, source: str) -> Any:
+def _check(option: Option, raw: Any, source: str) -> Any:
     """`raw` in the setting's type. Text is converted; anything else (from TOML) must have the type already."""
     try:
-        value = _convert(setting, raw)
+        value = _convert(option, raw)
     except (ValueError, TypeError) as error:
-        shown = mask(setting, raw) if setting.secret else raw
-        raise SettingsError(f"{setting.key} = {shown!r} ({source}): {error}") from None
+        shown = mask(option, raw) if option.setting.secret else raw
+        raise SettingsError(f"{option.key} = {shown!r} ({source}): {error}") from None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if setting.least is not None and value < setting.least:
-            raise SettingsError(f"{setting.key} = {raw!r} ({source}): the least is {setting.least:g}")
-        if setting.most is not None and value > setting.most:
-            raise SettingsError(f"{setting.key} = {raw!r} ({source}): the most is {setting.most:g}")
+        if option.setting.least is not None and value < option.setting.least:
+            raise SettingsError(f"{option.key} = {raw!r} ({source}): the least is {option.setting.least:g}")
+        if option.setting.most is not None and value > option.setting.most:
+            raise SettingsError(f"{option.key} = {raw!r} ({source}): the most is {option.setting.most:g}")
     return value
 
 
-def _convert(setting: Setting, raw: Any) -> Any:
-    match setting.kind:
+def _convert(option: Option, raw: Any) -> Any:
+    match option.kind:
         case "text" | "path":
             return _text(raw)
         case "choice":
-            if raw not in setting.choices:
-                raise ValueError(f"expected one of {', '.join(setting.choices)}{close_matches(str(raw), setting.choices)}")
+            if raw not in option.choices:
+                raise ValueError(f"expected one of {', '.join(option.choices)}{close_matches(str(raw), option.choices)}")
             return raw
         case "integer":
             return _integer(raw)
         case "seconds" | "number":
-            return _number(raw, "seconds" if setting.kind == "seconds" else "a number")
+            return _number(raw, "seconds" if option.kind == "seconds" else "a number")
         case "switch":
             return _switch(raw)
         case "list":
@@ -280,16 +297,32 @@ def _flatten(content: Mapping[str, Any], file: Path, prefix: str = "") -> dict[s
     flat: dict[str, Any] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if key in BY_KEY:
+        if find(key) is not None:
             flat[key] = value
-        elif isinstance(value, dict) and any(known.startswith(f"{key}.") for known in BY_KEY):
+        elif isinstance(value, dict) and key in SECTIONS:
             flat.update(_flatten(value, file, f"{key}."))
         else:
-            raise SettingsError(f"{file}: unknown setting {key!r}{close_matches(key, BY_KEY)}")
+            known = [option.key for option in all_options()]
+            raise SettingsError(f"{file}: unknown setting {key!r}{close_matches(key, known)}")
     return flat
 
 
-def _unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    for name in sorted(environ):
-        if name.startswith("HEADRACE_") and name not in BY_ENV and name not in OTHER_ENV:
-            yield f"unknown environment variable {name}{close_matches(name, [*BY_ENV, *OTHER_ENV])}"
+def _flag(key: str) -> str:
+    option = find(key)
+    return (option.flag if option else "") or key
+
+
+def _read_variables(environ: Mapping[str, str]) -> tuple[dict[str, tuple[str, Any]], list[str]]:
+    """Return key → variable and its text, and a warning for each variable of ours that is no setting."""
+    found: dict[str, tuple[str, Any]] = {}
+    warnings = []
+    for name, raw in sorted(environ.items()):
+        if not name.startswith("HEADRACE_") or name in OTHER_ENV:
+            continue
+        option = find_variable(name)
+        if option is None:
+            known = [*(option.env for option in all_options()), *OTHER_ENV]
+            warnings.append(f"unknown environment variable {name}{close_matches(name, known)}")
+        elif raw != "":
+            found[option.key] = (name, raw)
+    return found, warnings

@@ -23,8 +23,7 @@ from typing import Any
 import structlog
 
 from headrace.config.build_settings import bundled_model_dir, connect_options, needs_bundled_model, subjects
-from headrace.config.catalogue import BY_KEY
-from headrace.config.settings import Settings, as_text
+from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, PartFailed, SettingsError
 from headrace.signals import stop_signals
 from headrace.up.announce import say_ready, until_answering
@@ -225,7 +224,7 @@ class Supervisor:
 
     async def _run_model_prepare(self) -> bool:
         command = headrace_command("model", "prepare")
-        env = {**self._part_env, BY_KEY["data_dir"].env: as_text(BY_KEY["data_dir"], str(self._data_dir))}
+        env = {**self._part_env, "HEADRACE_DATA_DIR": str(self._data_dir)}
         child = await Child.start(command, env=env, on_line=lambda line: self._terminal.part_line("model", line))
         try:
             code = await child.wait()

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from headrace.config.catalogue import BY_KEY
-from headrace.config.catalogue.prefill import PREFILL_DECISION
+from headrace.config.options import declared_by, find
 from headrace.config.settings import Settings, as_text
 from headrace.errors import SettingsError
+from headrace.router.placement.settings import SchedulerSettings
 
 # Role → the first part of the names of its workers; in the order in which they are listed and their metrics ports count up.
 _NAMES = {"aggregated": "worker", "decode": "decode", "prefill": "prefill"}
@@ -106,11 +106,16 @@ def _elastic(settings: Settings, role: str) -> list[str]:
 
 
 def _decision(settings: Settings) -> dict[str, str]:
-    """Where prompts are computed is one question, whether a router answers it or, while there is none, a decode worker."""
+    """Return the variables that give workers what was set for the router's decisions and that workers decide too.
+
+    Where prompts are computed is one question, whether a router answers it or, while there is none, a decode worker.
+    """
     variables = {}
-    for name in PREFILL_DECISION:
-        value, own = settings[f"router.{name}"], BY_KEY[f"worker.{name}"]
-        known = not own.choices or value in own.choices
-        if known and settings.given(f"router.{name}") and not settings.given(own.key):
+    for deciding in declared_by(SchedulerSettings, "router"):
+        own = find(f"worker.{deciding.field}")
+        if own is None or not settings.given(deciding.key) or settings.given(own.key):
+            continue
+        value = settings[deciding.key]
+        if not own.choices or value in own.choices:
             variables[own.env] = as_text(own, value)
     return variables

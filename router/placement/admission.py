@@ -10,80 +10,13 @@ an upper one for urgent requests of a tenant that has others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import inf
-from types import MappingProxyType
+from dataclasses import dataclass
 from zlib import crc32
 
-from headrace.router.errors import SettingsInvalid
 from headrace.router.placement.backlog import Amount
 from headrace.router.placement.fairness.fair_queue import FairQueue
+from headrace.router.placement.settings import AdmissionSettings
 from headrace.router.placement.types import Shed, Waiting
-
-_NONE: Mapping[str, int] = MappingProxyType({})
-_SHARES: Mapping[str, float] = MappingProxyType({"hi": 0.9, "std": 0.7, "batch": 0.2})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionSettings:
-    """How much may wait. Tokens are uncached prompt tokens; 0 tokens = no limit. Raises SettingsInvalid naming the setting and
-    the value.
-
-    The shares leave room in the window for others: a flood of one tenant, or of all worse classes together, does not shut out
-    a better class, nor the other way round. A limit of tokens never refuses a request that would wait alone (of its tenant, of
-    its class), however long it is.
-    """
-
-    window: int = 2048  # requests in all; those of protected classes are let in beyond it
-    tenant_share: float = 0.7  # of the window, for one tenant
-    tenant_requests: int = 0  # instead, 0 = by its share
-    tenant_tokens: int = 0
-    tenant_requests_of: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular tenants instead
-    tenant_tokens_of: Mapping[str, int] = field(default_factory=lambda: _NONE)
-    class_share: Mapping[str, float] = field(default_factory=lambda: _SHARES)  # of the window; all of it for others
-    class_requests: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular classes instead
-    class_tokens: Mapping[str, int] = field(default_factory=lambda: _NONE)
-    protected: frozenset[str] = frozenset({"re"})  # classes that are refused for nothing but a deadline that has passed
-    hopeless: bool = True  # refuse what is predicted to start after its deadline
-    hopeless_factor: float = 1.0  # … when the prediction exceeds the time that is left by this factor
-    drain_to: float = 0.75  # of a limit: "come back" when the backlog has fallen to that
-    retry_least_s: float = 1.0
-    retry_most_s: float = 60.0
-    retry_unknown_s: float = 5.0  # while the pool's speed is not known
-    jitter: float = 0.2  # up to this part longer, by request id, so that those refused together do not return together
-
-    def __post_init__(self) -> None:
-        _need(self.window >= 1, "window", self.window, "1 or more")
-        for name in ("tenant_requests", "tenant_tokens"):
-            _need(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _need(0 < self.tenant_share <= 1, "tenant_share", self.tenant_share, "above 0 and at most 1")
-        for key, share in self.class_share.items():
-            _need(0 < share <= 1, f"class_share[{key!r}]", share, "above 0 and at most 1")
-        for name in ("tenant_requests_of", "tenant_tokens_of", "class_requests", "class_tokens"):
-            for key, value in getattr(self, name).items():
-                _need(value >= 0, f"{name}[{key!r}]", value, "0 or more")
-        _need(0 < self.hopeless_factor < inf, "hopeless_factor", self.hopeless_factor, "above 0")
-        _need(0 <= self.drain_to < 1, "drain_to", self.drain_to, "from 0 to below 1")
-        _need(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
-        _need(0 < self.retry_least_s < inf, "retry_least_s", self.retry_least_s, "above 0")
-        most = self.retry_most_s
-        _need(self.retry_least_s * (1 + self.jitter) <= most < inf, "retry_most_s", most, "above retry_least_s and its jitter")
-        _need(0 < self.retry_unknown_s < inf, "retry_unknown_s", self.retry_unknown_s, "above 0")
-
-    def most_of_tenant(self, tenant: str) -> int:
-        """Waiting requests; 0 = no limit."""
-        share = max(1, int(self.window * self.tenant_share))
-        return self.tenant_requests_of.get(tenant, self.tenant_requests or share)
-
-    def most_of_class(self, name: str) -> int:
-        """Waiting requests; 0 = no limit."""
-        return self.class_requests.get(name, max(1, int(self.window * self.class_share.get(name, 1.0))))
-
-
-def _need(holds: bool, name: str, value: object, what: str) -> None:
-    if not holds:
-        raise SettingsInvalid(f"{name} must be {what}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 from statistics import median
 
 from headrace.broker.messages import LoadReport
-from headrace.router.errors import SettingsInvalid
+from headrace.router.placement.settings import LEAST_S, MOST_S, CalibrationSettings
 
 Vector = tuple[float, float, float]
 
-LEAST_S = 1e-9  # no coefficient is smaller
-MOST_S = 1e3  # … or larger
 MOST_COUNT = 1e8  # tokens or sequences of a step that can be believed
 HUBER = 2.0  # mean absolute errors beyond which a sample counts less
 ERROR_GAIN = 0.05  # of the running mean of absolute errors
@@ -42,35 +40,6 @@ SETTLING = 20  # samples after a start before that is looked at
 PRIOR_FORGETTING = 0.9
 HOLD = 0.02  # pull towards the present estimate, in samples
 SWEEPS = 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationSettings:
-    """Raises SettingsInvalid naming the setting and the value. The first three are what is assumed of a worker that has said
-    nothing, while no other worker of the pool has."""
-
-    base_s: float = 0.008
-    prefill_tokens_per_s: float = 24_000.0
-    per_decode_s: float = 0.00008
-    forgetting: float = 0.99  # per sample: about the last 100 count
-    prior_samples: float = 4.0  # how many samples the prior is worth at first
-    min_samples: int = 5  # before these the prior is used as it is
-    most_step_s: float = 60.0  # a longer step is not believed
-
-    def __post_init__(self) -> None:
-        for name in ("base_s", "per_decode_s"):
-            _need(LEAST_S <= getattr(self, name) <= MOST_S, name, getattr(self, name), f"from {LEAST_S} to {MOST_S}")
-        rate = self.prefill_tokens_per_s
-        _need(1 / MOST_S <= rate <= 1 / LEAST_S, "prefill_tokens_per_s", rate, f"from {1 / MOST_S} to {1 / LEAST_S:g}")
-        _need(0.5 <= self.forgetting < 1, "forgetting", self.forgetting, "from 0.5 to below 1")
-        _need(0 < self.prior_samples < inf, "prior_samples", self.prior_samples, "above 0")
-        _need(self.min_samples >= 1, "min_samples", self.min_samples, "1 or more")
-        _need(0 < self.most_step_s <= MOST_S, "most_step_s", self.most_step_s, f"above 0 and at most {MOST_S}")
-
-
-def _need(holds: bool, name: str, value: object, what: str) -> None:
-    if not holds:
-        raise SettingsInvalid(f"{name} must be {what}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)

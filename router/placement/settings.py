@@ -1,23 +1,114 @@
-"""What a scheduler can be told. Every value is checked once, here; SettingsInvalid names the setting and the value."""
-
-from __future__ import annotations
+"""Declares the settings of a scheduler. Each value is checked once, here; SettingsInvalid names the setting and the value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Annotated, Literal, get_args
 
-from headrace.router.errors import SettingsInvalid
+from headrace.router.errors import need
 from headrace.router.index.types import TIERS, Tier
-from headrace.router.placement.admission import AdmissionSettings
-from headrace.router.placement.calibration import CalibrationSettings
 from headrace.router.placement.fairness.settings import FairnessSettings
+from headrace.setting import Setting
 
 PolicyName = Literal["kv", "least-loaded", "round-robin", "random", "power-of-two", "direct"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 Binding = Literal["late", "early"]
 PrefillMode = Literal["auto", "always", "never"]
 Unready = Literal["local", "wait", "refuse"]
+
+LEAST_S = 1e-9  # no coefficient of a worker's speed is smaller
+MOST_S = 1e3  # no coefficient is larger
+
+_NONE: Mapping[str, int] = MappingProxyType({})
+_SHARES: Mapping[str, float] = MappingProxyType({"hi": 0.9, "std": 0.7, "batch": 0.2})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """How much may wait. Tokens are uncached prompt tokens; 0 tokens = no limit. Raises SettingsInvalid naming the setting and
+    the value.
+
+    The shares leave room in the window for others: a flood of one tenant, or of all worse classes together, does not shut out
+    a better class, nor the other way round. A limit of tokens never refuses a request that would wait alone (of its tenant, of
+    its class), however long it is.
+    """
+
+    window: int = 2048  # requests in all; those of protected classes are let in beyond it
+    tenant_share: float = 0.7  # of the window, for one tenant
+    tenant_requests: Annotated[
+        int,
+        Setting(
+            "Most requests of one tenant that wait in a router while others wait too; more are refused. 0: 70 % of the window.",
+            "--tenant-requests",
+            least=0,
+        ),
+    ] = 0  # 0 = by its share
+    tenant_tokens: int = 0
+    tenant_requests_of: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular tenants instead
+    tenant_tokens_of: Mapping[str, int] = field(default_factory=lambda: _NONE)
+    class_share: Mapping[str, float] = field(default_factory=lambda: _SHARES)  # of the window; all of it for others
+    class_requests: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular classes instead
+    class_tokens: Mapping[str, int] = field(default_factory=lambda: _NONE)
+    protected: frozenset[str] = frozenset({"re"})  # classes that are refused for nothing but a deadline that has passed
+    hopeless: bool = True  # refuse what is predicted to start after its deadline
+    hopeless_factor: float = 1.0  # … when the prediction exceeds the time that is left by this factor
+    drain_to: float = 0.75  # of a limit: "come back" when the backlog has fallen to that
+    retry_least_s: float = 1.0
+    retry_most_s: float = 60.0
+    retry_unknown_s: float = 5.0  # while the pool's speed is not known
+    jitter: float = 0.2  # up to this part longer, by request id, so that those refused together do not return together
+
+    def __post_init__(self) -> None:
+        need(self.window >= 1, "window", self.window, "1 or more")
+        for name in ("tenant_requests", "tenant_tokens"):
+            need(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        need(0 < self.tenant_share <= 1, "tenant_share", self.tenant_share, "above 0 and at most 1")
+        for key, share in self.class_share.items():
+            need(0 < share <= 1, f"class_share[{key!r}]", share, "above 0 and at most 1")
+        for name in ("tenant_requests_of", "tenant_tokens_of", "class_requests", "class_tokens"):
+            for key, value in getattr(self, name).items():
+                need(value >= 0, f"{name}[{key!r}]", value, "0 or more")
+        need(0 < self.hopeless_factor < inf, "hopeless_factor", self.hopeless_factor, "above 0")
+        need(0 <= self.drain_to < 1, "drain_to", self.drain_to, "from 0 to below 1")
+        need(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
+        need(0 < self.retry_least_s < inf, "retry_least_s", self.retry_least_s, "above 0")
+        most = self.retry_most_s
+        need(self.retry_least_s * (1 + self.jitter) <= most < inf, "retry_most_s", most, "above retry_least_s and its jitter")
+        need(0 < self.retry_unknown_s < inf, "retry_unknown_s", self.retry_unknown_s, "above 0")
+
+    def most_of_tenant(self, tenant: str) -> int:
+        """Waiting requests; 0 = no limit."""
+        share = max(1, int(self.window * self.tenant_share))
+        return self.tenant_requests_of.get(tenant, self.tenant_requests or share)
+
+    def most_of_class(self, name: str) -> int:
+        """Waiting requests; 0 = no limit."""
+        return self.class_requests.get(name, max(1, int(self.window * self.class_share.get(name, 1.0))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationSettings:
+    """Raises SettingsInvalid naming the setting and the value. The first three are what is assumed of a worker that has said
+    nothing, while no other worker of the pool has."""
+
+    base_s: float = 0.008
+    prefill_tokens_per_s: float = 24_000.0
+    per_decode_s: float = 0.00008
+    forgetting: float = 0.99  # per sample: about the last 100 count
+    prior_samples: float = 4.0  # how many samples the prior is worth at first
+    min_samples: int = 5  # before these the prior is used as it is
+    most_step_s: float = 60.0  # a longer step is not believed
+
+    def __post_init__(self) -> None:
+        for name in ("base_s", "per_decode_s"):
+            need(LEAST_S <= getattr(self, name) <= MOST_S, name, getattr(self, name), f"from {LEAST_S} to {MOST_S}")
+        rate = self.prefill_tokens_per_s
+        need(1 / MOST_S <= rate <= 1 / LEAST_S, "prefill_tokens_per_s", rate, f"from {1 / MOST_S} to {1 / LEAST_S:g}")
+        need(0.5 <= self.forgetting < 1, "forgetting", self.forgetting, "from 0.5 to below 1")
+        need(0 < self.prior_samples < inf, "prior_samples", self.prior_samples, "above 0")
+        need(self.min_samples >= 1, "min_samples", self.min_samples, "1 or more")
+        need(0 < self.most_step_s <= MOST_S, "most_step_s", self.most_step_s, f"above 0 and at most {MOST_S}")
 
 
 def _tier_weights() -> Mapping[Tier, float]:
@@ -28,7 +119,38 @@ def _tier_weights() -> Mapping[Tier, float]:
 class SchedulerSettings:
     """How requests are placed. `docs/routing.md` explains each figure and where it comes from."""
 
-    policy: PolicyName = "kv"
+    policy: Annotated[
+        PolicyName,
+        Setting(
+            "How to choose a worker: by cached prefix and load, by load, in turn, at random, the better of two, as requests "
+            "say.",
+            "--policy",
+        ),
+    ] = "kv"
+    temperature: Annotated[
+        float,
+        Setting(
+            "How softly to choose: 0 is always the cheapest worker, above it others too, cheaper ones more often.",
+            "--placement-temperature",
+            least=0,
+        ),
+    ] = 0.0
+    max_wait_s: Annotated[
+        float,
+        Setting(
+            "A request that has waited this long waits for no cache any more and goes before all that have waited less.",
+            least=0.1,
+        ),
+    ] = 60.0
+    tiers: Annotated[
+        Mapping[Tier, float],
+        Setting(
+            "Part of a block's prefill that finding it in a tier saves. Default: device=1, host=0.75, disk=0.25. Repeatable.",
+            "--tier-weight",
+            metavar="TIER=PART",
+            key="tier_weights",
+        ),
+    ] = field(default_factory=_tier_weights)
     binding: Binding = "late"  # early: a request is placed when it comes, whether or not a worker has room
     candidates: int = 128  # waiting requests looked at in one decision
     lookahead: float = 0.1  # of a step's tokens: a worker with less prefill before it than that may get more …
@@ -40,17 +162,37 @@ class SchedulerSettings:
     balance: float = 1.5  # how strongly uneven shares of recent work repel, while nothing waits
     balance_horizon: float = 2000.0  # requests
     ageing: float = 0.01  # seconds of prefill that a second of waiting outweighs
-    max_wait_s: float = 60.0  # after which a request comes before all that have waited less, and waits for no cache
-    tiers: Mapping[Tier, float] = field(default_factory=_tier_weights)  # part of the prefill that a block of a tier saves
-    temperature: float = 0.0  # 0: always the cheapest; above: softly, cheaper ones more often
     session_slack: float = 0.25  # a session's worker may cost so much more (relative) and is still preferred
     no_worker_s: float = 10.0  # a request that no live worker may take is given up after so long
     turn_s: float = 0.003  # with several routers: how long the others leave a worker that has just got room to one of them
     entry_expiry_s: float = 5.0  # a placement that nobody confirms counts so long
     explained: int = 4096  # decisions remembered
-    prefill: PrefillMode = "auto"  # whether prefill workers compute prompts: when it pays, whenever they can, or not at all
-    prefill_unready: Unready = "local"  # while none is ready: compute the prompt where it is answered, wait, or refuse
-    prefill_min_tokens: int = 128  # `auto` leaves prompts with less than this uncached to the worker that answers them
+    prefill: Annotated[
+        PrefillMode,
+        Setting(
+            "Whether prefill workers compute prompts for decode workers: when it pays, whenever they can, or never. `up` tells "
+            "its workers too.",
+            "--prefill",
+            after="router.start_timeout_s",
+        ),
+    ] = "auto"
+    prefill_min_tokens: Annotated[
+        int,
+        Setting(
+            "With auto: a prompt of which fewer tokens than this are not cached is computed by the worker that answers. `up` "
+            "tells its workers too.",
+            "--prefill-min-tokens",
+            least=0,
+        ),
+    ] = 128
+    prefill_unready: Annotated[
+        Unready,
+        Setting(
+            "While no prefill worker is ready, prompts are computed by the worker that answers (local), wait, or are refused. "
+            "`up` tells its workers too; with wait they keep their own.",
+            "--prefill-unready",
+        ),
+    ] = "local"
     prefill_disturbance: float = 0.1  # what prefill costs each sequence decoded beside it, in parts of itself
     prefill_itl_s: float = 0.05  # the longest time between two tokens that is thought good …
     prefill_patience_s: float = 0.05  # how much later a first token may come, so that those who decode are left in peace
@@ -66,13 +208,13 @@ class SchedulerSettings:
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
 
     def __post_init__(self) -> None:
-        _need(self.policy in POLICIES, "policy", self.policy, f"one of {', '.join(POLICIES)}")
-        _need(self.binding in get_args(Binding), "binding", self.binding, "late or early")
-        _need(self.prefill in get_args(PrefillMode), "prefill", self.prefill, "auto, always or never")
-        _need(self.prefill_unready in get_args(Unready), "prefill_unready", self.prefill_unready, "local, wait or refuse")
-        _need(self.prefill_min_tokens >= 0, "prefill_min_tokens", self.prefill_min_tokens, "0 or more")
+        need(self.policy in POLICIES, "policy", self.policy, f"one of {', '.join(POLICIES)}")
+        need(self.binding in get_args(Binding), "binding", self.binding, "late or early")
+        need(self.prefill in get_args(PrefillMode), "prefill", self.prefill, "auto, always or never")
+        need(self.prefill_unready in get_args(Unready), "prefill_unready", self.prefill_unready, "local, wait or refuse")
+        need(self.prefill_min_tokens >= 0, "prefill_min_tokens", self.prefill_min_tokens, "0 or more")
         for name in ("candidates", "explained"):
-            _need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+            need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in (
             "lookahead",
             "lookahead_s",
@@ -85,7 +227,7 @@ class SchedulerSettings:
             "handover_s",
             "handover_token_s",
         ):
-            _need(0 < getattr(self, name) < inf, name, getattr(self, name), "above 0")
+            need(0 < getattr(self, name) < inf, name, getattr(self, name), "above 0")
         for name in (
             "spare_slots",
             "thrift",
@@ -103,12 +245,7 @@ class SchedulerSettings:
             "prefill_bearable_s",
             "prefill_dispatch_s",
         ):
-            _need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
+            need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
         for tier, weight in self.tiers.items():
-            _need(tier in TIERS, "tiers", tier, f"one of {', '.join(TIERS)}")
-            _need(0 <= weight <= 1, f"tiers[{tier!r}]", weight, "between 0 and 1")
-
-
-def _need(holds: bool, name: str, value: object, what: str) -> None:
-    if not holds:
-        raise SettingsInvalid(f"{name} must be {what}, got {value!r}")
+            need(tier in TIERS, "tiers", tier, f"one of {', '.join(TIERS)}")
+            need(0 <= weight <= 1, f"tiers[{tier!r}]", weight, "between 0 and 1")

@@ -1,10 +1,10 @@
-"""When the index is written down, and how long what was read is kept."""
-
-from __future__ import annotations
+"""Declares when the index is written down as a snapshot, and how long snapshots and what was read are kept."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from headrace.router.errors import SettingsInvalid
+from headrace.setting import Setting
 
 KEEP = 2
 
@@ -13,10 +13,26 @@ KEEP = 2
 class SnapshotSettings:
     """Durations in seconds. Raises SettingsInvalid naming what cannot be."""
 
-    every_events: int = 5_000
-    every_s: float = 60.0  # when there was any event
+    every_events: Annotated[
+        int,
+        Setting(
+            "Cache events after which the index is written down, so that a router that starts need not read them again.",
+            least=1,
+            key="snapshot_events",
+            after="router.index_entries",
+        ),
+    ] = 5_000
+    every_s: Annotated[float, Setting("The same after this time, when there was any event.", least=1, key="snapshot_s")] = 60.0
+    keep: Annotated[
+        int,
+        Setting(
+            "Snapshots kept, and the cache events behind the oldest with them: `headrace replay index` reaches back so far.",
+            least=KEEP,
+            most=1000,
+            key="snapshots",
+        ),
+    ] = KEEP
     refresh_s: float = 1200.0  # even when there was none: well before the events of others push the stream past it
-    keep: int = KEEP  # snapshots, and with them the part of the stream behind the oldest: `headrace replay` reaches back so far
     purge_after_s: float = 30.0  # a reader that stood still for less misses nothing
     lease_ttl_s: float = 6.0
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from headrace.config.catalogue import SETTINGS, Setting
+from headrace.config.options import Option, all_options
 from tests.docs.blocks import ROOT
 
 FILE = ROOT / "docs" / "operations.md"
@@ -15,22 +15,22 @@ END = "<!-- end of settings -->"
 
 def table() -> str:
     rows = ["| TOML key | flag | commands | type, default | meaning |", "|---|---|---|---|---|"]
-    rows += [_row(setting) for setting in SETTINGS]
+    rows += [_row(option) for option in all_options()]
     return "\n".join(rows)
 
 
-def _row(setting: Setting) -> str:
-    commands = ", ".join("drain" if command == "control" else command for command in setting.commands)
-    flag = f"`{setting.flag}`" if setting.flag else "none"
-    meaning = setting.help.replace("|", "\\|")
-    return f"| `{setting.key}` | {flag} | {commands} | {_type(setting)} | {meaning} |"
+def _row(option: Option) -> str:
+    commands = ", ".join("drain" if command == "control" else command for command in option.commands)
+    flag = f"`{option.flag}`" if option.flag else "none"
+    meaning = option.setting.help.replace("|", "\\|")
+    return f"| `{option.key}` | {flag} | {commands} | {_type(option)} | {meaning} |"
 
 
-def _type(setting: Setting) -> str:
-    kind = " \\| ".join(setting.choices) if setting.kind == "choice" else setting.kind
-    if setting.default in (None, (), {}):
+def _type(option: Option) -> str:
+    kind = " \\| ".join(option.choices) if option.kind == "choice" else option.kind
+    if option.default in (None, (), {}):
         return kind
-    default = {True: "true", False: "false"}.get(setting.default) if setting.kind == "switch" else f"{setting.default}"
+    default = {True: "true", False: "false"}.get(option.default) if option.kind == "switch" else f"{option.default}"
     return f"{kind}, `{default}`"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace import errors
-from headrace.config.catalogue import OTHER_ENV
+from headrace.config.options import OTHER_ENV
 from tests.docs.settings_table import FILE, with_table
 
 

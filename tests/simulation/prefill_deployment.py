@@ -147,7 +147,7 @@ class Deployment:
             session.prefill_client,
             runtime.sequences,
             info,
-            WorkerSettings(prefill_min_tokens=64, transfer_timeout_s=4.0),
+            WorkerSettings(engine="sim", model="m", prefill_min_tokens=64, transfer_timeout_s=4.0),
             style=self.shape.style,
             worker=machine.id,
             role=lambda: session.state.member.role,

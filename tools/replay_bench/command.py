@@ -37,9 +37,9 @@ Times are virtual: a replay takes seconds. The engines are modelled, the router 
 what is modelled and what the columns mean."""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any, about: str) -> None:
     """Add `bench` and its actions to the command line."""
-    about, description = "benchmarks without a GPU", "Benchmarks that need neither a GPU nor a NATS server."
+    description = "Benchmarks that need neither a GPU nor a NATS server."
     _add_replay(add_group(subparsers, "bench", about=about, description=description))
 
 

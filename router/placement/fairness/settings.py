@@ -1,13 +1,13 @@
-"""Classes of requests and weights of tenants: what fairness can be told."""
-
-from __future__ import annotations
+"""Declares the settings of fairness: classes of requests and weights of tenants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
+from typing import Annotated
 
-from headrace.router.errors import SettingsInvalid
+from headrace.router.errors import need
+from headrace.setting import Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,15 @@ class FairnessSettings:
 
     classes: tuple[FairClass, ...] = DEFAULT_CLASSES
     aged_share: float = 0.25  # of the tokens placed, for requests that have aged while better classes wait
-    weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))  # by tenant
+    weights: Annotated[
+        Mapping[str, float],
+        Setting(
+            "Share of a tenant relative to others when all want more than there is; 1 for those not named. Repeatable.",
+            "--tenant-weight",
+            metavar="TENANT=WEIGHT",
+            key="tenant_weights",
+        ),
+    ] = field(default_factory=lambda: MappingProxyType({}))
     default_weight: float = 1.0
     slack_tokens: float = 32_768.0  # by tokens over weight
     tight_s: float = 30.0
@@ -44,24 +52,19 @@ class FairnessSettings:
     open_charges: int = 65_536  # placed requests whose charge can still be corrected
 
     def __post_init__(self) -> None:
-        _need(0 < self.aged_share < 1, "aged_share", self.aged_share, "between 0 and 1")
-        _need(0 < self.default_weight < inf, "default_weight", self.default_weight, "above 0")
+        need(0 < self.aged_share < 1, "aged_share", self.aged_share, "between 0 and 1")
+        need(0 < self.default_weight < inf, "default_weight", self.default_weight, "above 0")
         for tenant, weight in self.weights.items():
-            _need(0 < weight < inf, f"weights[{tenant!r}]", weight, "above 0")
+            need(0 < weight < inf, f"weights[{tenant!r}]", weight, "above 0")
         for name in ("slack_tokens", "tight_s", "default_output_tokens"):
-            _need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
-        _need(0 < self.output_smoothing <= 1, "output_smoothing", self.output_smoothing, "above 0 and at most 1")
+            need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
+        need(0 < self.output_smoothing <= 1, "output_smoothing", self.output_smoothing, "above 0 and at most 1")
         for name in ("idle_tenants", "open_charges"):
-            _need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+            need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         names = [one.name for one in self.classes]
-        _need(len(names) > 0 and len(set(names)) == len(names), "classes", names, "one or more, each once")
+        need(len(names) > 0 and len(set(names)) == len(names), "classes", names, "one or more, each once")
         for one in self.classes:
-            _need(one.ageing_s > 0, f"classes[{one.name!r}].ageing_s", one.ageing_s, "above 0")
+            need(one.ageing_s > 0, f"classes[{one.name!r}].ageing_s", one.ageing_s, "above 0")
         first = [one.rank for one in self.classes if one.always_first]
         others = [one.rank for one in self.classes if not one.always_first]
-        _need(not first or not others or max(first) < min(others), "classes", names, "ranked with always_first ones in front")
-
-
-def _need(holds: bool, name: str, value: object, what: str) -> None:
-    if not holds:
-        raise SettingsInvalid(f"{name} must be {what}, got {value}")
+        need(not first or not others or max(first) < min(others), "classes", names, "ranked with always_first ones in front")

@@ -47,7 +47,7 @@ class Shelf:
 
 
 def card(parsers: Chosen) -> ModelCard:
-    return build_card(WorkerSettings(), "m", INFO, {}, parsers)
+    return build_card(WorkerSettings(engine="sim", model="m"), "m", INFO, {}, parsers)
 
 
 async def test_a_worker_with_other_parsers_joins_and_says_so() -> None:

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from headrace.cli import build_parser, main
-from headrace.config.catalogue import SETTINGS, settings_of
 from headrace.config.flags import read_settings
+from headrace.config.options import all_options, options_of
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    for setting in SETTINGS:
+    for setting in all_options():
         monkeypatch.delenv(setting.env, raising=False)
     monkeypatch.delenv("HEADRACE_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -25,7 +25,7 @@ def test_flags_become_settings() -> None:
     line = (
         "worker --engine sim --model M --served-name N --name ID --role aggregated --slots 4 --engine-arg a=1 --engine-arg b=x"
     )
-    settings = read_settings(build_parser().parse_args(line.split()), "worker")
+    settings = read_settings(build_parser("worker").parse_args(line.split()), "worker")
     assert settings["worker.engine"] == "sim"
     assert settings["worker.engine_args"] == {"a": 1, "b": "x"}
     assert (settings["worker.model"], settings["worker.served_name"], settings["worker.name"]) == ("M", "N", "ID")
@@ -33,7 +33,7 @@ def test_flags_become_settings() -> None:
 
 
 def test_a_flag_before_a_nested_command_counts() -> None:
-    parsed = build_parser().parse_args(["worker", "--nats", "nats://a:1", "drain", "w-1"])
+    parsed = build_parser("worker").parse_args(["worker", "--nats", "nats://a:1", "drain", "w-1"])
     assert parsed.worker == "w-1"
     assert read_settings(parsed, "control")["nats.url"] == ("nats://a:1",)
 
@@ -51,7 +51,7 @@ def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: 
         main([command, "--help"])
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
-    for setting in settings_of(command):  # type: ignore[arg-type]
+    for setting in options_of(command):  # type: ignore[arg-type]
         if setting.flag:
             assert setting.flag in said
             assert setting.env in said
@@ -61,12 +61,12 @@ def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: 
 
 def test_flags_of_one_command_do_not_clash() -> None:
     for command in ("up", "frontend", "worker", "router", "streams", "control", "model"):
-        flags = [setting.flag for setting in settings_of(command) if setting.flag]  # type: ignore[arg-type]
+        flags = [setting.flag for setting in options_of(command) if setting.flag]  # type: ignore[arg-type]
         assert len(flags) == len(set(flags)), command
 
 
 def test_secrets_have_no_flag() -> None:
-    assert not [setting.key for setting in SETTINGS if setting.secret and setting.flag]
+    assert not [setting.key for setting in all_options() if setting.setting.secret and setting.flag]
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -21,18 +21,20 @@ from headrace.config.build_settings import (
     subjects,
     worker_settings,
 )
-from headrace.config.catalogue import BY_KEY
+from headrace.config.options import all_options
 from headrace.config.settings import load
 from headrace.errors import SettingsError
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.context import ConnectOptions
-from headrace.jetstream.embedded_server import ServerSettings
+from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import tenant_token
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.settings import RouterOptions
 from headrace.workers import bundled_model
 from headrace.workers.engine import SERVING_ROLES, Role
 from headrace.workers.settings import WorkerSettings
+
+BY_KEY = {option.key: option for option in all_options()}
 
 
 def test_every_frontend_setting_is_reachable_with_the_same_default() -> None:

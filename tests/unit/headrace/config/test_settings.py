@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.catalogue import BY_KEY, SETTINGS
+from headrace.config.options import all_options, find
 from headrace.config.settings import MASK, as_text, load, parse_assignment
 from headrace.errors import SettingsError
 
@@ -64,7 +64,7 @@ def test_engine_arguments_are_merged_key_by_key(toml: Path) -> None:
 def test_a_wrong_value_is_refused_naming_key_value_and_source(key: str, raw: str, words: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
         load("up", flags={key: raw})
-    for word in [key, repr(raw), BY_KEY[key].flag, *words]:
+    for word in [key, repr(raw), find(key).flag, *words]:
         assert word in str(caught.value)
 
 
@@ -126,7 +126,7 @@ def test_secrets_are_masked_wherever_settings_are_shown() -> None:
             "HEADRACE_WORKER_ENGINE_ARGS": '{"hf_token": "hunter2", "seed": 1}',
         },
     )
-    shown = settings.masked(all_values=False)
+    shown = settings.masked()
     assert "hunter2" not in str(shown)
     assert shown["nats.url"] == [f"nats://{MASK}@broker:4222", "nats://other:4222"]
     assert shown["worker.engine_args"] == {"hf_token": MASK, "seed": 1}
@@ -147,12 +147,12 @@ def test_what_flags_said_reaches_a_child_by_its_environment(toml: Path) -> None:
         assert child[key] == parent[key], key
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.key)
-def test_every_default_is_valid_and_survives_the_way_through_the_environment(setting) -> None:  # type: ignore[no-untyped-def]
-    if setting.default in (None, (), {}):
+@pytest.mark.parametrize("option", all_options(), ids=lambda o: o.key)
+def test_every_default_is_valid_and_survives_the_way_through_the_environment(option) -> None:  # type: ignore[no-untyped-def]
+    if option.default in (None, (), {}):
         return
-    again = load("up", environ={setting.env: as_text(setting, setting.default)})
-    assert again[setting.key] == setting.default
+    again = load("up", environ={option.env: as_text(option, option.default)})
+    assert again[option.key] == option.default
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.router.errors import SettingsInvalid
-from headrace.router.placement.admission import Admission, AdmissionSettings, PoolSpeed
+from headrace.router.placement.admission import Admission, PoolSpeed
 from headrace.router.placement.fairness.fair_queue import FairQueue
 from headrace.router.placement.fairness.settings import FairnessSettings
+from headrace.router.placement.settings import AdmissionSettings
 from headrace.router.placement.types import Shed, Waiting
 
 _numbers = itertools.count()

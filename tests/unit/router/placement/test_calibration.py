@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.broker.messages import LoadReport
 from headrace.router.errors import SettingsInvalid
-from headrace.router.placement.calibration import Calibration, CalibrationSettings, SpeedEstimate, StepTimes
+from headrace.router.placement.calibration import Calibration, SpeedEstimate, StepTimes
+from headrace.router.placement.settings import CalibrationSettings
 
 TRUTH = (0.008, 1 / 24_000, 0.00008)
 

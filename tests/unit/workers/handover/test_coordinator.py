@@ -28,7 +28,7 @@ def decided(generation: Generation, **info: Any) -> PrefillDecision:
         client,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         dataclasses.replace(INFO, handover="h", **info),
-        WorkerSettings(prefill="always"),
+        WorkerSettings(model="m", prefill="always"),
         style=DisaggStyle.PARAMS,
         worker="d",
         role=lambda: "decode",

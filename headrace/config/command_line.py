@@ -1,0 +1,139 @@
+"""Declares the settings that belong to the command line itself: logging, where NATS is, and what `headrace up` runs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from headrace.setting import Setting
+
+LogFormat = Literal["auto", "console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Mode = Literal["aggregated", "disagg"]
+
+
+class Deployment(NamedTuple):
+    """Settings of the deployment that a command belongs to."""
+
+    data_dir: Annotated[
+        str,
+        Setting(
+            "Folder for the NATS store and prepared models.", "--data-dir", kind="path", commands=("up", "worker", "model")
+        ),
+    ] = ".headrace"
+    prefix: Annotated[
+        str, Setting("Prefix of every subject, stream and bucket: separates deployments on one NATS server.", "--prefix")
+    ] = "hr"
+    namespace: Annotated[
+        str,
+        Setting(
+            "Namespace of the served models; the same model in another namespace is another pool.",
+            "--namespace",
+            commands=("up", "frontend", "worker", "router", "control"),
+        ),
+    ] = "default"
+
+
+class Logging(NamedTuple):
+    """Settings of the log of every process."""
+
+    format: Annotated[
+        LogFormat,
+        Setting("Log lines for people (console) or programs (json); auto: console on a terminal.", "--log-format"),
+    ] = "auto"
+    level: Annotated[LogLevel, Setting("Least level to log.", "--log-level")] = "info"
+
+
+class NatsServers(NamedTuple):
+    """Where the NATS servers are. How to log in to them is `ConnectOptions`."""
+
+    url: Annotated[
+        Sequence[str],
+        Setting(
+            "NATS servers, separated by commas. `up` without it runs its own server; "
+            "the other commands then use nats://127.0.0.1:4222.",
+            "--nats",
+            metavar="URL",
+        ),
+    ] = ()
+    context: Annotated[
+        str | None,
+        Setting("A context of the nats command line tool (name or file); settings given here win over it.", "--nats-context"),
+    ] = None
+
+
+class Up(NamedTuple):
+    """How many of which part `headrace up` runs."""
+
+    mode: Annotated[
+        Mode,
+        Setting(
+            "aggregated: each worker computes prompts and answers. disagg: prefill workers compute prompts for decode workers.",
+            "--mode",
+        ),
+    ] = "aggregated"
+    workers: Annotated[
+        int | None,
+        Setting(
+            "Aggregated engine workers to run. Default: 1, with `--mode disagg` none.",
+            "--workers",
+            least=0,
+            most=1024,
+            metavar="N",
+        ),
+    ] = None
+    prefill_workers: Annotated[
+        int | None,
+        Setting(
+            "Prefill workers to run, only with `--mode disagg`. Default there: 1.",
+            "--prefill-workers",
+            least=0,
+            most=1024,
+            metavar="N",
+        ),
+    ] = None
+    decode_workers: Annotated[
+        int | None,
+        Setting(
+            "Decode workers to run, only with `--mode disagg`. Default there: 1.",
+            "--decode-workers",
+            least=0,
+            most=1024,
+            metavar="N",
+        ),
+    ] = None
+    routers: Annotated[
+        int,
+        Setting("Routers to run; with none, workers place requests on themselves.", "--routers", least=0, most=64, metavar="N"),
+    ] = 1
+    grace_s: Annotated[
+        float,
+        Setting("How long workers may finish or hand over their work after Ctrl-C.", "--grace", least=0, most=3600),
+    ] = 15.0
+
+
+class EngineSlots(NamedTuple):
+    """A setting that each engine has under a name of its own."""
+
+    slots: Annotated[
+        int | None,
+        Setting(
+            "Sequences run at once. Default: the engine's own.",
+            "--slots",
+            least=1,
+            most=65536,
+            metavar="N",
+            after="worker.name",
+        ),
+    ] = None
+
+
+class SchedulerTuning(NamedTuple):
+    """The settings of the scheduler that have no flag of their own."""
+
+    tuning: Annotated[
+        Mapping[str, Any],
+        Setting(
+            "Any other setting of the scheduler, by the names in docs/routing.md. Repeatable.",
+            "--tuning",
+            metavar="KEY=VALUE",
+        ),
+    ] = {}

@@ -1,0 +1,212 @@
+"""Collects every setting of Headrace from the declarations of the packages, as data.
+
+One `Setting` on a field of a settings dataclass gives an option its flag, its environment variable, its TOML key, its type
+and range, its default and its help text, so that these cannot drift apart.  `headrace.config.settings` reads values by these
+options, `headrace.config.flags` makes flags of them, `headrace.config.build_settings` fills the dataclasses, `headrace config`
+prints them and `docs/operations.md` is checked against them.
+
+A section is imported when it is first asked for, because a dataclass costs a millisecond to define and each command needs
+only some of them. No module that declares settings is heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
+
+from headrace.config.command_line import Deployment, EngineSlots, Logging, NatsServers, SchedulerTuning, Up
+from headrace.setting import Declared, Setting, declared
+
+Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
+Command = Literal["up", "frontend", "worker", "router", "streams", "control", "model"]
+
+_ALL: tuple[Command, ...] = ("up", "frontend", "worker", "router", "streams", "control")
+
+
+class Section(NamedTuple):
+    """Settings with the same first part of their keys. `title` heads their flags.
+
+    `owners` imports and returns the classes that declare them. `commands` use those settings that name no others; `also` are
+    further commands of settings that do.
+    """
+
+    title: str
+    commands: tuple[Command, ...]
+    owners: Callable[[], tuple[type, ...]]
+    also: tuple[Command, ...] = ()
+
+
+def _nats() -> tuple[type, ...]:
+    from headrace.jetstream.context import ConnectOptions
+
+    return NatsServers, ConnectOptions
+
+
+def _server() -> tuple[type, ...]:
+    from headrace.jetstream.settings import ServerSettings
+
+    return (ServerSettings,)
+
+
+def _frontend() -> tuple[type, ...]:
+    from headrace.frontend.settings import FrontendSettings
+
+    return (FrontendSettings,)
+
+
+def _worker() -> tuple[type, ...]:
+    from headrace.workers.settings import WorkerSettings
+
+    return WorkerSettings, EngineSlots
+
+
+def _router() -> tuple[type, ...]:
+    from headrace.router.placement.fairness.settings import FairnessSettings
+    from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
+    from headrace.router.replica.settings import SnapshotSettings
+    from headrace.router.settings import RouterOptions, SessionOptions
+
+    deciding = (SchedulerSettings, FairnessSettings, AdmissionSettings, SchedulerTuning)
+    return (RouterOptions, SessionOptions, *deciding, SnapshotSettings)
+
+
+# In the order of documents. Settings of the first section have no prefix.
+SECTIONS: dict[str, Section] = {
+    "": Section("", _ALL, lambda: (Deployment,), also=("model",)),
+    "log": Section("logging", (*_ALL, "model"), lambda: (Logging,)),
+    "nats": Section("NATS connection", _ALL, _nats),
+    "server": Section("embedded NATS server", ("up",), _server),
+    "up": Section("supervision", ("up",), lambda: (Up,)),
+    "frontend": Section("HTTP frontend", ("up", "frontend"), _frontend),
+    "worker": Section("worker and engine", ("up", "worker"), _worker),
+    "router": Section("router", ("up", "router"), _router),
+}
+
+# Variables that are no settings but belong to Headrace.
+OTHER_ENV = {
+    "HEADRACE_CONFIG": "the TOML file to read",
+    "HEADRACE_SUPERVISOR_PID": "set by `headrace up` for its parts: they end when that process does",
+}
+
+
+class Option(NamedTuple):
+    """One setting as an operator sees it. `key` is the TOML key; the environment variable follows from it.
+
+    `owner` and `field` are the class and its field that hold the value. The default of a table is empty: what is given is
+    put over the owner's default key by key.
+    """
+
+    key: str
+    kind: Kind
+    default: Any
+    choices: tuple[str, ...]
+    commands: tuple[Command, ...]
+    owner: type
+    field: str
+    setting: Setting
+
+    @property
+    def flag(self) -> str:
+        """The flag, or "" if the setting has none."""
+        return self.setting.flag
+
+    @property
+    def env(self) -> str:
+        """The environment variable."""
+        return "HEADRACE_" + self.key.replace(".", "_").upper()
+
+    @property
+    def dest(self) -> str:
+        """The attribute of the parsed arguments."""
+        return self.key.replace(".", "__")
+
+
+@cache
+def section_options(section: str) -> tuple[Option, ...]:
+    """Return the settings of a section in the order of help texts and documents."""
+    return tuple(_collect(section))
+
+
+def all_options() -> list[Option]:
+    """Return the settings of all sections. This imports the settings modules of all packages."""
+    return [option for section in SECTIONS for option in section_options(section)]
+
+
+def options_of(command: Command) -> list[Option]:
+    """Return the settings that a command uses. No other section is imported."""
+    used = [name for name, section in SECTIONS.items() if command in section.commands or command in section.also]
+    return [option for section in used for option in section_options(section) if command in option.commands]
+
+
+def declared_by(owner: type, section: str) -> list[Option]:
+    """Return the settings of a section that one class declares."""
+    return [option for option in section_options(section) if option.owner is owner]
+
+
+def find(key: str) -> Option | None:
+    """Return the setting with this TOML key, or None. Only its section is imported."""
+    section, dot, _ = key.partition(".")
+    section = section if dot else ""
+    return next((o for o in section_options(section) if o.key == key), None) if section in SECTIONS else None
+
+
+def find_variable(name: str) -> Option | None:
+    """Return the setting with this environment variable, or None. Only its section is imported."""
+    for section in SECTIONS:
+        if name.startswith(f"HEADRACE_{section.upper()}"):
+            for option in section_options(section):
+                if option.env == name:
+                    return option
+    return None
+
+
+def _collect(section: str) -> Iterator[Option]:
+    """Yield the options of a section. Raises ValueError for an `after` that names no option of the section."""
+    rows: list[list[Option]] = []
+    moved: dict[str, list[Option]] = {}
+    for owner in SECTIONS[section].owners():
+        row: list[Option] = []
+        rows.append(row)
+        for field in declared(owner):
+            if field.setting.after:
+                row = moved[field.setting.after] = []
+            row.append(_option(section, owner, field))
+    for row in rows:
+        yield from _with_moved(row, moved)
+    if moved:
+        raise ValueError(f"settings of {section!r} are declared after {', '.join(moved)}, which is none of them")
+
+
+def _with_moved(row: list[Option], moved: dict[str, list[Option]]) -> Iterator[Option]:
+    for option in row:
+        yield option
+        yield from _with_moved(moved.pop(option.key, []), moved)
+
+
+def _option(section: str, owner: type, declaration: Declared) -> Option:
+    field, annotation, default, setting = declaration
+    key = f"{section}.{setting.key or field}" if section else field
+    kind, choices = _kind(annotation, setting, seconds=field.endswith("_s"))
+    used_by = cast("tuple[Command, ...]", setting.commands) or SECTIONS[section].commands
+    return Option(key, kind, {} if kind == "table" else default, choices, used_by, owner, field, setting)
+
+
+def _kind(annotation: Any, setting: Setting, *, seconds: bool) -> tuple[Kind, tuple[str, ...]]:
+    if setting.kind:
+        return cast("Kind", setting.kind), ()
+    inner = get_args(annotation)
+    if NoneType in inner:
+        (annotation,) = (one for one in inner if one is not NoneType)
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "choice", get_args(annotation)
+    if origin in (Sequence, tuple):
+        return "list", ()
+    if origin is Mapping:
+        return "table", ()
+    return ("seconds" if annotation is float and seconds else _PLAIN[annotation]), ()
+
+
+_PLAIN: dict[type, Kind] = {str: "text", int: "integer", float: "number", bool: "switch"}
