@@ -25,9 +25,10 @@ from hypothesis import settings as searching
 from headrace.frontend.prompts import text_encoder
 from headrace.frontend.prompts.text_encoder import TextEncoder
 from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.embedded_server import EmbeddedServer, ServerSettings
+from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.provision import ensure_topology, remove_topology
+from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from headrace.jetstream.client import Connection
-from headrace.jetstream.embedded_server import EmbeddedServer, ServerSettings
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.settings import ServerSettings
 from headrace.tools.chaos.ledger import Outcome
 from tests.faults.scene import NAMES, Scene, deployed
 

@@ -11,7 +11,7 @@ import nats
 import pytest
 
 from headrace.jetstream.client import Connection, ConnectOptions
-from headrace.jetstream.embedded_server import EmbeddedServer, ServerSettings
+from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import (
     AccessDenied,
     JetStreamDisabled,
@@ -23,6 +23,7 @@ from headrace.jetstream.errors import (
     ServerUnreachable,
 )
 from headrace.jetstream.ports import Message, Messaging
+from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from tests.conftest import Connect
 

@@ -14,11 +14,11 @@ import pytest
 from headrace.jetstream.embedded_server import (
     _LAUNCHER,
     EmbeddedServer,
-    ServerSettings,
     ServerStartError,
     config_text,
     find_binary,
 )
+from headrace.jetstream.settings import ServerSettings
 from tests.conftest import Connect
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from headrace.cli import main
 from headrace.jetstream.client import Connection
-from headrace.jetstream.embedded_server import EmbeddedServer, ServerSettings
+from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import DiskFull, TopologyError
 from headrace.jetstream.ports import Delivery
 from headrace.jetstream.provision import ensure_topology, plan, purge, remove_topology, status
+from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology, request_consumer, work_consumer
 from tests.conftest import Connect

@@ -9,9 +9,10 @@ import nats.js.errors
 import pytest
 
 from headrace.jetstream.client import Connection
-from headrace.jetstream.embedded_server import EmbeddedServer, ServerSettings
+from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import DiskFull, PublishUnknown, QueueFull, RevisionConflict, SubjectError, TopologyError
 from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.settings import ServerSettings
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
