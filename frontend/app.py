@@ -42,7 +42,7 @@ from headrace.jetstream.errors import HeadraceError
 class Frontend:
     """The application, with `model_cache.run()` and `background.run()` to be run beside it.
 
-    `lifecycle.draining` turns new work away.
+    While `lifecycle.draining` is True, new requests are refused.
     """
 
     app: ASGIApp

@@ -147,7 +147,7 @@ def _pooling() -> dict[str, Any]:
         ("/v1/tokenize", "/tokenize"): ("Text to tokens", "TokenizeRequest", "TokenizeAnswer"),
         ("/v1/detokenize", "/detokenize"): ("Tokens to text", "DetokenizeRequest", "DetokenizeAnswer"),
     }
-    return {path: {"post": _generation(*told, streams=False)} for paths, told in routes.items() for path in paths}
+    return {path: {"post": _generation(*texts, streams=False)} for paths, texts in routes.items() for path in paths}
 
 
 def _json(description: str, schema: str) -> dict[str, Any]:
@@ -156,9 +156,9 @@ def _json(description: str, schema: str) -> dict[str, Any]:
 
 
 def _streamed(schema: str) -> dict[str, Any]:
-    told = _json("the answer; with `stream` server-sent events", schema)
-    told["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-    return told
+    answer = _json("the answer; with `stream` server-sent events", schema)
+    answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return answer
 
 
 def _get(summary: str, responses: dict[str, Any]) -> dict[str, Any]:

@@ -114,9 +114,9 @@ class _Work:
                 stored=stored,
                 adapters=AdapterClient(work, subjects),
             )
-            beside = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
+            background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
             if frontend.background is not None:
-                beside.append(group.create_task(frontend.background.run(), name="background"))
+                background.append(group.create_task(frontend.background.run(), name="background"))
             quiet_gc()
             share_evenly()
             return_large()
@@ -128,7 +128,7 @@ class _Work:
                 await asyncio.Future()
             finally:
                 frontend.model_cache.close()
-                for task in beside:
+                for task in background:
                     task.cancel()
 
     async def drain(self, grace_s: float) -> None:
@@ -183,7 +183,7 @@ async def serve(
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server._serve(sockets=[listener]), name="http")
             stopping = group.create_task(stop.wait(), name="stop")
-            beside = [
+            background = [
                 group.create_task(connections.sweep(), name="connections"),
                 group.create_task(watch_lag(frontend.metrics.loop_lag.series()), name="lag"),
             ]
@@ -204,7 +204,7 @@ async def serve(
             except HeadraceError as error:
                 log.warning("frontend.drain_failed", error=str(error))
             await serving
-            for task in beside:
+            for task in background:
                 task.cancel()
     log.info("frontend.stopped")
 

@@ -43,7 +43,7 @@ _SHED = 0.02  # share of the connections that are closed at once if there are to
 
 
 class Watcher(Protocol):
-    """An observer that is told when the client of a connection leaves."""
+    """An observer that is called when the client of a connection leaves."""
 
     def left(self) -> None:
         """The client has closed the connection."""

@@ -61,8 +61,8 @@ def check_shape_now(body: bytes, settings: FrontendSettings) -> None:
         if values > settings.max_json_values:
             raise MalformedBody(f"the body has more than {settings.max_json_values} values")
         if containers / settings.max_json_containers + values / settings.max_json_values > 1:
-            told = f"{containers} lists, objects and members of objects, and {values} values"
-            raise MalformedBody(f"the body has too much of everything: {told}")
+            counts = f"{containers} lists, objects and members of objects, and {values} values"
+            raise MalformedBody(f"the body has too much of everything: {counts}")
         for bracket in brackets:
             depth += 1 if bracket in b"[{" else -1
             if depth > settings.max_json_depth:

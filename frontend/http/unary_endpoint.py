@@ -35,11 +35,11 @@ class UnaryEndpoint:
             scope["headrace.outcome"] = "client_gone"
             forget_frames(gone)
         except Exception as error:
-            told = translate(error)
-            scope["headrace.outcome"] = told.code
-            if type(told) is FrontendError:
+            seen = translate(error)
+            scope["headrace.outcome"] = seen.code
+            if type(seen) is FrontendError:
                 log.error("request.crashed", request_id=scope.get("headrace.request_id"), exc_info=error)
             if exchange.started:
                 raise
-            await exchange.send_error(told, form=self._form)
+            await exchange.send_error(seen, form=self._form)
             forget_frames(error)

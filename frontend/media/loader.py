@@ -77,8 +77,8 @@ class MediaLoader:
             data = await self._bytes(part)
             budget.take(len(data))
         except TimeoutError:
-            told = f"it did not arrive within {self._settings.media_timeout_s:g} s"
-            raise _refusal(part, told, "media_timeout") from None
+            why = f"it did not arrive within {self._settings.media_timeout_s:g} s"
+            raise _refusal(part, why, "media_timeout") from None
         except (TooLarge, TooMuch) as error:
             data = b""  # the error would keep this frame and the data alive until garbage collection
             raise _refusal(part, str(error), "media_too_large") from None
@@ -149,8 +149,8 @@ def _check_start(part: MediaPart, start: bytes) -> None:
 def _checked(part: MediaPart, data: bytes) -> str:
     media_type = sniff(data)
     if media_type is None or not may_be(media_type, part.kind):
-        told = "of no known type" if media_type is None else f"{media_type}"
-        raise _refusal(part, f"its bytes are {told}, not {'an' if part.kind != 'video' else 'a'} {part.kind}", "media_type")
+        found = "of no known type" if media_type is None else f"{media_type}"
+        raise _refusal(part, f"its bytes are {found}, not {'an' if part.kind != 'video' else 'a'} {part.kind}", "media_type")
     return media_type
 
 

@@ -75,12 +75,12 @@ class LengthLimit(msgspec.Struct, frozen=True, kw_only=True):
         if tokens < self.context_length and (self.wanted or 1) <= self.context_length:
             return
         if self.wanted is None:
-            told = f"your prompt resulted in {tokens} tokens"
+            request = f"your prompt resulted in {tokens} tokens"
         else:
-            told = (
+            request = (
                 f"you requested {tokens + self.wanted} tokens ({tokens} in the {self.param}, {self.wanted} in the completion)"
             )
-        message = f"This model's maximum context length is {self.context_length} tokens. However, {told}. "
+        message = f"This model's maximum context length is {self.context_length} tokens. However, {request}. "
         error = ContextTooLong(message + f"Please reduce the length of the {self.param} or completion.", param=self.param)
         error.tokens, error.most = tokens, self.context_length
         raise error

@@ -75,8 +75,8 @@ class Progress:
         if step.block.kind != "content":
             self._waiting.clear()
             return []
-        said, self._waiting = tokens_of(step.text, self._waiting)
-        fresh = self._writer.chat(said).content
+        tokens, self._waiting = tokens_of(step.text, self._waiting)
+        fresh = self._writer.chat(tokens).content
         self._of_block.setdefault(step.block.index, []).extend(fresh)
         return fresh
 
@@ -117,15 +117,15 @@ def tokens_of(text: str, waiting: list[TokenLogprob]) -> tuple[list[TokenLogprob
     start = b"".join(token.token for token in waiting).rfind(raw)
     if start < 0:
         return waiting, []  # the tokens spell the text differently, so keep all
-    said: list[TokenLogprob] = []
+    tokens: list[TokenLogprob] = []
     at = 0
     for i, token in enumerate(waiting):
         if at >= start + len(raw):
-            return said, waiting[i:]
+            return tokens, waiting[i:]
         at += len(token.token)
         if at > start:
-            said.append(token)
-    return said, []
+            tokens.append(token)
+    return tokens, []
 
 
 class ResponseWriter(WholeWriter):

@@ -37,14 +37,14 @@ class EchoWriter(EventWriter):
 
     def _whole(self, choice: int, rows: list[Row], fin: Finish) -> bytes:
         options = self.options
-        said = [] if options.silent else rows
-        text = self._echo[choice] + "".join(plain(row.texts) for row in said)
+        shown = [] if options.silent else rows
+        text = self._echo[choice] + "".join(plain(row.texts) for row in shown)
         if fin.tail and not options.silent:
             text += plain([fin.tail])
         logprobs = None
         if options.logprobs is not None:
-            items = [*(fin.prompt_logprobs or ()), *(item for row in said for item in row.logprobs or ())]
+            items = [*(fin.prompt_logprobs or ()), *(item for row in shown for item in row.logprobs or ())]
             logprobs = options.logprobs.completion(items, choice, first=options.echo_first[choice])
         before, after = self.form.text
-        ids = [i for row in said for i in row.ids]
+        ids = [i for row in shown for i in row.ids]
         return self.event(choice, before + _encode(text) + after, ids, _encode(logprobs))
