@@ -15,7 +15,7 @@ from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, list_inputs
-from headrace.frontend.pooling.planning import activation_of, check_inputs, pooling_jobs, refuse_formats
+from headrace.frontend.pooling.jobs import activation_of, check_inputs, pooling_jobs, refuse_formats
 from headrace.frontend.pooling.schema import ClassifyRequest, EmbeddingRequest, Inputs, PoolingBase, PoolingRequest
 from headrace.frontend.pooling.writers import ClassifyWriter, EmbeddingWriter, VectorAnswer
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache

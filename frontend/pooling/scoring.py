@@ -18,7 +18,7 @@ from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.embeddings import vector_answer
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, encode_pairs
-from headrace.frontend.pooling.planning import activation_of, check_inputs, pooling_jobs
+from headrace.frontend.pooling.jobs import activation_of, check_inputs, pooling_jobs
 from headrace.frontend.pooling.schema import RerankRequest, ScoreRequest, ScoringBase, Text, Texts
 from headrace.frontend.pooling.writers import RerankWriter, ScoreWriter
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
