@@ -19,7 +19,8 @@ class Setting(NamedTuple):
     """The declaration of one setting, apart from its name, type and default, which are those of the field.
 
     Numbers lie between `least` and `most`. `kind` is "path" for the path of a file or folder, else it follows from the type. A
-    secret has no flag and is masked wherever settings are shown.
+    secret has no flag and is masked wherever settings are shown. A choice with `other` also takes any text with a colon in it;
+    `other` is its form in help texts.
 
     `key` is the name of the setting where it differs from the field's, `commands` lists the commands that use it where not
     all commands of its section do. In help texts and documents settings follow each other as declared; `after` names the key
@@ -30,6 +31,7 @@ class Setting(NamedTuple):
     flag: str = ""
     least: float | None = None
     most: float | None = None
+    other: str = ""
     metavar: str = ""
     kind: str = ""
     secret: bool = False

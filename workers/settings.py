@@ -23,7 +23,12 @@ Unready = Literal["local", "refuse"]
 class WorkerSettings:
     """Settings of one worker and its engine. Durations in seconds. Raises ValueError naming the setting and its value."""
 
-    engine: Annotated[EngineName, Setting("Engine to run: vLLM, or the simulator (no model needed).", "--engine")] = "vllm"
+    engine: Annotated[
+        EngineName | str,
+        Setting(
+            "Engine to run: vLLM, the simulator (no model needed), or a class of your own.", "--engine", other="MODULE:CLASS"
+        ),
+    ] = "vllm"
     model: Annotated[
         str,
         Setting(

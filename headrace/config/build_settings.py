@@ -83,21 +83,27 @@ def frontend_settings(settings: Settings) -> FrontendSettings:
 def worker_settings(settings: Settings) -> WorkerSettings:
     """Return the settings of a worker. Raises SettingsError for values that are wrong together.
 
-    Without a model the simulator has a name of its own, and vLLM gets the bundled model, which must have been prepared
-    (`bundled_model_dir`).
+    Without a model the simulator has a name of its own, vLLM gets the bundled model, which must have been prepared
+    (`bundled_model_dir`), and an engine of the user's own names its model itself.
     """
     from headrace.workers.settings import WorkerSettings
 
     values = values_of(settings, "worker", WorkerSettings)
     if values["model"] is None:
-        bundled = needs_bundled_model(settings)
-        values["model"] = str(bundled_model_dir(settings)) if bundled else SIM_MODEL
-        values["served_name"] = values["served_name"] or (_bundled_name() if bundled else SIM_MODEL)
+        model, name = _default_model(settings)
+        values["model"], values["served_name"] = model, values["served_name"] or name
     values["engine_args"] = engine_arguments(settings)
     try:
         return WorkerSettings(namespace=settings["namespace"], **values)
     except ValueError as error:
         raise SettingsError(f"worker: {error}") from None
+
+
+def _default_model(settings: Settings) -> tuple[str, str | None]:
+    """Return the model of a worker that was given none, and its name. None leaves the name to the engine."""
+    if needs_bundled_model(settings):
+        return str(bundled_model_dir(settings)), _bundled_name()
+    return (SIM_MODEL, SIM_MODEL) if settings["worker.engine"] == "sim" else ("", None)
 
 
 def router_options(settings: Settings) -> RouterOptions:
@@ -140,7 +146,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
     """Return the engine's own settings, with `worker.slots` under the engine's name for it."""
     arguments = {**(_bundled_arguments() if needs_bundled_model(settings) else {}), **settings["worker.engine_args"]}
     if settings["worker.slots"] is not None:
-        arguments.setdefault(_SLOTS_ARGUMENT[settings["worker.engine"]], settings["worker.slots"])
+        arguments.setdefault(_SLOTS_ARGUMENT.get(settings["worker.engine"], "slots"), settings["worker.slots"])
     return arguments
 
 

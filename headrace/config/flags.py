@@ -48,7 +48,7 @@ def _flag_options(option: Option) -> dict[str, Any]:
     if option.kind == "table":
         return {**options, "action": "append", "metavar": option.setting.metavar}
     metavar = option.setting.metavar or {
-        "choice": "|".join(option.choices),
+        "choice": "|".join([*option.choices, *filter(None, [option.setting.other])]),
         "seconds": "SECONDS",
         "integer": "N",
         "path": "PATH",

@@ -199,6 +199,8 @@ def _kind(annotation: Any, setting: Setting, *, seconds: bool) -> tuple[Kind, tu
     inner = get_args(annotation)
     if NoneType in inner:
         (annotation,) = (one for one in inner if one is not NoneType)
+    if setting.other:
+        (annotation,) = (one for one in get_args(annotation) if one is not str)
     origin = get_origin(annotation)
     if origin is Literal:
         return "choice", get_args(annotation)

@@ -203,8 +203,10 @@ def _convert(option: Option, raw: Any) -> Any:
         case "text" | "path":
             return _text(raw)
         case "choice":
-            if raw not in option.choices:
-                raise ValueError(f"expected one of {', '.join(option.choices)}{close_matches(str(raw), option.choices)}")
+            if raw not in option.choices and not (option.setting.other and isinstance(raw, str) and ":" in raw):
+                other = f", or {option.setting.other}" if option.setting.other else ""
+                close = close_matches(str(raw), option.choices)
+                raise ValueError(f"expected one of {', '.join(option.choices)}{other}{close}")
             return raw
         case "integer":
             return _integer(raw)

@@ -101,7 +101,9 @@ def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: i
 def _elastic(settings: Settings, role: str) -> list[str]:
     if settings["up.mode"] != "disagg" or role != "aggregated":
         return []
-    argument, said_by = _HANDS_OVER[settings["worker.engine"]]
+    argument, said_by = _HANDS_OVER.get(settings["worker.engine"], ("", frozenset()))
+    if not argument:
+        return []  # an engine of the user's own: its arguments are its own, too
     return [] if said_by & settings["worker.engine_args"].keys() else ["--engine-arg", argument]
 
 

@@ -27,7 +27,8 @@ def _row(option: Option) -> str:
 
 
 def _type(option: Option) -> str:
-    kind = " \\| ".join(option.choices) if option.kind == "choice" else option.kind
+    choices = [*option.choices, *filter(None, [option.setting.other])]
+    kind = " \\| ".join(choices) if option.kind == "choice" else option.kind
     if option.default in (None, (), {}):
         return kind
     default = {True: "true", False: "false"}.get(option.default) if option.kind == "switch" else f"{option.default}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +16,15 @@ from openai import AsyncOpenAI
 
 from examples.echo_engine import EOS, EchoEngine
 from headrace.broker.messages import Sampling
+from headrace.errors import EXIT_CONFIGURATION
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import EngineConfig, Output, Sequence
 from headrace.workers.settings import WorkerSettings
+from tests.support.running_up import RunningUp
 from tests.support.serving import serving
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
+EXAMPLES = Path(__file__).parents[3] / "examples"
 TEXT = "The quick brown fox jumps over 13 lazy dogs; naïve café ☕."
 
 
@@ -44,6 +48,7 @@ async def chat(client: AsyncOpenAI, **options: Any) -> Any:
     return await client.chat.completions.create(model="echo", messages=[{"role": "user", "content": TEXT}], **options)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_chat_is_answered_with_its_last_message(client: AsyncOpenAI) -> None:
     answer = await chat(client)
     assert answer.choices[0].message.content == TEXT
@@ -51,11 +56,13 @@ async def test_a_chat_is_answered_with_its_last_message(client: AsyncOpenAI) -> 
     assert answer.usage.completion_tokens == answer.usage.prompt_tokens + 1  # the end token
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_stream_says_the_same(client: AsyncOpenAI) -> None:
     stream = await chat(client, stream=True)
     assert "".join([event.choices[0].delta.content or "" async for event in stream]) == TEXT
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_length_and_stop_strings_are_obeyed(client: AsyncOpenAI) -> None:
     short = await chat(client, max_tokens=3)
     assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (3, "length")
@@ -63,12 +70,14 @@ async def test_the_length_and_stop_strings_are_obeyed(client: AsyncOpenAI) -> No
     assert stopped.choices[0].message.content == TEXT[: TEXT.index("jumps")]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_completion_goes_round_when_the_end_is_ignored(client: AsyncOpenAI) -> None:
     answer = await client.completions.create(model="echo", prompt=[5, 6, 7], max_tokens=7, extra_body={"ignore_eos": True})
     again = await client.completions.create(model="echo", prompt=[5, 6, 7, 5, 6, 7, 5], max_tokens=7)
     assert answer.choices[0].text == again.choices[0].text
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_resumed_sequence_goes_on_behind_what_was_emitted() -> None:
     engine, outputs = EchoEngine(), list[Output]()
     ended = asyncio.Event()
@@ -85,6 +94,30 @@ async def test_a_resumed_sequence_goes_on_behind_what_was_emitted() -> None:
     assert [output.ids for output in outputs] == [[6], [7], [EOS]]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_more_requests_than_slots_are_all_answered(client: AsyncOpenAI) -> None:
     answers = await asyncio.gather(*(chat(client) for _ in range(40)))
     assert {answer.choices[0].message.content for answer in answers} == {TEXT}
+
+
+@pytest.mark.deployment
+def test_headrace_up_runs_it_and_says_what_is_wrong_with_one_that_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{EXAMPLES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    up = RunningUp(tmp_path, engine="echo_engine:EchoEngine")
+    try:
+        up.until_ready()
+        assert up.chat() == "Say hello."
+    finally:
+        up.stop()
+    failing = subprocess.run(
+        [sys.executable, "-P", "-m", "headrace", "up", "--engine", "echo_engine:Missing", "--port", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert failing.returncode == EXIT_CONFIGURATION
+    assert "module 'echo_engine' has no attribute 'Missing'" in failing.stdout + failing.stderr

@@ -197,3 +197,9 @@ def test_labels_reach_the_worker_and_a_wrong_one_is_named() -> None:
     assert worker_settings(load("worker", flags=given)).labels == ("zone=a", "big")
     with pytest.raises(SettingsError, match=r"label 'x{65}'"):
         worker_settings(load("worker", flags=given | {"worker.labels": "x" * 65}))
+
+
+def test_an_engine_of_the_users_own_names_its_model_and_gets_slots_by_that_name() -> None:
+    settings = worker_settings(load("worker", flags={"worker.engine": "my_engine:Engine", "worker.slots": "4"}))
+    assert (settings.engine, settings.model, settings.served_name) == ("my_engine:Engine", "", None)
+    assert settings.engine_args == {"slots": 4}

@@ -193,3 +193,9 @@ def test_the_parts_of_a_plan_know_whom_they_wait_for(monkeypatch: pytest.MonkeyP
     assert decode.describe() == {"name": "decode-1", "role": "decode", "pid": None}
     assert [part.name for part in parts] == ["frontend", "decode-1", "prefill-1", "router-1", "router-2"]
     assert [router.env["HEADRACE_ROUTER_METRICS_PORT"] for router in parts.routers] == ["9200", "9201"]
+
+
+def test_an_engine_of_the_users_own_gets_no_arguments_of_other_engines() -> None:
+    plans = _plan(up__mode="disagg", up__workers="1", worker__engine="my_engine:Engine")
+    assert {plan.argv[2] for plan in plans} == {"my_engine:Engine"}
+    assert not any("--engine-arg" in plan.argv for plan in plans)
