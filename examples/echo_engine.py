@@ -1,6 +1,6 @@
 """An engine that repeats the prompt: the smallest one that implements `headrace.workers.engine.Engine`.
 
-It shows all that an engine must have. With this folder on PYTHONPATH:
+docs/add-an-engine.md walks through it. With this folder on PYTHONPATH:
 
     headrace up --engine echo_engine:EchoEngine
 """
