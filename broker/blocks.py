@@ -1,12 +1,12 @@
-"""Block identity: the hash chain that names a prompt's KV blocks on every machine and in every language.
+"""Computes block identity: the hash chain that names a prompt's KV blocks on every machine and in every language.
 
     chain[-1] = 0, or xxh3_64(msgpack [adapter, salt]) when either is set
     chain[i]  = xxh3_64(tokens of block i as little-endian u32, seed = chain[i-1])
 
 A multimodal item that touches a block appends to the hashed bytes its digest (8 bytes, little endian) and the offset of the
 item's first token in this block, counted from the block's start (u32, little endian; an item that began in an earlier block
-has offset 0).  Only whole blocks have a value.  Because each value depends on all tokens before it, a table from value to
-workers is all that a prefix index needs.
+has offset 0).  Only whole blocks have a value.  Because each value depends on all tokens before it, a prefix index needs only
+a table from value to workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _hash = xxhash.xxh3_64_intdigest
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Tokens `start` to `start + length` of the prompt stand for the media item with this 64-bit content digest."""
+    """A media item in a prompt: tokens `start` to `start + length` stand for the item with this 64-bit content digest."""
 
     start: int
     length: int
@@ -31,7 +31,7 @@ class MediaSpan:
 
 
 def chain_seed(adapter: str | None = None, salt: str | None = None) -> int:
-    """chain[-1]: 0 for plain prompts, so that adapters and salts never share blocks with them."""
+    """Return chain[-1]: 0 for plain prompts, so that adapters and salts never share blocks with them."""
     if adapter is None and salt is None:
         return 0
     return _hash(encode([adapter, salt]))
@@ -45,7 +45,7 @@ def block_chain(
     salt: str | None = None,
     media: Sequence[MediaSpan] = (),
 ) -> list[int]:
-    """One u64 per whole block of `token_ids` (ids, or already packed little-endian u32).
+    """Return one u64 per whole block of `token_ids` (ids, or already packed little-endian u32).
 
     Raises ValueError for a block size below 1.
     """
@@ -65,12 +65,15 @@ def block_chain(
 
 
 def extend_chain(parent: int, tokens: Sequence[int]) -> int:
-    """The value of the block that holds `tokens` after the block with value `parent`."""
+    """Return the value of the block that holds `tokens` after the block with value `parent`."""
     return _hash(pack_u32(tokens), seed=parent)
 
 
 def extend_chain_packed(parent: int, packed: bytes, media: Sequence[tuple[int, int]] = ()) -> int:
-    """`extend_chain` for ids packed already, with the (digest, offset) of each media item that touches the block, in order."""
+    """Do the same as `extend_chain` for packed ids.
+
+    `media` has the (digest, offset) of each media item that touches the block, in order.
+    """
     for digest, offset in media:
         packed += digest.to_bytes(8, "little") + offset.to_bytes(4, "little")
     return _hash(packed, seed=parent)

@@ -1,7 +1,7 @@
-"""Encode and decode wire messages.
+"""Encodes and decodes wire messages, their headers, and integers packed into bytes.
 
-msgspec writes and reads plain msgpack several times faster than the pure reference package; anything that speaks msgpack can
-take part (`tests/unit/broker/test_codec.py` decodes every message with the reference package).
+msgspec writes and reads plain msgpack several times faster than the pure reference package; any program that speaks msgpack
+can take part (`tests/unit/broker/test_codec.py` decodes every message with the reference package).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decode(kind: type[T], data: bytes | memoryview) -> T:
-    """The message of type `kind` in `data`.
+    """Return the message of type `kind` in `data`.
 
-    Raises MalformedMessage with the field that is wrong, or UnsupportedVersion.
+    Raises MalformedMessage, which names the wrong field, or UnsupportedVersion.
     """
     try:
         message: T = _decoder(kind).decode(data)  # type: ignore[arg-type]  # types and unions are hashable
@@ -62,13 +62,13 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
 
 
 def decode_ingress_control(data: bytes) -> IngressControl:
-    """Whatever may arrive on an ingress's control subject."""
+    """Return the message in `data` from an ingress's control subject. Raises as `decode` does."""
     control: IngressControl = decode(IngressControl, data)  # type: ignore[arg-type]  # mypy has no type for unions as values
     return control
 
 
 def decode_worker_control(data: bytes) -> AnyWorkerControl:
-    """Whatever may arrive on a worker's control subject."""
+    """Return the message in `data` from a worker's control subject. Raises as `decode` does."""
     control: AnyWorkerControl = decode(AnyWorkerControl, data)  # type: ignore[arg-type]
     return control
 
@@ -86,13 +86,13 @@ def _refuse_newer(data: bytes | memoryview) -> None:
         raise UnsupportedVersion(f"a message of version {version}; this program reads up to {WIRE_VERSION}")
 
 
-# -- integers packed into bytes ------------------------------------------------------------------------------
+# Integers packed into bytes:
 
 _U32 = next(code for code in "IL" if array(code).itemsize == 4)
 
 
 def pack_u32(values: Sequence[int]) -> bytes:
-    """Token ids → little-endian u32. Raises MalformedMessage for a value outside u32."""
+    """Convert token ids to little-endian u32. Raises MalformedMessage for a value outside u32."""
     try:
         packed = array(_U32, values)
     except (OverflowError, TypeError) as error:
@@ -103,12 +103,12 @@ def pack_u32(values: Sequence[int]) -> bytes:
 
 
 def unpack_u32(data: bytes) -> list[int]:
-    """Little-endian u32 → token ids. Raises MalformedMessage when the length is no multiple of 4."""
+    """Convert little-endian u32 to token ids. Raises MalformedMessage when the length is no multiple of 4."""
     return _unpack(_U32, data, 4).tolist()
 
 
 def pack_u64(values: Sequence[int]) -> bytes:
-    """Block chain values → little-endian u64."""
+    """Convert block chain values to little-endian u64."""
     packed = array("Q", values)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -116,12 +116,12 @@ def pack_u64(values: Sequence[int]) -> bytes:
 
 
 def unpack_u64(data: bytes) -> list[int]:
-    """Little-endian u64 → block chain values. Raises MalformedMessage when the length is no multiple of 8."""
+    """Convert little-endian u64 to block chain values. Raises MalformedMessage when the length is no multiple of 8."""
     return _unpack("Q", data, 8).tolist()
 
 
 def unpack_u64_array(data: bytes | bytearray | memoryview) -> array[int]:
-    """Little-endian u64 → block chain values in an array, which the prefix index takes without a copy.
+    """Convert little-endian u64 to block chain values in an array, which the prefix index takes without a copy.
 
     Raises MalformedMessage when the length is no multiple of 8.
     """
@@ -129,7 +129,7 @@ def unpack_u64_array(data: bytes | bytearray | memoryview) -> array[int]:
 
 
 def unpack_f32(data: bytes) -> list[float]:
-    """Little-endian f32 → the numbers of a vector. Raises MalformedMessage when the length is no multiple of 4."""
+    """Convert little-endian f32 to the numbers of a vector. Raises MalformedMessage when the length is no multiple of 4."""
     return _unpack("f", data, 4).tolist()
 
 
@@ -143,11 +143,11 @@ def _unpack(code: str, data: bytes | bytearray | memoryview, size: int) -> array
     return values
 
 
-# -- headers -------------------------------------------------------------------------------------------------
+# Headers:
 
 
 def job_headers(attempt: int, history: Sequence[HistoryEntry]) -> dict[str, str]:
-    """The headers of a stored job; empty for a first attempt, so that the common case costs no header parse."""
+    """Return the headers of a stored job; none for a first attempt, so that the common case costs no header parse."""
     headers: dict[str, str] = {}
     if attempt != 1:
         headers[HEADER_ATTEMPT] = str(attempt)
@@ -157,12 +157,12 @@ def job_headers(attempt: int, history: Sequence[HistoryEntry]) -> dict[str, str]
 
 
 def prefill_header(decision: PrefillDecision) -> dict[str, str]:
-    """The header that carries the decision."""
+    """Return the header that carries a prefill decision."""
     return {HEADER_PREFILL: msgspec.json.encode(decision).decode()}
 
 
 def parse_prefill_header(headers: Mapping[str, str] | None) -> PrefillDecision | None:
-    """None when nobody has decided. Raises MalformedMessage naming the header."""
+    """Return the prefill decision of a job, or None if there is none. Raises MalformedMessage naming the header."""
     raw = headers.get(HEADER_PREFILL) if headers else None
     if not raw:
         return None
@@ -173,7 +173,7 @@ def parse_prefill_header(headers: Mapping[str, str] | None) -> PrefillDecision |
 
 
 def parse_job_headers(headers: Mapping[str, str] | None) -> tuple[int, list[HistoryEntry]]:
-    """(attempt, history). Raises MalformedMessage naming the header."""
+    """Return (attempt, history) of a job. Raises MalformedMessage naming the header."""
     if not headers:
         return 1, []
     try:

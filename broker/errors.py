@@ -1,4 +1,4 @@
-"""Every exception that can leave `broker/`.
+"""Defines every exception that can leave `broker/`.
 
 HeadraceError
 └── BrokerError
@@ -10,22 +10,22 @@ HeadraceError
     │   ├── NoWorker               the model is known, no worker is ready
     │   ├── Overloaded             a queue is full; `retry_after_s`
     │   ├── BrokerUnavailable      the broker cannot be reached, or this ingress has lost its lease
-    │   └── RequestTooLarge        does not fit, not even spilled
-    ├── AdapterRefused             a worker did not load or unload an adapter: the message says who and why
-    ├── ModelServed                a model that is to be forgotten has live workers
+    │   └── RequestTooLarge        does not fit, not even in the object store
+    ├── AdapterRefused             a worker did not load or unload an adapter: the message says which one and why
+    ├── ModelServed                a model cannot be removed, because it has live workers
     ├── ResponseUnknown            no stored response has that id
     ├── ResponseNotStored          a response could not be stored; `reason`
-    ├── PrefillFailed              (broker/prefill) another worker did not compute a prompt; never leaves the decode worker
-    └── JobError                   the one end of an accepted request, other than an answer
+    ├── PrefillFailed              (broker/prefill) a remote prefill failed; never leaves the decode worker
+    └── JobError                   the end of an accepted request without an answer; a request ends once
         ├── DeadlineExceeded
         ├── JobRefused             shed after acceptance; `reason`, `retry_after_s`
-        ├── JobInvalid             the engine says the request itself is wrong
-        ├── JobFailed              the engine failed and the job cannot be tried again
-        ├── PoisonJob              it crashed three workers
-        ├── ResumeImpossible       its worker died and the engine cannot continue it from where the stream is
-        ├── SlowClient             the reader did not take its tokens in time
-        ├── JobWithdrawn           somebody who may asked for its end
-        └── JobCancelled           its ingress goes away
+        ├── JobInvalid             the engine rejects the request itself
+        ├── JobFailed              the engine failed and the job cannot be retried
+        ├── PoisonJob              the request crashed three workers
+        ├── ResumeImpossible       the worker died and the engine cannot continue from the point the stream has reached
+        ├── SlowClient             the client did not read its tokens in time
+        ├── JobWithdrawn           a call by its tenant cancelled the request
+        └── JobCancelled           the request was cancelled, or its ingress shuts down
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.jetstream.errors import HeadraceError
 
 
 class BrokerError(HeadraceError):
-    """Something about a job or its messages failed."""
+    """A job or one of its messages failed."""
 
 
 class WireError(BrokerError):
@@ -95,11 +95,11 @@ class AdapterRefused(BrokerError):
 
 
 class ModelServed(BrokerError):
-    """A model cannot be forgotten while workers serve it."""
+    """A model cannot be removed while workers serve it."""
 
 
 class ResponseUnknown(BrokerError):
-    """There is no such response: never stored, deleted, expired, or of another tenant."""
+    """No such response is stored: it never was, was deleted, has expired, or belongs to another tenant."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"there is no stored response {response_id!r}")
@@ -163,7 +163,7 @@ class PoisonJob(JobError):
 
 
 class ResumeImpossible(JobError):
-    """The worker died and the engine cannot continue this request where its stream stands."""
+    """The worker died and the engine cannot continue this request from the point that its stream has reached."""
 
     code = "resume_impossible"
     retriable = True

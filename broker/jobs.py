@@ -1,4 +1,4 @@
-"""A job as an ingress hands it in, and the message it becomes."""
+"""Defines a job, as it is submitted to an ingress, and builds its message."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOTHING = Generation(token_ids=b"")
 
 
 def new_id() -> str:
-    """A request id: sortable by second, safe in subjects, 72 random bits."""
+    """Return a new request id: sortable by second, safe in subjects, with 72 random bits."""
     return f"{int(time.time()):08x}{secrets.token_hex(9)}"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, ready to be queued. `hashes` is the prompt's block chain as little-endian u64, empty for no affinity.
+    """A request, ready to be queued. `hashes` is the prompt's block chain as little-endian u64, empty for no affinity.
 
-    With `pooling` it is of kind `pool`, `generation` means nothing, and each input counts as a choice.
+    A job with `pooling` is of kind `pool`; its `generation` is ignored, and each input counts as a choice.
     """
 
     id: str
@@ -42,17 +42,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     session: str = ""
     affinity: Literal["soft", "hard"] = "soft"
-    worker: str = ""  # exactly this one
+    worker: str = ""  # the only worker that may run it
     require: list[str] = []
     prefer: dict[str, float] = {}
-    name: str = ""  # what the client calls the request, if not by its id
-    explain: bool = False  # the ingress is to remember who placed it (`Ingress.explain`)
+    name: str = ""  # the client's own name for the request
+    explain: bool = False  # the ingress remembers which router placed it (`Ingress.explain`)
 
     def payload(self) -> bytes:
+        """Encode the generation or, for kind `pool`, the pooling."""
         return encode(self.generation if self.pooling is None else self.pooling)
 
     def envelope(self, *, judge: str, now: float, payload: bytes, spill: Spill | None) -> Envelope:
-        """The message body; `now` is Unix time. Exactly one of `payload` and `spill` carries the generation."""
+        """Return the message body; `now` is Unix time. Exactly one of `payload` and `spill` carries the generation."""
         return Envelope(
             id=self.id,
             pool=self.card.pool,

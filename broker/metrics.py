@@ -1,4 +1,4 @@
-"""Prometheus metrics of the job protocol, as seen by the process it runs in."""
+"""Defines the Prometheus metrics of the job protocol for the process it runs in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACED = Counter("headrace_worker_self_placed_total", "Jobs this worker placed o
 FRAMES = Counter("headrace_worker_frames_total", "Token frames sent")
 ROWS = Counter("headrace_worker_rows_total", "Rows sent in token frames")
 SETTLED = Counter("headrace_worker_settled_total", "Runs by how they ended", ["how"])
-settled = cache(SETTLED.labels)  # looking a label up costs several times what counting does
+settled = cache(SETTLED.labels)  # a label look-up costs several times as much as the count
 PREFILL_JOBS = Counter("headrace_worker_prefill_jobs_total", "Jobs of a prefill worker by how they ended", ["how"])
 SUBMIT_S = Histogram(
     "headrace_ingress_submit_seconds",

@@ -1,4 +1,4 @@
-"""What an answer says, put together again from what its tokens released."""
+"""Joins the text and parts that an answer's tokens released into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.broker.messages import Part, Text
 
 @dataclass(slots=True)
 class Call:
-    """One tool call; `arguments` is JSON text, or what there is of it."""
+    """A tool call; `arguments` is JSON text, or the part of it that has arrived."""
 
     id: str = ""
     name: str = ""
@@ -20,13 +20,14 @@ class Call:
 
 @dataclass(slots=True)
 class OutputParts:
-    """One choice of an answer that was taken apart, growing part by part."""
+    """The content, reasoning and calls of one choice, growing part by part."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
 
     def add(self, parts: Iterable[Part]) -> None:
+        """Append parts in the order of their tokens."""
         for part in parts:
             if part.kind == "content":
                 self.content += part.text
@@ -42,7 +43,7 @@ class OutputParts:
 
 
 def parts_of(texts: Sequence[Text]) -> list[Part]:
-    """All parts in order; plain text counts as content."""
+    """Return all parts in order; plain text counts as content."""
     parts: list[Part] = []
     for text in texts:
         if isinstance(text, str):
@@ -54,7 +55,7 @@ def parts_of(texts: Sequence[Text]) -> list[Part]:
 
 
 def plain(texts: Sequence[Text]) -> str:
-    """The text of an answer that was not taken apart; of one that was, everything it says."""
+    """Return the text of an answer without parts; of one with parts, the text of all of them."""
     try:
         return "".join(cast("Sequence[str]", texts))
     except TypeError:

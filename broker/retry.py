@@ -1,4 +1,4 @@
-"""Trying again while the broker cannot be reached, where giving up is not an answer."""
+"""Retries calls that must not be given up while the broker cannot be reached."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def until_done(
     wanted: Callable[[], bool] = lambda: True,
     **context: str,
 ) -> None:
-    """Until `attempt` goes through or is not `wanted` any more. Each failure is logged as `event`, with `context`.
+    """Call `attempt` until it succeeds or `wanted()` is False. Each failure is logged as `event`, with `context`.
 
-    Raises whatever `attempt` raises but for a JetStreamError.
+    Raises every exception of `attempt` except JetStreamError, which is retried after `retry_s`.
     """
     while wanted():
         try:

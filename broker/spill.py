@@ -1,4 +1,4 @@
-"""Payloads too large for a message lie in the object store; the worker fetches them before it starts."""
+"""Fetches payloads that are too large for a message from the object store, before the worker starts the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INLINE_BYTES = 1 << 20  # hashing these takes about a millisecond
 
 
 async def sha256_hex(data: bytes) -> str:
-    """The digest of a payload; of a large one in a thread, for nothing else would run meanwhile."""
+    """Return the digest of a payload. A large one is hashed in a thread, so that the event loop goes on."""
     if len(data) <= _INLINE_BYTES:
         return hashlib.sha256(data).hexdigest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
@@ -31,9 +31,9 @@ async def sha256_hex(data: bytes) -> str:
 async def fetch_payload(
     messaging: Messaging, subjects: Subjects, envelope: Envelope | PrefillJob, *, wanted: Callable[[], bool]
 ) -> bytes:
-    """The payload, from the envelope or from the object store; tried as long as it is `wanted`.
+    """Return the payload from the envelope or from the object store, with retries while `wanted()` is True.
 
-    Raises BrokerError when it is lost, damaged or no longer wanted.
+    Raises BrokerError if the payload is lost, damaged or no longer wanted.
     """
     spill = envelope.spill
     if spill is None:

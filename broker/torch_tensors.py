@@ -1,8 +1,10 @@
-"""One dense tensor out of a file that `torch.save` wrote, without torch and without unpickling anything.
+"""Reads one dense tensor from a file that `torch.save` wrote, without torch and without unpickling.
 
-Such files come from clients, and what they are for is to rebuild any object.  So only the one shape of file is read that a
-plain tensor has: the pickle's opcodes are followed by hand, nothing they name is imported or called, and the numbers come from
-an uncompressed record whose size is known before it is read.
+Such files come from clients, and a pickle can build any object.  So only files of the form that a plain tensor has are read:
+the pickle's opcodes are followed by hand, no name in them is imported or called, and the numbers come from an uncompressed
+record whose size is known before it is read.
+
+Frontend and workers both need this reader, which is why it is in `broker/`.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ _DTYPES = {
     "BFloat16Storage": ("bfloat16", 2),
     "DoubleStorage": ("float64", 8),
 }
-_MOST_PICKLE = 4096  # bytes; that of a tensor has some 200
+_MOST_PICKLE = 4096  # bytes; the pickle of a tensor has some 200
 _REBUILD = "torch._utils _rebuild_tensor_v2"
 _MARK = object()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`data` are its numbers in row order, little endian."""
+    """A tensor as stored: `data` holds its numbers in row order, little endian."""
 
     dtype: str  # float16, bfloat16, float32 or float64
     shape: tuple[int, ...]
@@ -55,11 +57,11 @@ class _Layout:
 
 
 class TensorUnreadable(Exception):
-    """Not the file of one dense tensor; the message says why."""
+    """The file is not that of one dense tensor; the message says why."""
 
 
 def read_tensor(file: bytes) -> StoredTensor:
-    """Raises TensorUnreadable for anything but one dense float tensor as `torch.save` writes it."""
+    """Return the tensor in `file`. Raises TensorUnreadable unless it is one dense float tensor as `torch.save` writes it."""
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
             return _read(archive)
@@ -77,7 +79,7 @@ def read_tensor(file: bytes) -> StoredTensor:
 
 
 def read_matrix(file: bytes) -> StoredTensor:
-    """A tensor of two dimensions; one of more whose first are 1 counts as such. Raises TensorUnreadable."""
+    """Return a tensor of two dimensions. Leading dimensions of size 1 are dropped. Raises TensorUnreadable."""
     tensor = read_tensor(file)
     shape = tensor.shape
     while len(shape) > 2 and shape[0] == 1:
@@ -116,7 +118,7 @@ def _read(archive: zipfile.ZipFile) -> StoredTensor:
 
 
 def _layout(pickled: bytes) -> _Layout:
-    """Follow the pickle of a tensor. Nothing it names is looked up."""
+    """Follow the opcodes of a tensor's pickle. No name in it is looked up."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     for opcode, argument, _ in pickletools.genops(pickled):
@@ -171,7 +173,7 @@ def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> N
 
 
 def _reduced(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """What the two calls in a tensor's pickle stand for: an empty dictionary of hooks, and the tensor."""
+    """Return the result of one of the two calls in a tensor's pickle: an empty dictionary of hooks, and the tensor."""
     if function == _Global("collections OrderedDict") and arguments == ():
         return ()
     if function != _Global(_REBUILD):

@@ -1,15 +1,15 @@
-"""Noticing within half a second that a worker's process is gone, instead of when its lease has run out.
+"""Detects within half a second that a worker's process is gone, before its lease expires.
 
 The server knows at once: a request on the control subject of a process whose connection is gone has no responder.  That is a
-suspicion, never a verdict.  So all that is done about it is to take the worker's lease away, by compare-and-set, after a second
-and a third look; what follows are the usual rules.  A worker that is alive after all finds its lease lost, fences itself,
-gains a new one and asks its judges.
+suspicion, not a verdict.  So the detector only revokes the worker's lease, by compare-and-set, after a second and a third
+probe; the usual rules do the rest.  A worker that is alive after all finds its lease lost, fences itself, gains a new lease and
+asks its judges.
 
-Members watch each other in a ring: each one probes the next two workers behind it, so the cost grows with the number of members
-and not with its square; whoever watches may die as well, and then the lease runs out as ever.
+Members probe each other in a ring: each member probes the next two workers behind it, so the cost grows with the number of
+members and not with its square.  If the probing member dies as well, the lease expires as usual.
 
-After a broker restart everybody is back at another time, and who is not back yet is not gone.  So a member suspects only those
-that have answered it since its own (re)connect, or anybody once that is a lease's length ago.
+After a broker restart the members reconnect at different times, and a worker that has not reconnected yet is not gone.  So a
+member suspects only workers that have answered it since its own (re)connect, or any worker once that is a lease TTL ago.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
-EVERY_S = 0.25
-AGAIN_S = 0.15  # between two looks at one that is suspected: a connection that broke is back by then
-LOOKS = 3
-WATCHED = 2
+EVERY_S = 0.25  # between two rounds of probes, and the longest wait for an answer
+AGAIN_S = 0.15  # between two probes of a suspected worker: a connection that broke is back by then
+PROBES = 3  # without an answer before the lease is revoked
+WATCHED = 2  # workers that a member probes
 
 
 def watched(me: str, members: list[str], workers: set[str]) -> list[str]:
-    """The workers that `me` probes: the next ones behind it in the ring of all members, itself left out."""
+    """Return the workers that `me` probes: the next `WATCHED` ones behind it in the ring of all other members."""
     ring = sorted({*members, *workers} - {me})
     at = bisect_right(ring, me)
     return [name for name in (*ring[at:], *ring[:at]) if name in workers][:WATCHED]
 
 
 class FailureDetector:
-    """One member of a pool, looking after others."""
+    """Probes the workers that one member of a pool watches, and revokes the leases of those that are gone."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, members: Members, *, pool: str, me: str, ttl_s: float) -> None:
         self._messaging = messaging
@@ -53,27 +53,30 @@ class FailureDetector:
         self._pool = pool
         self._me = me
         self._ttl_s = ttl_s
-        self._answered: dict[str, float] = {}  # worker → since when this process was connected as it answered
+        self._answered: dict[str, float] = {}  # worker → `connected_since_s` of this process when the worker last answered
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Probe the watched workers every `EVERY_S` until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             workers = set(self._members.workers(self._pool))
             names = watched(self._me, list(self._members.routers(self._pool)), workers)
             self._answered = {name: since_s for name, since_s in self._answered.items() if name in names}
-            await asyncio.gather(*(self._look_after(name) for name in names))
+            await asyncio.gather(*(self._probe(name) for name in names))
 
     def _may_suspect(self, worker: str) -> bool:
-        """It was back after the last outage, as far as this process has seen one: a broker restart is no mass death."""
+        """Return True if the worker had reconnected after the last outage that this process has seen.
+
+        Otherwise a broker restart would look like the death of all workers.
+        """
         since_s = self._messaging.connected_since_s
         settled = asyncio.get_running_loop().time() - since_s >= self._ttl_s
         return self._messaging.connected and (settled or self._answered.get(worker) == since_s)
 
-    async def _look_after(self, worker: str) -> None:
+    async def _probe(self, worker: str) -> None:
         try:
-            for look in range(LOOKS):
-                if look:
+            for probe in range(PROBES):
+                if probe:
                     await asyncio.sleep(AGAIN_S)
                 if not await self._silent(worker) or not self._may_suspect(worker):
                     return
@@ -82,7 +85,10 @@ class FailureDetector:
             log.debug("probe.failed", worker=worker, error=str(error))
 
     async def _silent(self, worker: str) -> bool:
-        """Nobody listens there. An answer that does not come is something else: that process may be slow, or stopped."""
+        """Return True if no process listens on the worker's control subject.
+
+        A missing answer is not enough: the process may be slow, or stopped.
+        """
         since_s = self._messaging.connected_since_s
         try:
             await self._messaging.request(self._subjects.control(worker), encode(Ping()), timeout_s=EVERY_S)
@@ -94,7 +100,7 @@ class FailureDetector:
         return False
 
     async def _revoke(self, worker: str) -> None:
-        """Raises JetStreamError."""
+        """Delete the worker's lease, unless it answers now or has just renewed it. Raises JetStreamError."""
         key = self._subjects.worker_key(self._pool, worker)
         entry = await self._bucket.get(key)
         if entry is None or not await self._silent(worker) or not self._may_suspect(worker):
@@ -102,6 +108,6 @@ class FailureDetector:
         try:
             await self._bucket.delete(key, revision=entry.revision)
         except RevisionConflict:
-            return  # it has just been renewed
+            return  # the worker has just renewed it
         metrics.LEASES_REVOKED.inc()
         log.warning("lease.revoked", worker=worker, pool=self._pool, why="nobody listens on its control subject")

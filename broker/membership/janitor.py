@@ -19,12 +19,12 @@ log = structlog.get_logger()
 
 
 def rendezvous_first(pool: str, candidates: list[str]) -> str | None:
-    """The candidate that acts for the pool: the highest hash, so that all agree without talking."""
+    """Return the candidate with the highest hash, so that all processes agree on one without communication."""
     return max(candidates, key=lambda name: (xxhash.xxh3_64_intdigest(f"{pool}/{name}".encode()), name), default=None)
 
 
 class Janitor:
-    """Every second, moves work whose worker is gone. Runs in every worker; acts where it is the one to do it."""
+    """Moves the jobs of dead workers once a second. It runs in every worker and router; `run` is told when to act."""
 
     def __init__(
         self, messaging: Messaging, subjects: Subjects, members: Members, mover: Mover, *, pool: str, timing: Timing
@@ -36,14 +36,14 @@ class Janitor:
         self._pool = pool
         self._timing = timing
         self._wake = asyncio.Event()
-        self._seen: set[str] = set()  # workers that were live when this was last looked at
+        self._seen: set[str] = set()  # workers that were live in the last round
 
     def wake(self) -> None:
-        """Look now: a lease has just vanished."""
+        """Start the next round now, because a lease has vanished."""
         self._wake.set()
 
     async def run(self, acts: Callable[[], bool]) -> None:
-        """`acts` says at each round whether this process is the one to move work."""
+        """Do a round each `janitor_s`, and at `wake`, until cancelled. Rounds in which `acts()` is False move no work."""
         while True:
             try:
                 async with asyncio.timeout(self._timing.janitor_s):
@@ -64,7 +64,7 @@ class Janitor:
         counts = await self._messaging.subject_counts(stream, self._subjects.work_filter(self._pool))
         placed = {self._subjects.parse_work(subject).worker for subject in counts}
         live = set(self._members.workers(self._pool))
-        # One that died with nothing to do has left no message, only its consumers.
+        # A worker that died without work has left no message, only its consumers.
         for worker in sorted(placed | (self._seen - live)):
             if self._members.worker_live(self._pool, worker) or not await self._members.worker_gone(self._pool, worker):
                 continue

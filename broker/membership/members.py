@@ -1,8 +1,8 @@
-"""Who is here: the leases of workers, routers and ingresses, and the only way to call one of them gone.
+"""Tracks the leases of workers, routers and ingresses, and decides when one of them is gone.
 
-The watch gives a cheap, slightly old view for choosing.  A verdict ("gone", on which work is dropped or moved) always takes a
-fresh read, and none is given within one lease TTL of this process's own reconnect: a broker restart must not look like mass
-death.
+The watch gives a cheap, slightly old view for choosing.  The verdict "gone", on which work is dropped or moved, always takes a
+fresh read, and is never given within one lease TTL of this process's own reconnect: a broker restart must not look like the
+death of all members.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def drained_key(worker: str) -> str:
 
 
 class Members:
-    """The leases as last seen."""
+    """The leases as the watch has last reported them."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, lease_ttl_s: float) -> None:
         self._messaging = messaging
@@ -43,12 +43,15 @@ class Members:
         self._watch = self._bucket.watch(self._on_change)
 
     async def run(self) -> None:
+        """Watch the leases until cancelled."""
         await self._watch.run()
 
     async def ready(self, timeout_s: float) -> None:
+        """Return once all leases that existed at the start have been read. Raises RequestTimeout."""
         await self._watch.ready(timeout_s)
 
     def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every change of a worker's lease, and when another lease begins or ends."""
         self._callbacks.append(callback)
 
     def _on_change(self, change: Change) -> None:
@@ -65,7 +68,7 @@ class Members:
         if kind == "worker":
             self._on_worker(rest, change.value)
         elif before == (change.value is not None):
-            return  # a refreshed lease of a router or ingress is no news
+            return  # a renewed lease of a router or ingress changes nothing
         for callback in self._callbacks:
             callback()
 
@@ -81,48 +84,51 @@ class Members:
             log.warning("member.malformed", worker=worker, pool=pool, error=str(error))
 
     def workers(self, pool: str) -> dict[str, WorkerMember]:
-        """Live workers of a pool by id, the draining ones included."""
+        """Return the live workers of a pool by id, the draining ones included."""
         return self._workers.get(pool, {})
 
     def ready_workers(self, pool: str) -> list[WorkerMember]:
-        """Those that take work, whatever their role."""
+        """Return the workers that accept work, in any role."""
         return [member for member in self.workers(pool).values() if not member.draining]
 
     def serving_workers(self, pool: str) -> list[WorkerMember]:
-        """Those that take requests."""
+        """Return the workers that accept requests."""
         return [member for member in self.ready_workers(pool) if member.serves]
 
     def having(self, pool: str, adapter: str | None) -> list[WorkerMember]:
-        """Those that take requests for this adapter; None is the model itself."""
+        """Return the workers that accept requests for this adapter; None is the model itself."""
         workers = self.serving_workers(pool)
         return [member for member in workers if adapter in member.adapters] if adapter else workers
 
     def prefill_workers(self, pool: str, handover: str, adapter: str | None = None) -> list[WorkerMember]:
-        """Those that compute prompts for workers that hand over in this way, and have the adapter."""
+        """Return the prefill workers that have the adapter and transfer KV blocks by the method `handover`."""
         if not handover:
             return []
         able = [m for m in self.ready_workers(pool) if m.role == "prefill" and m.handover == handover]
         return [member for member in able if adapter in member.adapters] if adapter else able
 
     def worker_live(self, pool: str, worker: str) -> bool:
+        """Return True if the worker holds a lease, as last reported."""
         return self._subjects.worker_key(pool, worker) in self._values
 
     def has_router(self, pool: str) -> bool:
+        """Return True if a router of the pool holds a lease, as last reported."""
         return bool(self._routers.get(pool))
 
     def routers(self, pool: str) -> frozenset[str]:
-        """Live routers of a pool."""
+        """Return the live routers of a pool."""
         return frozenset(self._routers.get(pool, ()))
 
     def ingresses(self) -> list[str]:
-        """Live ingresses."""
+        """Return the live ingresses."""
         return [key.removeprefix("ingress.") for key in self._values if key.startswith("ingress.")]
 
     def ingress_live(self, ingress: str) -> bool:
+        """Return True if the ingress holds a lease, as last reported."""
         return f"ingress.{ingress}" in self._values
 
     async def gone(self, key: str) -> bool:
-        """The verdict that the holder of this lease is gone. False while it cannot be known."""
+        """Return True if the holder of this lease is gone, by a fresh read; False while that cannot be known."""
         now = asyncio.get_running_loop().time()
         if not self._messaging.connected or now - self._messaging.connected_since_s < self._ttl_s:
             return False
@@ -133,7 +139,9 @@ class Members:
             return False
 
     async def worker_gone(self, pool: str, worker: str) -> bool:
+        """Return True if the worker is gone, by a fresh read; False while that cannot be known."""
         return await self.gone(self._subjects.worker_key(pool, worker))
 
     async def ingress_gone(self, ingress: str) -> bool:
+        """Return True if the ingress is gone, by a fresh read; False while that cannot be known."""
         return await self.gone(self._subjects.ingress_key(ingress))

@@ -23,16 +23,16 @@ from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
-AT_ONCE = 16  # moves of one worker's messages that are under way: each takes two answers of the server
+AT_ONCE = 16  # concurrent moves of a worker's messages: each one waits for two answers of the server
 
 
 def message_ttl_s(deadline: float, wall_s: float, slack_s: float) -> float:
-    """Nats-TTL for a job: garbage collection some seconds after its deadline, at least one second from now."""
+    """Return the Nats-TTL of a job: garbage collection some seconds after its deadline, at least one second from now."""
     return max(1.0, math.ceil(deadline - wall_s) + slack_s)
 
 
 class Mover:
-    """Moves the stored messages of one pool's workers."""
+    """Moves the stored jobs of one pool's workers."""
 
     def __init__(
         self,
@@ -52,9 +52,10 @@ class Mover:
     async def move(
         self, *, worker: str, seq: int, data: bytes, headers: Mapping[str, str] | None, suspect: str | None, reason: str
     ) -> None:
-        """Move one message of `worker`; `suspect` is the history entry to append when it is thought to have crashed.
+        """Move a message of `worker`. `suspect` is the name to append to the history if the worker may have crashed.
 
-        Returns only when the copy is stored and the old message is gone; retries until then.
+        Returns only when the copy is stored and the old message is deleted; retries until then. A message that cannot be
+        decoded is deleted.
         """
         try:
             envelope = decode(Envelope, data)
@@ -88,7 +89,7 @@ class Mover:
                     ttl_s=message_ttl_s(envelope.deadline, self._wall(), self._timing.ttl_slack_s),
                     timeout_s=self._timing.publish_timeout_s,
                 )
-            except JetStreamError as error:  # an unknown outcome is retried under the same id until it is known
+            except JetStreamError as error:  # an unknown outcome is retried under the same id until it is certain
                 log.warning("move.retry", request_id=envelope.id, attempt=attempt, error=str(error))
                 await asyncio.sleep(self._timing.retry_s)
             else:
@@ -106,9 +107,9 @@ class Mover:
                 return
 
     async def move_all(self, worker: str, *, died: bool, reason: str, keep: Collection[int] = ()) -> int:
-        """Move everything stored for `worker`, except the sequences in `keep`; returns how many messages that were.
+        """Move all messages stored for `worker`, except the sequences in `keep`. Returns the number of moved messages.
 
-        If it `died`, only what is there now: what is placed on it meanwhile shows that it is back.
+        If the worker `died`, only the messages that are there now: those placed on it meanwhile show that it is back.
         """
         moved = 0
         while messages := [m for m in await self._stored_for(worker) if m.seq not in keep]:

@@ -1,10 +1,10 @@
-"""Every message Headrace puts on the wire, as typed, immutable records.
+"""Defines every message that Headrace puts on the wire, as typed, immutable records.
 
 All are msgpack.  Records are maps with the field names below, except `Row` and the small tuples inside it, which are arrays to
 keep the token path cheap.  Readers ignore fields (and trailing array items) that they do not know; `v` is the major version
 and a reader refuses one that is higher than its own.  `docs/wire.md` is this module in prose.
 
-`gc=False` keeps the collector away from what comes by the hundred thousand and holds no cycles.
+`gc=False` exempts records that come by the hundred thousand, and hold no cycles, from garbage collection.
 
 Times are Unix seconds (float), durations are seconds, token ids are u32, block chain values are u64.
 """

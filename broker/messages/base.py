@@ -1,4 +1,4 @@
-"""What all messages share: the version, and how records are encoded."""
+"""Defines the base of all messages: the version field, and the encoding of records as maps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ WIRE_VERSION = 1
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Base of all map messages."""
+    """Base of all messages that are maps."""
 
     v: int = msgspec.field(default_factory=lambda: WIRE_VERSION)  # a factory, so that omit_defaults never leaves it out

@@ -1,4 +1,4 @@
-"""Control of an ingress (`hr.ctl.<ingress>`) and of a worker (`hr.ctl.<worker>`, `hr.find.<pool>`)."""
+"""Defines the control messages of an ingress (`hr.ctl.<ingress>`) and of a worker (`hr.ctl.<worker>`, `hr.find.<pool>`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.broker.messages.frames import JobFault
 Verdict = Literal["go", "wait", "stale", "unknown"]
 
 
-# -- to an ingress, answered ------------------------------------------------------------------------------------
+# To an ingress, which answers them:
 
 
 class RunRef(msgspec.Struct, frozen=True, array_like=True):
-    """[id, attempt, run]"""
+    """A reference to a run: [id, attempt, run]."""
 
     id: str
     attempt: int
@@ -24,16 +24,16 @@ class RunRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """[attempt, worker]: that worker is suspected to have crashed while it had that attempt."""
+    """A suspicion, [attempt, worker]: the worker may have crashed while it had that attempt. Orders by attempt."""
 
     attempt: int
     worker: str
 
 
 class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="claim"):
-    """A worker asks to run an attempt that is not plainly the first; answered with ClaimReply.
+    """A worker's request to run an attempt that may not be the first; answered with ClaimReply.
 
-    `alone`: nothing else runs on this worker, and nothing will beside it.
+    `alone`: this worker runs no other job, and will not as long as it has this one.
     """
 
     id: str
@@ -45,7 +45,11 @@ class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op
 
 
 class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """`go` carries what has been emitted, so that the run continues exactly there. `wait`: ask again once it is alone."""
+    """The judge's answer to a claim.
+
+    `go` carries the tokens emitted so far, so that the run continues exactly there. `wait`: the worker asks again once it runs
+    no other job.
+    """
 
     verdict: Verdict
     emitted: list[list[int]] = []  # per choice
@@ -54,20 +58,20 @@ class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Check(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="check"):
-    """Asked by a worker that had lost its lease: are these still mine to run?"""
+    """A question of a worker that had lost its lease: are these runs still its own? Answered with CheckReply."""
 
     worker: str
     runs: list[RunRef]
 
 
 class CheckReply(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """One verdict per run asked about."""
+    """The judge's answer to a check: a verdict per run, in the order of the question."""
 
     verdicts: list[Literal["current", "stale", "unknown"]]
 
 
 class Refuse(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="refuse"):
-    """A job is ended without a run (deadline, shed, malformed payload); answered with RefuseReply."""
+    """The end of a job without a run (deadline, shed, malformed payload); answered with RefuseReply."""
 
     id: str
     attempt: int
@@ -75,15 +79,15 @@ class Refuse(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="o
 
 
 class RefuseReply(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """`done`: this was the one end of the request."""
+    """The judge's answer to a refusal. `done`: the refusal ended the request."""
 
     verdict: Literal["done", "stale", "unknown"]
 
 
 class CancelJob(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="cancel_job"):
-    """End what an ingress has open under this name, for this tenant. Answered with Done: `ok` when there was something.
+    """A command to end the tenant's requests of this name at an ingress. Answered with Done: `ok` if there were any.
 
-    `name` is the id of a job, or what its client called the request.
+    `name` is the id of a job, or its client's own name for the request.
     """
 
     name: str
@@ -93,11 +97,11 @@ class CancelJob(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field
 IngressControl = Claim | Check | Refuse | CancelJob
 
 
-# -- to a worker, one way unless said ---------------------------------------------------------------------------
+# To a worker; one way unless the docstring names an answer:
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """[id, attempt, run, verdict]: the judge's word on a last frame."""
+    """The judge's verdict on the last frame of a run: [id, attempt, run, verdict]."""
 
     id: str
     attempt: int
@@ -106,52 +110,52 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answers(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="answers"):
-    """All answers that one frame gave rise to."""
+    """The judge's verdicts on the last frames in one message."""
 
     answers: list[Answer]
 
 
 class Abort(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="abort"):
-    """Stop exactly these runs. Sets no tombstone."""
+    """A command to stop exactly these runs. It sets no tombstone."""
 
     runs: list[RunRef]
 
 
 class SinceItem(msgspec.Struct, frozen=True, array_like=True):
-    """[id, offsets]: `offsets[i]` tokens of choice i have arrived."""
+    """The tokens that have arrived of a request, [id, offsets]: `offsets[i]` tokens of choice i."""
 
     id: str
     offsets: list[int]
 
 
 class Since(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="since"):
-    """Send the tokens after these offsets again, if you have these jobs. Also broadcast on hr.find.<pool>."""
+    """A command to send the tokens after these offsets again, for a worker that has the jobs. Also sent on hr.find.<pool>."""
 
     items: list[SinceItem]
 
 
 class Drain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="drain"):
-    """Stop claiming, finish or hand over, leave. Answered with Done."""
+    """A command to stop claiming, finish the runs or hand them over, and leave. Answered with Done."""
 
     grace_s: float | None = None
 
 
 class Inspect(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="inspect"):
-    """Answered with a map of what the component holds: for operators and tests."""
+    """A question for the state of a component, for operators and tests. Answered with Inspection."""
 
 
 class Ping(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="ping"):
-    """Is anybody there? Answered with Done."""
+    """A probe whether the process is there. Answered with Done."""
 
 
 class KvDump(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="kv_dump"):
-    """Publish the whole inventory of cached blocks into the KV stream. Answered with Done; at most one dump a second."""
+    """A command to publish the inventory of cached blocks to the KV stream, at most once a second. Answered with Done."""
 
 
 class LoadAdapter(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="load_adapter"):
-    """Serve this adapter as well, from now on. `source` is what the worker's engine finds it by: a folder on its machine.
+    """A command to serve an adapter. `source` is a folder on the worker's machine, from which its engine loads the adapter.
 
-    Answered with Done when it is served.
+    Answered with Done when the adapter is served.
     """
 
     name: str
@@ -159,17 +163,17 @@ class LoadAdapter(Record, frozen=True, omit_defaults=True, kw_only=True, tag_fie
 
 
 class UnloadAdapter(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="unload_adapter"):
-    """Take nothing new for this adapter, finish what runs on it, and unload it. Answered with Done when it is gone."""
+    """A command to accept no more jobs for an adapter, finish its runs and unload it. Answered with Done after that."""
 
     name: str
-    grace_s: float | None = None  # then what still runs is handed over
+    grace_s: float | None = None  # after it the runs on the adapter are handed over
 
 
 WorkerControl = Answers | Abort | Since | Drain | Inspect | Ping | KvDump | LoadAdapter | UnloadAdapter
 
 
 class Done(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """The plain answer to a command."""
+    """The answer to a command."""
 
     ok: bool = True
     message: str = ""
@@ -183,4 +187,4 @@ class Inspection(Record, frozen=True, omit_defaults=True, kw_only=True):
     states: dict[str, int] = {}
     lease_held: bool = False
     draining: bool = False
-    kv: str = ""  # how publishing cache events goes: "ok", or what is wrong; empty = there are none
+    kv: str = ""  # state of the cache events: "ok", or the fault; empty = the worker publishes none

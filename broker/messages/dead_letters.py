@@ -1,4 +1,4 @@
-"""Dead letters."""
+"""Defines dead letters, which are stored on hr.dlq.<pool>."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.broker.messages.requests import Envelope
 
 
 class DeadLetter(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """On hr.dlq.<pool>: a job taken out of service, with everything needed to look at it or try again."""
+    """A job taken out of service, with everything that is needed to inspect or retry it."""
 
     envelope: Envelope
     reason: str
@@ -18,7 +18,7 @@ class DeadLetter(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Unreadable(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """On hr.dlq.<pool>: a message of one of our queues that nobody could read. `data`: the beginning of it."""
+    """A queued message that could not be decoded. `data` is its beginning."""
 
     subject: str
     why: str

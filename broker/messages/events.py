@@ -1,4 +1,4 @@
-"""Broadcasts: cancellations, events of jobs, load reports."""
+"""Defines broadcasts: cancellations, job events and load reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.broker.messages.base import Record
 
 
 class Cancel(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """On hr.cancel.<pool>."""
+    """The ids of requests that their ingress has ended, on hr.cancel.<pool>."""
 
     ids: list[str]
 
@@ -19,13 +19,13 @@ EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
 
 
 class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """[kind, id, attempt, worker, tokens, uncached, blocks, by, hashes, prefill]
+    """A step in the life of a job: [kind, id, attempt, worker, tokens, uncached, blocks, by, hashes, prefill].
 
     `tokens`: of the prompt, in `settled` of the answer. `uncached`: prompt tokens to be prefilled, predicted in `placed`,
     measured in `prefilled`. `by`: the router that placed it.
-    `hashes` (only in `placed`): chain values that the worker is about to hold and nobody has seen there yet, at most 512 of
-    them, so that all routers send the siblings of a burst to the same worker.
-    `prefill` (only in `placed`): who computes the prompt, a prefill worker or `*` for any of them; empty = the worker itself.
+    `hashes` (only in `placed`): chain values that the worker is about to hold and has not reported yet, at most 512 of them,
+    so that all routers send the requests of a burst with one prefix to the same worker.
+    `prefill` (only in `placed`): the worker that prefills the prompt, or `*` for any prefill worker; empty = the worker itself.
     """
 
     kind: EventKind
@@ -41,26 +41,26 @@ class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """On hr.ev.<pool>."""
+    """Job events of a pool, on hr.ev.<pool>."""
 
     events: list[JobEvent]
 
 
 class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """On hr.load.<pool>.<worker>, on change and every 200 ms."""
+    """The load of a worker, sent on change and every 200 ms on hr.load.<pool>.<worker>."""
 
     worker: str
     epoch: int
     n: int
     at: float
-    slots: int  # 0: nothing is to be placed there, for a job in its last life runs alone
+    slots: int  # 0: no job may be placed here, because a suspect job runs in isolation
     running: int
     waiting: int
     blocks_total: int = 0
     blocks_used: int = 0
     queued_prefill_tokens: int = 0
-    step_s: float = 0.0  # duration of the last engine step …
-    step_prefill_tokens: int = 0  # … the prompt tokens it computed
-    step_decodes: int = 0  # … and the sequences that got a token in it
-    handover_s: float = 0.0  # of the last prompt that another worker computed: from its blocks being ready to the first token …
-    handover_tokens: int = 0  # … and the tokens fetched
+    step_s: float = 0.0  # duration of the last engine step
+    step_prefill_tokens: int = 0  # prompt tokens computed in the last engine step
+    step_decodes: int = 0  # sequences that got a token in the last engine step
+    handover_s: float = 0.0  # last remote prefill: time from its blocks being ready to the first token
+    handover_tokens: int = 0  # last remote prefill: tokens fetched

@@ -1,4 +1,4 @@
-"""What comes back: rows of tokens, one frame per engine step and ingress."""
+"""Defines the frames that workers send to ingresses: rows of tokens, one frame per engine step and ingress."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """[id, token bytes, logprob, top, rank], `top` being [[id, bytes, logprob], …], best first."""
+    """The log probability of a token: [id, token bytes, logprob, top, rank]; `top` is [[id, bytes, logprob], …], best first."""
 
     id: int
     token: bytes
     logprob: float
     top: list[tuple[int, bytes, float]] = []
-    rank: int = 0  # of this token among all, 1 = the likeliest; only for prompts, otherwise 0
+    rank: int = 0  # rank of this token among all, 1 = the likeliest; for prompt tokens only, otherwise 0
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A piece of an answer that was taken apart: [kind, text, index, id, name].
+    """A piece of a parsed answer: [kind, text, index, id, name].
 
     `text` of kind `tool` is a piece of the arguments of call `index`; its first piece brings `id` and `name`.
     """
@@ -35,11 +35,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Text = str | list[Part]
-"""What a token released: plain text, or, where the request asked for parsing, parts. Never both in one answer."""
+"""The text that a token released: a string, or parts if the request asked for parsing. Never both in one answer."""
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a job ended without a full answer. `code` is `headrace.broker.errors.JobError.code`."""
+    """The reason why a job ended without a full answer. `code` is `headrace.broker.errors.JobError.code`."""
 
     code: str
     message: str
@@ -49,7 +49,7 @@ class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """The end of one choice. `tail` is text held back until it was clear what it is part of."""
+    """The end of a choice. `tail` is text that was held back until it was clear to what it belongs."""
 
     reason: FinishReason
     stop: str | int | None = None  # the stop string or stop token that matched
@@ -59,12 +59,12 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=F
     cached_tokens: int = 0
     reasoning_tokens: int = 0  # of the completion tokens, as far as the parser can tell
     prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token, None for the first
-    vector: bytes = b""  # what pooling gave, f32 little endian
+    vector: bytes = b""  # result of pooling, f32 little endian
     fault: JobFault | None = None
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one engine step gave one choice: [id, attempt, run, choice, offset, ids, texts, logprobs, fin].
+    """The tokens of a choice from one engine step: [id, attempt, run, choice, offset, ids, texts, logprobs, fin].
 
     `offset` counts the tokens of this choice before `ids`; `texts` has one entry per id, empty while text is held back.
     """
@@ -81,7 +81,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Frame(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """One engine step of one worker for one ingress, on hr.out.<ingress>."""
+    """The rows of an engine step of a worker for an ingress, on hr.out.<ingress>."""
 
     worker: str
     rows: list[Row]

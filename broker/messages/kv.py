@@ -1,4 +1,4 @@
-"""KV cache events, on hr.kv.<pool>.<worker>, kept in the KV stream."""
+"""Defines KV cache events, which are published on hr.kv.<pool>.<worker> and kept in the KV stream."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from headrace.broker.messages.base import Record
 
 
 class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="step"):
-    """What changed in a worker's cache: first `cleared`, then `removed`, then `stored` apply.
+    """A change of a worker's cache: `cleared` applies first, then `removed`, then `stored`.
 
-    `epoch` changes when the engine starts, `n` counts this worker's KV messages of the epoch from 0, without a hole. Values map
+    `epoch` changes when the engine starts; `n` counts this worker's KV messages of the epoch from 0, without a gap. Values map
     a tier (device, host, disk) to chain values, u64 little endian. `device` comes first wherever tiers are ordered.
     """
 
@@ -21,13 +21,16 @@ class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="o
 
 
 class KvReset(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="reset"):
-    """One part (at most 256 KiB) of a worker's whole inventory; the parts of a dump follow each other in `n` without a step
-    between them. Readers gather them and apply all at `last`: from then on the worker holds exactly these blocks."""
+    """A part (at most 256 KiB) of a worker's whole inventory of blocks.
+
+    The parts of a dump follow each other in `n` without a step between them. Readers collect them and apply all of them at
+    `last`: from then on the worker holds exactly these blocks.
+    """
 
     worker: str
     epoch: int
     n: int
-    dump: int  # tells dumps of one epoch apart
+    dump: int  # number of the dump in its epoch
     part: int  # from 0
     last: bool = False
     blocks: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Members: the values of leases."""
+"""Defines the values of the leases of workers, ingresses and routers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     host: str = ""
     pid: int = 0
     labels: list[str] = []
-    adapters: list[str] = []  # adapters it serves besides the base model
-    kv_events: bool = False  # it publishes its cache's changes; without them routers work from their own placements
-    step_tokens: int = 0  # most tokens of one engine step, 0 = unknown
-    roles: list[str] = []  # those it can change to
-    handover: str = ""  # how it hands KV blocks over; workers with equal words can; empty = not at all
-    transfer_card: bytes = b""  # what other engines need to reach its memory
-    tool_parser: str | None = None  # what it takes answers apart with; the card has those of the worker that joined last
+    adapters: list[str] = []  # adapters that it serves besides the base model
+    kv_events: bool = False  # it publishes KV cache events; without them routers predict from their own placements
+    step_tokens: int = 0  # most tokens of an engine step, 0 = unknown
+    roles: list[str] = []  # roles that it can change to
+    handover: str = ""  # KV transfer method; workers with the same one can transfer blocks; empty = none
+    transfer_card: bytes = b""  # data that other engines need to reach its memory
+    tool_parser: str | None = None  # parser of its answers; the card names the parsers of the worker that joined last
     reasoning_parser: str | None = None
 
     @property
     def serves(self) -> bool:
-        """It owns requests; a worker in the role `prefill` only computes prompts for others."""
+        """True if it owns requests; a worker in the role `prefill` only prefills prompts for other workers."""
         return self.role != "prefill"
 
 

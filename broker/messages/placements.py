@@ -1,4 +1,4 @@
-"""Placements as they were made (hr.route.<pool>, stream ROUTE), and what a router says of one (`hr.ctl.<router>`)."""
+"""Defines records of placements (hr.route.<pool>, stream ROUTE) and a router's explanation of one (`hr.ctl.<router>`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.broker.messages.requests import PrefillDecision
 
 
 class Routed(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """One placement, for those who want to know later what another policy would have done (`headrace replay placements`)."""
+    """A placement, recorded so that it can be replayed under another policy (`headrace replay placements`)."""
 
-    at: float  # when it was placed
+    at: float  # time of the placement
     id: str
     attempt: int = 1
     router: str = ""
@@ -20,22 +20,22 @@ class Routed(Record, frozen=True, omit_defaults=True, kw_only=True):
     reason: str = ""
     tokens: int  # prompt length
     max_tokens: int = 0
-    uncached: int = 0  # tokens to be prefilled, predicted
-    waited_s: float = 0.0  # in the window
+    uncached: int = 0  # predicted tokens to prefill
+    waited_s: float = 0.0  # time in the router's window
     predicted_ttft_s: float = 0.0
     tenant: str = "_"
     request_class: str = "std"
     priority: int = 0
     block_size: int = 0
-    blocks: int = 0  # whole blocks of the prompt …
-    hashes: bytes = b""  # … and the chain values of the first of them, at most 2048
+    blocks: int = 0  # whole blocks of the prompt
+    hashes: bytes = b""  # chain values of the prompt's first blocks, at most 2048
     adapter: str = ""
     session: str = ""
-    prefill: PrefillDecision | None = None  # where its prompt was to be computed, if that was a question
+    prefill: PrefillDecision | None = None  # where its prompt was to be prefilled, if the router decided that
 
 
 class Explain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="explain"):
-    """Why was this request placed where it is? Answered with Explanation."""
+    """A question for the reasons of a placement. Answered with Explanation."""
 
     id: str
 
@@ -44,23 +44,23 @@ RouterControl = Explain | Inspect
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One worker as the router saw it when it decided. Blocks are of the pool's block size; costs are seconds."""
+    """A worker as the router saw it at the decision. Blocks are of the pool's block size; costs are seconds."""
 
     worker: str
     device: int = 0  # blocks of the prompt's prefix on that worker, per tier
     host: int = 0
     disk: int = 0
-    uncached: int = 0  # tokens it would have to prefill
-    pending: int = 0  # prefill tokens already before it
+    uncached: int = 0  # tokens that it would have to prefill
+    pending: int = 0  # prefill tokens that are queued there already
     running: int = 0
-    wait_s: float = 0.0  # predicted, until its prefill could begin
-    cost_s: float = 0.0  # predicted time to first token, with the preferences that count
+    wait_s: float = 0.0  # predicted time until the prefill could begin
+    cost_s: float = 0.0  # predicted time to first token, adjusted by the preferences
     room: bool = True
-    why_not: str = ""  # not eligible, and the reason
+    why_not: str = ""  # reason why it is not eligible
 
 
 class Explanation(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """A decision, or (`known` false) the word that this router knows nothing of the request."""
+    """A placement decision; `known` is False if the router does not know the request."""
 
     id: str
     known: bool = True
@@ -70,7 +70,7 @@ class Explanation(Record, frozen=True, omit_defaults=True, kw_only=True):
     worker: str = ""
     reason: str = ""
     at: float = 0.0
-    waited_s: float = 0.0  # in the window
+    waited_s: float = 0.0  # time in the router's window
     predicted_ttft_s: float = 0.0
     candidates: list[Candidate] = []
-    prefill: PrefillDecision | None = None  # where its prompt is computed, if that was a question
+    prefill: PrefillDecision | None = None  # where its prompt is prefilled, if the router decided that

@@ -1,13 +1,13 @@
-"""Messages between a decode worker, which owns the request, and the prefill worker that computes its prompt.
+"""Defines the messages between a decode worker, which owns the request, and the worker that prefills its prompt.
 
     decode ── PrefillJob ──▶ hr.prefill.<pool>[.<worker>]  (stream PREFILL, ack awaited)
-    decode ◀── PrefillTaken ── prefill        somebody works on it; in the rendezvous style both sides start now
+    decode ◀── PrefillTaken ── prefill        a prefill worker has taken the job; in the rendezvous style both sides start now
     decode ── PrefillCheck ──▶ prefill        every half second, and right before the parameters are used
     decode ◀── PrefillDone ── prefill         parameters (style params), the end of the transfer (rendezvous), or a fault
-    decode ── PrefillDrop ──▶ prefill         nobody wants the blocks (any more)
+    decode ── PrefillDrop ──▶ prefill         the blocks are not needed, or no longer
 
 All but the first are core requests on the control subjects of the two workers; the job itself is acked when the decode worker
-has answered PrefillDone, or is gone.  Nothing here decides about the request: its claim is the decode worker's alone.
+has answered PrefillDone, or is gone.  No message here decides about the request, which only the decode worker has claimed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.broker.messages import JobFault, Record, Spill, WorkerControl
 
 
 class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """A prompt to be computed. `job` is the engines' request id on both sides, new for every try.
+    """A prompt to prefill. `job` is the engines' request id on both sides, new for every try.
 
     The tokens are those of the `Generation` in `payload` (or `spill`), and after them `emitted`.
     """
@@ -26,13 +26,13 @@ class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
     job: str
     id: str
     attempt: int
-    decode: str  # the worker that owns the request and gets the answers
-    deadline: float  # nobody waits for it longer
+    decode: str  # the worker that owns the request and receives the answers
+    deadline: float  # the decode worker waits until then
     created: float
-    tokens: int  # in all
-    uncached: int  # tokens that a prefill worker without cached prefix has to compute for this
+    tokens: int  # tokens in all
+    uncached: int  # tokens that a prefill worker without a cached prefix has to compute
     priority: int = 0
-    room: int | None = None  # rendezvous: where both sides meet
+    room: int | None = None  # rendezvous: the number under which both sides meet
     emitted: bytes = b""  # u32 little endian
     block_size: int = 0
     hashes: bytes = b""  # block chain values of the prompt, u64 little endian
@@ -40,11 +40,11 @@ class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
     spill: Spill | None = None
 
 
-# -- to the decode worker, answered with PrefillVerdict --------------------------------------------------------
+# To the decode worker, which answers with PrefillVerdict:
 
 
 class PrefillTaken(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="prefill_taken"):
-    """A prefill worker has begun with it, or is about to. `address`: where its engine is met (rendezvous)."""
+    """The notice that a prefill worker starts a job. `address`: the address of its engine (rendezvous)."""
 
     job: str
     worker: str
@@ -52,51 +52,54 @@ class PrefillTaken(Record, frozen=True, omit_defaults=True, kw_only=True, tag_fi
 
 
 class PrefillDone(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="prefill_done"):
-    """The prompt is computed, or is not going to be (`fault`)."""
+    """The end of a prefill job: the prompt is prefilled, or has failed (`fault`)."""
 
     job: str
     worker: str
-    params: dict[str, Any] | None = None  # opaque, for the decode side's engine
+    params: dict[str, Any] | None = None  # opaque transfer parameters for the decode worker's engine
     cached: int = 0  # tokens found in the prefill worker's cache
-    computed: int = 0  # … and those it computed
-    queued_s: float = 0.0  # from the job's creation until its engine got it
-    took_s: float = 0.0  # in its engine
+    computed: int = 0  # tokens that it computed
+    queued_s: float = 0.0  # time from the job's creation until the engine received it
+    took_s: float = 0.0  # time in the engine
     fault: JobFault | None = None
 
 
 class PrefillVerdict(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """`go`: carry on; after PrefillDone: they are mine to use or to drop. `stale`: nobody waits for this job here."""
+    """The decode worker's answer. `go`: continue; after PrefillDone: the blocks are the decode worker's, to use or to drop.
+
+    `stale`: the decode worker does not wait for this job.
+    """
 
     verdict: Literal["go", "stale"]
 
 
-# -- to the prefill worker -------------------------------------------------------------------------------------
+# To the prefill worker:
 
 
 class PrefillCheck(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="prefill_check"):
-    """How does this job stand? Answered with PrefillState."""
+    """A question for the state of a job. Answered with PrefillState."""
 
     job: str
 
 
 class PrefillState(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """`held`: computed, and the engine keeps the blocks for at least `left_s` more seconds."""
+    """The state of a job. `held`: it is computed, and the engine keeps the blocks for at least `left_s` more seconds."""
 
     state: Literal["running", "held", "unknown"]
     left_s: float = 0.0
 
 
 class PrefillDrop(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="prefill_drop"):
-    """Stop these jobs and let go of their blocks. Not answered."""
+    """A command to stop these jobs and release their blocks. Not answered."""
 
     jobs: list[str]
 
 
 class SetRole(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="set_role"):
-    """Finish the work of the present role and serve this one: aggregated, prefill or decode. Answered with Done."""
+    """A command to finish the work of the present role and take this one: aggregated, prefill or decode. Answered with Done."""
 
     role: str
-    grace_s: float | None = None  # then what still runs is handed over
+    grace_s: float | None = None  # after it the remaining runs are handed over
 
 
 PrefillControl = PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop | SetRole

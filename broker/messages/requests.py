@@ -1,4 +1,4 @@
-"""Requests: the envelope that routers read, and the payloads that only workers do."""
+"""Defines requests: the envelope that routers read, and the payloads that only workers read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headrace.broker.messages.base import Record
 
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker]; absent = []
-HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = nobody has decided
+HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = no router has decided
 
 
 class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a payload lies that was too large for a message: object store `<prefix>_spill`."""
+    """The place of a payload that was too large for a message, in the object store `<prefix>_spill`."""
 
     object: str
     size: int
@@ -22,7 +22,7 @@ class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """The body of a request in REQ and WORK. It never changes after submission; what changes travels in headers."""
+    """The body of a request in REQ and WORK. It never changes after submission; headers carry the parts that do."""
 
     id: str
     pool: str
@@ -31,9 +31,9 @@ class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
     deadline: float
     created: float
     kind: Literal["generate", "pool"] = "generate"
-    tokens: int  # prompt length, of kind `pool` that of all inputs together
+    tokens: int  # prompt length; for kind `pool` that of all inputs together
     max_tokens: int = 0  # most tokens one choice may produce, 0 = up to the context length
-    choices: int = 1  # of kind `pool`: the inputs
+    choices: int = 1  # for kind `pool` the number of inputs
     request_class: str = "std"
     tenant: str = "_"
     priority: int = 0  # lower is sooner, inside a class
@@ -42,17 +42,17 @@ class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
     payload: bytes = b""  # a msgpack `Generation` or, of kind `pool`, `Pooling`; empty when spilled
     spill: Spill | None = None
     trace: dict[str, str] = {}
-    # what a router may be told about where to place it
+    # Constraints and preferences for the placement:
     adapter: str = ""
     session: str = ""  # requests of one session go to one worker
-    affinity: Literal["soft", "hard"] = "soft"  # soft: unless that costs more than the session's blocks are worth
-    worker: str = ""  # exactly this one (policy `direct`)
-    require: list[str] = []  # labels a worker must have
-    prefer: dict[str, float] = {}  # labels a worker should have, with weights above 0 (or below: rather not)
+    affinity: Literal["soft", "hard"] = "soft"  # soft: unless it costs more time than the session's blocks save
+    worker: str = ""  # the only worker that may run it (policy `direct`)
+    require: list[str] = []  # labels that a worker must have
+    prefer: dict[str, float] = {}  # labels that a worker should have, with weights; a weight below 0 is for labels to avoid
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How to choose tokens. Absent = the engine's own default."""
+    """Parameters of sampling. An absent one is the engine's own default."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -72,69 +72,70 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """The payload of a generation request: decoded by the worker only."""
+    """The payload of a generation request, which only the worker decodes."""
 
     token_ids: bytes  # the prompt, u32 little endian
     sampling: Sampling = Sampling()
     stop: list[str] = []
     include_stop: bool = False  # keep the stop string in the text
     skip_special_tokens: bool = True
-    logprobs: int | None = None  # alternatives per token; None = no logprobs at all
+    logprobs: int | None = None  # alternatives per token; None = no logprobs
     prompt_logprobs: int | None = None
     guided: dict[str, Any] | None = None  # one of json, regex, choice, grammar, json_object, structural_tag
     adapter: str | None = None
     cache_salt: str | None = None
     session_id: str | None = None
     media: list[dict[str, Any]] = []
-    extra: dict[str, Any] = {}  # handed to the engine as it is
+    extra: dict[str, Any] = {}  # passed to the engine as it is
     parse: Parsing | None = None  # None = the answer is plain text
     prompt_embeds: bytes | None = None  # instead of `token_ids`: a file of torch.save, a row per token, read by the worker
 
 
 class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How the worker is to take an answer apart into reasoning, content and tool calls.
+    """Options for parsing an answer into reasoning, content and tool calls in the worker.
 
-    `tools` and `choice` are as OpenAI's chat API has them; `whole`: nobody reads along, so everything may come at the end.
+    `tools` and `choice` are those of OpenAI's chat API; `whole`: the client does not stream, so all parts may come at the end.
     """
 
     tools: list[dict[str, Any]] = []
     choice: str | dict[str, Any] = "auto"  # auto, none, required, or {"type": "function", "function": {"name": …}}
-    parallel: bool = True  # more than one call
-    reasoning: bool = True  # hand it out; if not it is left out, not taken for content
+    parallel: bool = True  # more than one call is allowed
+    reasoning: bool = True  # return the reasoning; otherwise it is dropped, not returned as content
     whole: bool = False
-    template_kwargs: dict[str, Any] = {}  # what the chat template was given: some of it turns reasoning on and off
-    calls_before: int = 0  # tool calls in the conversation so far: some families number them
+    template_kwargs: dict[str, Any] = {}  # arguments of the chat template: some of them turn reasoning on and off
+    calls_before: int = 0  # tool calls in the conversation so far, because some model families number them
 
 
 PoolingTask = Literal["embed", "classify"]
 
 
 class PoolingInput(msgspec.Struct, frozen=True, array_like=True):
-    """[ids, second]: one text or pair of texts. `second` is where the second text of a pair begins, for models that mark it."""
+    """A text or a pair of texts: [ids, second]. `second` is the index of the second text, for models that mark it."""
 
     token_ids: bytes  # u32 little endian
     second: int | None = None
 
 
 class Pooling(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """The payload of a job of kind `pool`: each input becomes one vector, input i that of choice i.
+    """The payload of a job of kind `pool`: each input becomes a vector, that of input i is choice i.
 
-    `embed` gives an embedding, `classify` the scores of all classes; a model that scores pairs has one class.
+    `embed` returns an embedding, `classify` the scores of all classes; a model that scores pairs has one class.
     """
 
     task: PoolingTask
     inputs: list[PoolingInput]
-    dimensions: int | None = None  # None = all that the model has
-    normalize: bool | None = None  # to length 1, or scores to probabilities; None = as the model does
+    dimensions: int | None = None  # None = all dimensions of the model
+    normalize: bool | None = None  # to length 1, or scores to probabilities; None = the model's own default
     adapter: str | None = None
-    extra: dict[str, Any] = {}  # handed to the engine as it is
+    extra: dict[str, Any] = {}  # passed to the engine as it is
 
 
 class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Where the prompt of a placed request is computed, in the header `Hr-Prefill` of its message.
+    """The router's decision on where a placed request is prefilled, in the header `Hr-Prefill` of its message.
 
-    `worker`: the prefill worker that should do it; empty = any. `wait_s`: how long the decode worker waits for somebody to take
-    the job before it computes the prompt itself; its own setting is the least. `refuse`: the request ends if it cannot be.
+    `worker`: the prefill worker that should do it; empty = any. `wait_s`: the time that the decode worker waits for a prefill
+    worker to take the job before it prefills the prompt itself; its own setting is the least. `refuse`: the request ends if
+    remote prefill is not possible.
     """
 
     remote: bool = False

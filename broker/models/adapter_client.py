@@ -1,4 +1,4 @@
-"""Loading and unloading an adapter on all workers of a pool, from outside: an ingress or a command line."""
+"""Loads and unloads an adapter on all workers of a pool, for an ingress or a command."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from headrace.jetstream.errors import JetStreamError, NoResponder, RequestTimeou
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
-LOAD_S = 150.0  # longer than a worker gives its engine
+LOAD_S = 150.0  # longer than the time that a worker gives its engine
 MARGIN_S = 15.0  # beyond the grace period of an unload
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What one worker said."""
+class AdapterReply(msgspec.Struct, frozen=True):
+    """The answer of a worker to an adapter command."""
 
     worker: str
     ok: bool
@@ -29,17 +29,18 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class AdapterClient:
-    """Asks workers, whatever their role: one that computes prompts must have the adapter as well."""
+    """Sends adapter commands to workers in every role: a prefill worker must have the adapter as well."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, *, load_s: float = LOAD_S) -> None:
         self._messaging = messaging
         self._subjects = subjects
         self._load_s = load_s
 
-    async def load(self, pool: str, name: str, source: str) -> list[Told]:
-        """Have every worker of the pool serve it. Raises NoWorker, AdapterRefused naming who did not and why, JetStreamError.
+    async def load(self, pool: str, name: str, source: str) -> list[AdapterReply]:
+        """Have every worker of the pool load the adapter.
 
-        After AdapterRefused the other workers serve it; to call this again is fine.
+        Raises NoWorker, JetStreamError, and AdapterRefused, which names the workers that did not load it, and why. The other
+        workers serve it then, and the call may be repeated.
         """
         _check(name)
         workers = await pool_workers(self._messaging, self._subjects, pool)
@@ -47,10 +48,10 @@ class AdapterClient:
             raise NoWorker(f"no worker is there to load {name!r}")
         return _all_ok(await self.tell(workers, LoadAdapter(name=name, source=source), timeout_s=self._load_s))
 
-    async def unload(self, pool: str, name: str, *, grace_s: float = UNLOAD_GRACE_S) -> list[Told]:
-        """Have no worker of the pool serve it any more, and forget it. What runs on it has `grace_s` to finish.
+    async def unload(self, pool: str, name: str, *, grace_s: float = UNLOAD_GRACE_S) -> list[AdapterReply]:
+        """Have all workers of the pool unload the adapter, and remove it from the card. Its runs have `grace_s` to finish.
 
-        Returns nothing when no worker had it. Raises AdapterRefused, JetStreamError.
+        Returns an empty list if no worker had it. Raises AdapterRefused, JetStreamError.
         """
         _check(name)
         having = [m for m in await pool_workers(self._messaging, self._subjects, pool) if name in m.adapters]
@@ -60,20 +61,20 @@ class AdapterClient:
 
     async def tell(
         self, workers: Sequence[WorkerMember], command: LoadAdapter | UnloadAdapter, *, timeout_s: float
-    ) -> list[Told]:
-        """All at once. Never raises for what a worker does."""
+    ) -> list[AdapterReply]:
+        """Send a command to workers concurrently. A worker that fails or does not answer is a reply that is not `ok`."""
 
-        async def one(worker: str) -> Told:
+        async def one(worker: str) -> AdapterReply:
             try:
                 data = await self._messaging.request(self._subjects.control(worker), encode(command), timeout_s=timeout_s)
                 answer = decode(Done, data)
             except NoResponder:
-                return Told(worker, False, f"worker {worker} has just left, or cannot reach the NATS server")
+                return AdapterReply(worker, False, f"worker {worker} has just left, or cannot reach the NATS server")
             except RequestTimeout:
-                return Told(worker, False, f"worker {worker} has not answered within {timeout_s:g} s")
+                return AdapterReply(worker, False, f"worker {worker} has not answered within {timeout_s:g} s")
             except (JetStreamError, WireError) as error:
-                return Told(worker, False, str(error))
-            return Told(worker, answer.ok, answer.message)
+                return AdapterReply(worker, False, str(error))
+            return AdapterReply(worker, answer.ok, answer.message)
 
         return await asyncio.gather(*(one(member.worker) for member in workers))
 
@@ -83,7 +84,7 @@ def _check(name: str) -> None:
         raise AdapterRefused(why)
 
 
-def _all_ok(told: list[Told]) -> list[Told]:
+def _all_ok(told: list[AdapterReply]) -> list[AdapterReply]:
     failed = [f"{one.worker}: {one.message}" for one in told if not one.ok]
     if failed:
         raise AdapterRefused(f"{len(failed)} of {len(told)} workers refused: {'; '.join(failed)}")

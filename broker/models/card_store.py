@@ -1,7 +1,7 @@
-"""Changes of stored model cards: which adapters a pool has, which models there are, and the end of one that nobody serves.
+"""Changes stored model cards: adds and removes adapters of a pool, lists models, and removes models without workers.
 
 A card outlives its workers on purpose: a model whose workers are restarting is known, and its clients are told to try again.
-So it ends only when somebody says so.
+So a card is removed only by a command.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ log = structlog.get_logger()
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """A card, and the live workers of its pool."""
+    """A model card, and the live workers of its pool."""
 
     card: ModelCard
     workers: list[WorkerMember]
 
 
 async def pool_workers(messaging: Messaging, subjects: Subjects, pool: str) -> list[WorkerMember]:
-    """The workers of a pool that hold a lease now: a fresh read."""
+    """Return the workers of a pool that hold a lease now, by a fresh read."""
     entries = await messaging.bucket(subjects.bucket("members")).entries(f"worker.{pool}.>")
     return sorted((decode(WorkerMember, entry.value) for entry in entries), key=lambda member: member.worker)
 
 
 async def adapter_served(messaging: Messaging, subjects: Subjects, pool: str, name: str) -> None:
-    """Name it in the card. Call it after the lease names it.
+    """Add an adapter to the card. It must be called after the worker's lease names the adapter.
 
-    The card is written even if it has the name: a worker that is just taking it out then looks at the leases once more.
+    The card is written even if it has the name: a worker that is just removing the name then reads the leases once more.
     """
     bucket = messaging.bucket(subjects.bucket("models"))
     while (entry := await bucket.get(pool)) is not None:
@@ -50,9 +50,12 @@ async def adapter_served(messaging: Messaging, subjects: Subjects, pool: str, na
 
 
 async def adapter_gone(messaging: Messaging, subjects: Subjects, pool: str, name: str) -> None:
-    """Take it out of the card unless a live worker has it. Call it after this worker's own lease has stopped naming it."""
+    """Remove an adapter from the card unless a live worker has it.
+
+    It must be called after this worker's own lease has stopped naming the adapter.
+    """
     bucket = messaging.bucket(subjects.bucket("models"))
-    while (entry := await bucket.get(pool)) is not None:  # before the leases: a load meanwhile changes the revision
+    while (entry := await bucket.get(pool)) is not None:  # read before the leases: a load meanwhile changes the revision
         card = decode(ModelCard, entry.value)
         if name not in card.adapters or any(name in m.adapters for m in await pool_workers(messaging, subjects, pool)):
             return
@@ -65,7 +68,7 @@ async def adapter_gone(messaging: Messaging, subjects: Subjects, pool: str, name
 
 
 async def list_models(messaging: Messaging, subjects: Subjects) -> list[ListedModel]:
-    """Every card that can be read, by model name."""
+    """Return every card that can be decoded, sorted by model name."""
     listed = []
     for entry in await messaging.bucket(subjects.bucket("models")).entries():
         try:
@@ -78,10 +81,10 @@ async def list_models(messaging: Messaging, subjects: Subjects) -> list[ListedMo
 
 
 async def remove_model(messaging: Messaging, subjects: Subjects, name: str) -> list[ModelCard]:
-    """Forget the model with this name (or pool id): its card, and the files that no other card names. Returns its cards, one in
-    each namespace that has it.
+    """Remove the card of the model with this name (or pool id), and the files that no other card names.
 
-    Raises UnknownModel, and ModelServed while a worker of its pool is live: it would be a worker that nobody can reach.
+    Returns the removed cards, one per namespace that had the model. Raises UnknownModel, and ModelServed while a worker of the
+    pool is live: no client could reach that worker afterwards.
     """
     listed = await list_models(messaging, subjects)
     found = [model for model in listed if name in (model.card.model, model.card.pool)]
@@ -99,8 +102,11 @@ async def remove_model(messaging: Messaging, subjects: Subjects, name: str) -> l
 
 
 async def _remove_files(messaging: Messaging, subjects: Subjects, candidates: set[str]) -> None:
-    """Delete those that no card names. A worker that registers at this moment may have found its files here just before: those
-    are put back (and it looks for them once more when its card is stored)."""
+    """Delete the candidates that no card names.
+
+    A worker that registers at this moment may have found its files here just before. Those files are put back (and the worker
+    checks for them once more when its card is stored).
+    """
     store = messaging.objects(subjects.bucket("models"))
     removed: dict[str, bytes] = {}
     for name in candidates - await _named_files(messaging, subjects):

@@ -1,7 +1,7 @@
-"""Model cards: what an ingress must know of a model, so that it needs no model files on its own disk.
+"""Defines model cards, which tell an ingress all it needs of a model, so that it needs no model files on its own disk.
 
-The card lies in the bucket `<prefix>_models` under its pool id; the files it names (tokenizer, chat template) lie in the object
-store of the same name and are addressed by their SHA-256 digest, so they are stored once and can be cached for ever.
+The card is stored in the bucket `<prefix>_models` under its pool id; the files that it names (tokenizer, chat template) are in
+the object store of the same name, addressed by their SHA-256 digest, so they are stored once and can be cached forever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def bad_adapter_name(name: str) -> str:
 
 
 class CardFile(msgspec.Struct, frozen=True):
-    """A file of the card: object name in the store, SHA-256 (hex) and size in bytes."""
+    """A file of a model card: object name in the store, SHA-256 (hex) and size in bytes."""
 
     object: str
     digest: str
@@ -32,11 +32,11 @@ class CardFile(msgspec.Struct, frozen=True):
 
 
 class MediaSlot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How items of one kind (image, video, audio) stand in a prompt.
+    """The placeholder of media items of one kind (image, video, audio) in a prompt.
 
-    `text` is the placeholder as templates write it; the tokenizer makes the one id `token` of it.  In the prompt an item takes
-    `tokens` of them, or as many `ids` where the engine puts others between or around them; `tokens` 0 = only the engine knows,
-    and block hashes end where the first such item begins.
+    `text` is the placeholder as templates write it; the tokenizer turns it into the one id `token`.  An item takes `tokens` of
+    these ids in the prompt, or the sequence `ids` if the engine puts other ids between or around them; `tokens` 0 = only the
+    engine knows the number, and block hashes end where the first such item begins.
     """
 
     text: str
@@ -46,28 +46,28 @@ class MediaSlot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelCard(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """One served model. `files` has "tokenizer.json" and, when the model has one, "chat_template.jinja"."""
+    """A served model. `files` has "tokenizer.json" and, if the model has one, "chat_template.jinja"."""
 
-    model: str  # the name clients use
+    model: str  # the name that clients use
     pool: str
     namespace: str = "default"
-    kinds: list[str] = msgspec.field(default_factory=lambda: ["chat", "completion"])  # or of embedding, score, classify
-    labels: list[str] = []  # names of the classes of `classify`, by number
+    kinds: list[str] = msgspec.field(default_factory=lambda: ["chat", "completion"])  # also: embedding, score, classify
+    labels: list[str] = []  # names of the classes of `classify`, by index
     context_length: int
     block_size: int  # of the pool; a worker with another one is refused
     vocab_size: int = 0
     eos_token_ids: list[int] = []
-    bos_token: str | None = None  # given to the chat template
+    bos_token: str | None = None  # passed to the chat template
     eos_token: str | None = None
     files: dict[str, CardFile] = {}
     template_kwargs: dict[str, Any] = {}
-    default_sampling: dict[str, Any] = {}  # the model's own generation defaults, used when a request leaves them out
+    default_sampling: dict[str, Any] = {}  # the model's own generation defaults, for requests that leave them out
     default_max_tokens: int | None = None  # None = up to the context length
-    tool_parser: str | None = None  # takes tool calls out of answers, in the worker; None = there is none
+    tool_parser: str | None = None  # parses tool calls out of answers, in the worker; None = there is none
     reasoning_parser: str | None = None
-    prompt_embeds: bool = False  # it takes prompts as embeddings
-    media: dict[str, MediaSlot] = {}  # kinds that the model takes in messages besides text
+    prompt_embeds: bool = False  # the model accepts prompts as embeddings
+    media: dict[str, MediaSlot] = {}  # kinds of media that the model accepts in messages
     aliases: list[str] = []
-    adapters: list[str] = []  # that its workers have or had: known until they are unloaded everywhere
+    adapters: list[str] = []  # adapters that its workers have or had: known until they are unloaded everywhere
     owner: str = "headrace"
     created: float = 0.0

@@ -1,4 +1,4 @@
-"""The models that can be served: cards, their files and how many workers are ready for each."""
+"""Publishes model cards and their files, and tracks them in an ingress, with the number of ready workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ LISTING_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with a card whose files are here, or one of its adapters. `workers` are live, not draining, and have it."""
+    """A model whose card and files are here, or one of its adapters.
+
+    `workers` is the number of workers that have it, are live and do not drain.
+    """
 
     card: ModelCard
     files: Mapping[str, bytes]
@@ -36,16 +39,17 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """The name that clients use."""
         return self.adapter or self.card.model
 
 
 async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: Mapping[str, bytes]) -> ModelCard:
     """Store the files and the card; return the card that is in force.
 
-    The first worker of a pool publishes; a later one gets the card that is there, and must check that it fits. Files are
-    addressed by digest, so a file that is there already is not written again. They are looked for once more when the card is
-    stored: a model that had them as well may have been removed just then.
+    The first worker of a pool creates the card; a later one keeps the `created` time, block size and adapters of the stored
+    card, replaces the rest, and must check that the card fits. Files are addressed by digest, so a file that is stored already
+    is not written again. The files are checked once more after the card is stored: a model that had them as well may have been
+    removed just then.
     """
     store = messaging.objects(subjects.bucket("models"))
     contents, listed = {}, {}
@@ -90,10 +94,10 @@ async def _store_card(messaging: Messaging, subjects: Subjects, card: ModelCard)
 
 
 class ModelDirectory:
-    """The cards as an ingress sees them. A model becomes known once its files are here."""
+    """The model cards as an ingress sees them. A model becomes known once its files have been read."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, members: Members, *, namespace: str | None = None) -> None:
-        """`namespace` None takes the models of all of them."""
+        """`namespace`: know only the models in it; None = those of all namespaces."""
         self._namespace = namespace
         self._members = members
         self._objects: ObjectBucket = messaging.objects(subjects.bucket("models"))
@@ -101,43 +105,47 @@ class ModelDirectory:
         self._wanted: asyncio.Queue[tuple[str, ModelCard | None]] = asyncio.Queue(maxsize=10_000)
         self._known: dict[str, tuple[ModelCard, dict[str, bytes]]] = {}  # by pool
         self._pools: dict[str, str] = {}  # model name or alias → pool
-        self._adapters: dict[
-            str, str
-        ] = {}  # adapter → pool: those of the card, whose workers may come back, and of the workers
+        self._adapters: dict[str, str] = {}  # adapter → pool, for the adapters of the cards and of live workers
         self._files: dict[str, bytes] = {}  # by digest
         self._callbacks: list[Callable[[], None]] = []
-        self._listed = False  # all cards that were there at the start have been read
+        self._listed = False  # True once all cards that existed at the start have been read
         members.on_change(self._changed)
 
     async def run(self) -> None:
+        """Watch the cards and read their files until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run())
             tasks.create_task(self._load())
             tasks.create_task(self._list())
 
     async def ready(self, timeout_s: float) -> None:
-        """Return once all cards there are at start have been read. Raises RequestTimeout or TimeoutError."""
+        """Return once all cards that existed at the start have been read. Raises RequestTimeout or TimeoutError."""
         async with asyncio.timeout(timeout_s):
             await self._watch.ready(timeout_s)
             await self._wanted.join()
         self._listed = True
 
     def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every change of models or members."""
         self._callbacks.append(callback)
 
     def names(self) -> list[str]:
-        """Every model with a card, ready or not."""
+        """Return the names of all models with a card, ready or not."""
         return sorted(card.model for card, _ in self._known.values())
 
     def ready_names(self) -> list[str]:
+        """Return the names of the models that have a worker which accepts requests."""
         return sorted(card.model for card, _ in self._known.values() if self._members.serving_workers(card.pool))
 
     def adapters(self) -> list[str]:
-        """The adapters that some worker has."""
+        """Return the adapters that are loaded in at least one worker that accepts requests."""
         return sorted(name for name, pool in self._adapters.items() if self._members.having(pool, name))
 
     def get(self, name: str) -> ServedModel:
-        """Raises UnknownModel, which names the known ones, and BrokerUnavailable while these are still being read."""
+        """Return the model or adapter with this name.
+
+        Raises UnknownModel, which names the known ones, and BrokerUnavailable while the cards are still being read.
+        """
         pool = self._pools.get(name)
         adapter = None
         if pool is None:
@@ -155,7 +163,11 @@ class ModelDirectory:
             callback()
 
     def _find_adapters(self) -> None:
-        """A model's name wins over an adapter's, and an adapter of the first pool in order over those of others."""
+        """Update the pools of adapters.
+
+        A model's name wins over an adapter's. An adapter stays with its pool; a new one of several pools goes to the first
+        in order.
+        """
         there = {
             pool: {*card.adapters, *(name for member in self._members.workers(pool).values() for name in member.adapters)}
             for pool, (card, _) in self._known.items()

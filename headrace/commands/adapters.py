@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import LoadAdapter, UnloadAdapter
-from headrace.broker.models.adapter_client import LOAD_S, MARGIN_S, AdapterClient, Told
+from headrace.broker.models.adapter_client import LOAD_S, MARGIN_S, AdapterClient, AdapterReply
 from headrace.broker.models.card_store import ListedModel, list_models, remove_model
 from headrace.broker.models.cards import UNLOAD_GRACE_S
 from headrace.commands.control import find_worker, live_workers
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def load_adapter(settings: Settings, name: str, source: str, *, worker: str | None, model: str | None) -> int:
     """Returns when it is served, by one worker or by all of a model. Raises CommandError."""
 
-    async def tell(messaging: Messaging, names: Subjects) -> list[Told]:
+    async def tell(messaging: Messaging, names: Subjects) -> list[AdapterReply]:
         desk = AdapterClient(messaging, names)
         if worker is not None:
             member = find_worker(worker, await live_workers(messaging, names))
@@ -44,7 +44,7 @@ def unload_adapter(
     if not 0 <= grace_s < float("inf"):
         raise CommandError(f"--grace must be 0 or more seconds, got {grace_s:g}")
 
-    async def tell(messaging: Messaging, names: Subjects) -> list[Told]:
+    async def tell(messaging: Messaging, names: Subjects) -> list[AdapterReply]:
         desk = AdapterClient(messaging, names)
         if worker is not None:
             member = find_worker(worker, await live_workers(messaging, names))
@@ -54,7 +54,7 @@ def unload_adapter(
         if not told and name not in found.card.adapters:
             known = ", ".join(found.card.adapters) or "none"
             raise CommandError(f"model {found.card.model!r} has no adapter {name!r}; it has: {known}")
-        return told or [Told("", True, f"no worker had {name!r}; it is forgotten")]
+        return told or [AdapterReply("", True, f"no worker had {name!r}; it is forgotten")]
 
     return _show(_connected(settings, tell, "headrace worker adapter unload"))
 
@@ -107,7 +107,7 @@ def _connected(settings: Settings, ask: Callable[[Messaging, Subjects], Awaitabl
         raise CommandError(str(error)) from None
 
 
-def _show(told: list[Told]) -> int:
+def _show(told: list[AdapterReply]) -> int:
     failed = [one for one in told if not one.ok]
     for one in told:
         if one.ok:
