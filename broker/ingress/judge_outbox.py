@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
-from headrace.broker.messages import Abort, Answer, Answers, Record, RunRef, Since, SinceItem
+from headrace.broker.messages import Abort, Answers, Record, RunRef, RunVerdict, Since, SinceItem
 from headrace.broker.protocol.judge import JobRecord
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
@@ -20,7 +20,7 @@ class JudgeOutbox:
         self._messaging = messaging
         self._subjects = subjects
         self._on_poison = on_poison
-        self._answers: dict[str, list[Answer]] = {}
+        self._answers: dict[str, list[RunVerdict]] = {}
         self._aborts: dict[str, list[RunRef]] = {}
         self._sinces: dict[str, dict[str, SinceItem]] = {}
 
@@ -35,9 +35,9 @@ class JudgeOutbox:
         """Collect a question for missing tokens. A later one for the same request replaces it."""
         self._sinces.setdefault(worker, {})[item.id] = item
 
-    def answer(self, worker: str, answer: Answer) -> None:
+    def answer(self, worker: str, verdict: RunVerdict) -> None:
         """Collect the verdict on a run's last frame."""
-        self._answers.setdefault(worker, []).append(answer)
+        self._answers.setdefault(worker, []).append(verdict)
 
     def poisoned(self, record: JobRecord, crashes: int) -> None:
         """Report a request that has crashed too many workers."""

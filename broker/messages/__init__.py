@@ -14,7 +14,6 @@ from __future__ import annotations
 from headrace.broker.messages.base import WIRE_VERSION, Record
 from headrace.broker.messages.control import (
     Abort,
-    Answer,
     Answers,
     CancelJob,
     Check,
@@ -33,6 +32,7 @@ from headrace.broker.messages.control import (
     Refuse,
     RefuseReply,
     RunRef,
+    RunVerdict,
     Since,
     SinceItem,
     UnloadAdapter,
@@ -66,7 +66,6 @@ __all__ = [
     "HEADER_PREFILL",
     "WIRE_VERSION",
     "Abort",
-    "Answer",
     "Answers",
     "Cancel",
     "CancelJob",
@@ -115,6 +114,7 @@ __all__ = [
     "RouterMember",
     "Row",
     "RunRef",
+    "RunVerdict",
     "Sampling",
     "Since",
     "SinceItem",

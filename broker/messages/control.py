@@ -100,7 +100,7 @@ IngressControl = Claim | Check | Refuse | CancelJob
 # To a worker; one way unless the docstring names an answer:
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class RunVerdict(msgspec.Struct, frozen=True, array_like=True):
     """The judge's verdict on the last frame of a run: [id, attempt, run, verdict]."""
 
     id: str
@@ -112,7 +112,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 class Answers(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="answers"):
     """The judge's verdicts on the last frames in one message."""
 
-    answers: list[Answer]
+    answers: list[RunVerdict]
 
 
 class Abort(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="abort"):

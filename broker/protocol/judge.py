@@ -13,7 +13,6 @@ from typing import Protocol
 import msgspec
 
 from headrace.broker.messages import (
-    Answer,
     Check,
     CheckReply,
     Claim,
@@ -27,6 +26,7 @@ from headrace.broker.messages import (
     RefuseReply,
     Row,
     RunRef,
+    RunVerdict,
     SinceItem,
 )
 from headrace.broker.protocol.crashes import ALONE_FROM, CRASH_LIMIT, crashed_workers
@@ -43,14 +43,14 @@ class JudgePort(Protocol):
     def since(self, worker: str, item: SinceItem) -> None:
         """Ask the current run to send again what follows these offsets."""
 
-    def answer(self, worker: str, answer: Answer) -> None:
+    def answer(self, worker: str, verdict: RunVerdict) -> None:
         """Answer a last frame."""
 
     def poisoned(self, record: JobRecord, crashes: int) -> None:
         """Dead-letter a request after too many crashes."""
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """Takes the rows of one request."""
 
     def take(self, row: Row) -> bool:
@@ -86,7 +86,7 @@ class JobRecord:
         "worker",
     )
 
-    def __init__(self, request_id: str, pool: str, choices: int, reader: Reader, now_s: float) -> None:
+    def __init__(self, request_id: str, pool: str, choices: int, reader: RowReader, now_s: float) -> None:
         self.id = request_id
         self.pool = pool
         self.choices = choices
@@ -195,13 +195,13 @@ class Judge:
         record.open_choices -= 1
         if fin.fault is not None or record.open_choices == 0:
             del self._open[record.id]
-            self._port.answer(worker, Answer(record.id, row.attempt, row.run, "done"))
+            self._port.answer(worker, RunVerdict(record.id, row.attempt, row.run, "done"))
             record.reader.end(fin.fault)
 
     def _stray(self, worker: str, row: Row, *, known: bool) -> None:
         """Stop the sender of a row that is not from the current run."""
         if row.fin is not None:
-            self._port.answer(worker, Answer(row.id, row.attempt, row.run, "stale" if known else "unknown"))
+            self._port.answer(worker, RunVerdict(row.id, row.attempt, row.run, "stale" if known else "unknown"))
         else:
             self._port.abort(worker, RunRef(row.id, row.attempt, row.run))
 

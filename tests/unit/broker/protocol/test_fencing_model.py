@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.broker.messages import (
-    Answer,
     Check,
     Claim,
     Envelope,
@@ -25,6 +24,7 @@ from headrace.broker.messages import (
     Refuse,
     Row,
     RunRef,
+    RunVerdict,
     SinceItem,
 )
 from headrace.broker.protocol.judge import JobRecord, Judge
@@ -95,10 +95,10 @@ class World(RuleBasedStateMachine):
         if run is not None:
             self.frames.append(Frame(worker=worker, rows=run.rows_since(item.offsets)))
 
-    def answer(self, worker: str, answer: Answer) -> None:
-        if answer.verdict == "done":
-            self.done.add(RunRef(answer.id, answer.attempt, answer.run))
-        self.abort(worker, RunRef(answer.id, answer.attempt, answer.run))
+    def answer(self, worker: str, verdict: RunVerdict) -> None:
+        if verdict.verdict == "done":
+            self.done.add(RunRef(verdict.id, verdict.attempt, verdict.run))
+        self.abort(worker, RunRef(verdict.id, verdict.attempt, verdict.run))
 
     def poisoned(self, _record: JobRecord, crashes: int) -> None:
         self.poison = crashes

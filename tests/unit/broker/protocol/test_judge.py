@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.messages import (
-    Answer,
     Check,
     Claim,
     Finish,
@@ -18,6 +17,7 @@ from headrace.broker.messages import (
     Refuse,
     Row,
     RunRef,
+    RunVerdict,
     SinceItem,
 )
 from headrace.broker.protocol.judge import GENERATION, JobRecord, Judge
@@ -34,8 +34,8 @@ class Port:
     def since(self, worker: str, item: SinceItem) -> None:
         self.said.append(("since", worker, item))
 
-    def answer(self, worker: str, answer: Answer) -> None:
-        self.said.append(("answer", worker, answer))
+    def answer(self, worker: str, verdict: RunVerdict) -> None:
+        self.said.append(("answer", worker, verdict))
 
     def poisoned(self, record: JobRecord, crashes: int) -> None:
         self.poison.append((record.id, crashes))
@@ -147,9 +147,9 @@ def test_the_end_is_confirmed_once_and_a_repeated_last_frame_is_told_so(judge: J
     sink = opened(judge)
     frame(judge, row([1], fin=STOP))
     assert sink.ended == [None]
-    assert port.said == [("answer", "w1", Answer("q", 1, 7, "done"))]
+    assert port.said == [("answer", "w1", RunVerdict("q", 1, 7, "done"))]
     frame(judge, row([], offset=1, fin=STOP))
-    assert port.said[1:] == [("answer", "w1", Answer("q", 1, 7, "unknown"))]
+    assert port.said[1:] == [("answer", "w1", RunVerdict("q", 1, 7, "unknown"))]
     assert sink.ended == [None]
 
 

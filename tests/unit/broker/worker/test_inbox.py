@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from headrace.broker.codec import decode, encode
-from headrace.broker.messages import Abort, Answer, Answers, Cancel, Done, Drain, Inspect, Inspection, KvDump, Ping, RunRef
+from headrace.broker.messages import Abort, Answers, Cancel, Done, Drain, Inspect, Inspection, KvDump, Ping, RunRef, RunVerdict
 from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
@@ -104,7 +104,7 @@ def test_an_answer_settles_the_run_it_names_but_done_only_when_it_has_ended() ->
     one, old, new = two_runs()
     new.start()
     new.end(1.0)
-    answers = [Answer("q", 1, old.run, "done"), Answer("q", 2, new.run, "done"), Answer("q", 1, old.run, "stale")]
+    answers = [RunVerdict("q", 1, old.run, "done"), RunVerdict("q", 2, new.run, "done"), RunVerdict("q", 1, old.run, "stale")]
     inbox(world, one).on_control(Message("c", encode(Answers(answers=answers))))
     assert world.dropped == [("q", 2, "done"), ("q", 1, "stale")]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.broker.codec import encode, pack_u32
-from headrace.broker.messages import Answer, Claim, Envelope, Finish, Generation, Pooling, PoolingInput, Row
+from headrace.broker.messages import Claim, Envelope, Finish, Generation, Pooling, PoolingInput, Row, RunVerdict
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.run import Run, RunState
 from headrace.workers.engine import Capabilities, EngineInfo, Pooled, PoolItem
@@ -260,7 +260,7 @@ def test_a_lost_vector_is_sent_again_and_none_is_taken_twice() -> None:
     frame(judge, *run.rows_since([0, 0, 0]))
     assert taken(sink) == {0: 0.0, 1: 1.0, 2: 2.0}
     assert len(sink.rows) == 3
-    assert port.said[0] == ("answer", "w1", Answer("q", 1, 7, "done"))
+    assert port.said[0] == ("answer", "w1", RunVerdict("q", 1, 7, "done"))
     assert sink.ended == [None]
 
 
