@@ -25,15 +25,15 @@ class TokenBudget:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def take(self, job: str, tokens: int) -> None:
+    def reserve(self, job: str, tokens: int) -> None:
         """Count a job that was taken, with the tokens that it will take to compute."""
-        self.give_back(job)
+        self.release(job)
         tokens = max(tokens, 1)
         self._jobs[job] = tokens
         self.used += tokens
         self._mean = tokens if not self._mean else (1 - RECENT) * self._mean + RECENT * tokens
 
-    def give_back(self, job: str) -> None:
+    def release(self, job: str) -> None:
         """Stop counting a job that was computed or dropped. Fine when unknown."""
         self.used -= self._jobs.pop(job, 0)
 

@@ -57,14 +57,7 @@ class Asked:
 class PrefillClient:
     """The prefill jobs that a decode worker has asked for, from the queue to the drop."""
 
-    def __init__(
-        self,
-        deps: WorkerDeps,
-        members: Members,
-        *,
-        pool: str,
-        worker: str,
-    ) -> None:
+    def __init__(self, deps: WorkerDeps, members: Members, *, pool: str, worker: str) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._timing = deps.timing

@@ -211,7 +211,7 @@ class PrefillServer:
             delivery.ack()
         else:
             held = self._held[job.job] = HeldPrefill(job, delivery)
-            self._budget.take(job.job, self._executor.uncached(job))
+            self._budget.reserve(job.job, self._executor.uncached(job))
             self._tasks.spawn(self._serve(held))
         self.balance()
 
@@ -283,7 +283,7 @@ class PrefillServer:
             return
         metrics.PREFILL_JOBS.labels("computed" if done.fault is None else "failed").inc()
         held.finish(done, kept_until_s=self._loop.time() + self._executor.lease_s)
-        self._budget.give_back(done.job)
+        self._budget.release(done.job)
         self.balance()
 
     def _refuse(self, held: HeldPrefill, why: str) -> None:
@@ -292,7 +292,7 @@ class PrefillServer:
         metrics.PREFILL_JOBS.labels("refused").inc()
         fault = JobFault("prefill_refused", why, retriable=True)
         held.refuse(PrefillDone(job=held.job.job, worker=self._worker, fault=fault))
-        self._budget.give_back(held.job.job)
+        self._budget.release(held.job.job)
         self.balance()
 
     def drop(self, job: str) -> None:
@@ -309,7 +309,7 @@ class PrefillServer:
     def _forget(self, held: HeldPrefill) -> None:
         held.forget()
         self._held.pop(held.job.job, None)
-        self._budget.give_back(held.job.job)
+        self._budget.release(held.job.job)
         self.balance()
 
     def fail_all(self, why: str) -> None:

@@ -21,7 +21,7 @@ class GoneJudges:
         self._tasks = tasks
         self._looked_s = 0.0
 
-    def look(self, now_s: float) -> None:
+    def tick(self, now_s: float) -> None:
         """Look for judges without a lease, if it is time. To be called at every tick."""
         if now_s < self._looked_s + self._every_s:
             return

@@ -66,8 +66,8 @@ class IsolationMover:
         self._room: dict[str, int] = {}  # free slots of each other worker
         self._task: asyncio.Task[None] | None = None
 
-    def look(self) -> None:
-        """Begin to wait for co-runners, if a suspect job has any. To be called now and then."""
+    def tick(self) -> None:
+        """Begin to wait for co-runners, if a suspect job has any. To be called at every tick."""
         if (self._task is None or self._task.done()) and co_runners(self._state.runs):
             self._task = self._tasks.spawn(self._isolate())
 

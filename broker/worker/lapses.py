@@ -61,6 +61,6 @@ class Lapses:
             if run.state is not RunState.LAPSED:
                 continue
             if verdict == "current":
-                self._outbox.go_on(run)
+                self._outbox.continue_run(run)
             else:
                 self._runs.drop(run, how=verdict)

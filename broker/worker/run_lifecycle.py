@@ -60,7 +60,7 @@ class RunLifecycle:
     def prefilled(self, run: Run, uncached: int) -> None:
         """Report the first token of a run; `uncached` prompt tokens had to be computed for it."""
         self._events.add("prefilled", run.id, run.attempt, run.envelope.tokens, uncached=uncached)
-        self._state.changed()
+        self._state.load_changed()
 
     def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
         """Move a run whose fault another worker may avoid. After `max_attempts` of a generation it fails instead."""

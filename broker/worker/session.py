@@ -126,6 +126,7 @@ class WorkerSession:
         if self.prefill_server is not None:
             self.state.on_change(self.prefill_server.balance)
         self.state.on_change(self._load.changed)
+        self.state.on_load_change(self._load.changed)
         self.members.on_change(self.state.changed)
         self.members.on_change(self._janitor.wake)
 

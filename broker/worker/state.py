@@ -41,14 +41,24 @@ class WorkerState:
         self.unloading: set[str] = set()
         self._placed: dict[tuple[str, int], float] = {}  # id and attempt → when the worker placed it on itself
         self._callbacks: list[Callable[[], None]] = []
+        self._load_callbacks: list[Callable[[], None]] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every change of what the worker may take. It must be cheap: runs come and go often."""
         self._callbacks.append(callback)
 
+    def on_load_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the next load report will differ, though the worker may take no more and no less."""
+        self._load_callbacks.append(callback)
+
     def changed(self) -> None:
         """Say that a slot, a permission or the lease has changed."""
         for callback in self._callbacks:
+            callback()
+
+    def load_changed(self) -> None:
+        """Say that the engine's load has changed."""
+        for callback in self._load_callbacks:
             callback()
 
     def update_member(self, **changes: Any) -> None:

@@ -56,8 +56,8 @@ class WorkerTimers:
             self._state.tombstones.expire(now)
             self._lapses.recheck()
             if self._lease.held and self._state.taking:
-                self._isolation.look()
-            self._gone_judges.look(now)
+                self._isolation.tick()
+            self._gone_judges.tick(now)
             self._look_at_runs(now)
 
     def _look_at_runs(self, now_s: float) -> None:
@@ -65,6 +65,6 @@ class WorkerTimers:
         wall = self._wall()
         for run in self._state.runs:
             if run.state is RunState.ENDED:
-                self._outbox.press(run, now_s, every_s=self._timing.resend_s)
+                self._outbox.repeat_end(run, now_s, every_s=self._timing.resend_s)
             elif run.state is RunState.RUNNING and run.envelope.deadline <= wall:
                 self._outbox.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))

@@ -129,7 +129,7 @@ class TokenOutbox:
             if rows:
                 self._frames.send(run.judge, rows)
 
-    def press(self, run: Run, now_s: float, *, every_s: float) -> bool:
+    def repeat_end(self, run: Run, now_s: float, *, every_s: float) -> bool:
         """Repeat the last frame of an ended run that was not answered in time. True if it was sent."""
         if now_s - run.resent_s < every_s or not self._lease.held:
             return False
@@ -137,7 +137,7 @@ class TokenOutbox:
         self._frames.send(run.judge, run.rows_since([len(log.ids) for log in run.choices]))
         return True
 
-    def go_on(self, run: Run) -> None:
+    def continue_run(self, run: Run) -> None:
         """Continue a lapsed run that its judge calls current: send what was held back, then unpark it."""
         run.confirm()
         self.resend(run, [log.sent for log in run.choices])

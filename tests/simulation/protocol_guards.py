@@ -170,7 +170,7 @@ def an_end_is_confirmed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def an_unanswered_end_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(token_outbox.TokenOutbox, "press", lambda self, run, now_s, every_s: False)
+    patch.setattr(token_outbox.TokenOutbox, "repeat_end", lambda self, run, now_s, every_s: False)
 
 
 @guard
@@ -252,7 +252,7 @@ def a_verdict_covers_only_what_was_there_when_it_was_asked(patch: pytest.MonkeyP
 
 @guard
 def nobody_works_for_a_judge_that_is_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GoneJudges, "look", lambda self, now_s: None)
+    patch.setattr(GoneJudges, "tick", lambda self, now_s: None)
 
 
 @guard

@@ -10,37 +10,37 @@ from headrace.broker.prefill.budget import MOST_CREDIT, TokenBudget
 def test_tokens_count_and_not_jobs() -> None:
     budget = TokenBudget(1000)
     for n in range(9):
-        budget.take(f"short-{n}", 100)
+        budget.reserve(f"short-{n}", 100)
     assert budget.credit == 1
-    budget.take("long", 5000)
+    budget.reserve("long", 5000)
     assert budget.credit == 0
-    budget.give_back("long")
+    budget.release("long")
     assert budget.credit == 1
 
 
 def test_a_prompt_larger_than_the_budget_is_asked_for_while_there_is_any_room() -> None:
     budget = TokenBudget(10)
-    budget.take("huge", 100_000)
+    budget.reserve("huge", 100_000)
     assert budget.credit == 0
-    budget.give_back("huge")
+    budget.release("huge")
     assert budget.credit == 1
 
 
 def test_many_are_asked_for_at_once_when_recent_ones_were_small() -> None:
     budget = TokenBudget(1000)
     for n in range(20):
-        budget.take(str(n), 10)
-        budget.give_back(str(n))
+        budget.reserve(str(n), 10)
+        budget.release(str(n))
     assert budget.credit == MOST_CREDIT
 
 
 def test_a_job_that_comes_twice_counts_once() -> None:
     budget = TokenBudget(100)
-    budget.take("a", 60)
-    budget.take("a", 60)
+    budget.reserve("a", 60)
+    budget.reserve("a", 60)
     assert budget.used == 60
-    budget.give_back("a")
-    budget.give_back("a")
+    budget.release("a")
+    budget.release("a")
     assert budget.used == 0
 
 
@@ -55,10 +55,10 @@ def test_what_is_used_is_what_is_held(steps: list[tuple[str, int, bool]], limit:
     held: dict[str, int] = {}
     for job, tokens, comes in steps:
         if comes:
-            budget.take(job, tokens)
+            budget.reserve(job, tokens)
             held[job] = max(tokens, 1)
         else:
-            budget.give_back(job)
+            budget.release(job)
             held.pop(job, None)
         assert budget.used == sum(held.values())
         assert (budget.credit == 0) == (budget.used >= limit)

@@ -106,7 +106,7 @@ async def cleared(reports: Reports, *, serving: tuple[str, ...] = ("w1", "w2"), 
     state.runs = table(RunState.RUNNING, RunState.RUNNING)
     others: Any = Others()
     async with TaskScope() as tasks:
-        IsolationMover(deps, state, others, others, others, tasks).look()
+        IsolationMover(deps, state, others, others, others, tasks).tick()
     return moved
 
 

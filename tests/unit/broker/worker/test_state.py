@@ -63,3 +63,11 @@ def test_every_listener_hears_of_a_change_in_turn() -> None:
     one.on_change(lambda: heard.append("second"))
     one.changed()
     assert heard == ["first", "second"]
+
+
+def test_a_change_of_the_load_alone_asks_for_no_work() -> None:
+    one, heard = state(), []
+    one.on_change(lambda: heard.append("slots"))
+    one.on_load_change(lambda: heard.append("load"))
+    one.load_changed()
+    assert heard == ["load"]

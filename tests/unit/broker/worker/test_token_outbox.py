@@ -101,7 +101,7 @@ async def test_a_claimed_run_that_fails_without_the_lease_says_so_once_it_is_cur
     out.fail(run, JobFault("engine_error", "its payload is gone"))
     assert (world.sent, run.state) == ([], RunState.LAPSED)
     world.held = True
-    out.go_on(run)
+    out.continue_run(run)
     assert [row.fin is not None for _, rows in world.sent for row in rows] == [True]
     assert run.state is RunState.ENDED
 
