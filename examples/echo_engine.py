@@ -91,7 +91,7 @@ class EchoEngine:
         """Give a sequence one token. On a resume `token_ids` is the prompt and what was emitted: the answer goes on there."""
         sampling, prompt = sequence.sampling, sequence.token_ids[: sequence.prompt_tokens]
         place = len(sequence.token_ids) - len(prompt) + given
-        ended = place >= len(prompt) and not sampling.ignore_eos
+        ended = place >= len(prompt) and given >= sampling.min_tokens and not sampling.ignore_eos
         token = EOS if ended else prompt[place % len(prompt)]
         output = Output(id=sequence.id, ids=[token], cached_tokens=0 if given == 0 else None)
         if ended or token in sampling.stop_token_ids:
