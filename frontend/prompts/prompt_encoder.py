@@ -1,4 +1,4 @@
-"""Encodes prompts into packed token ids and their block hash chain. No later stage tokenises or hashes a prompt again.
+"""Encodes prompts into packed token ids and their block hash chain. This happens once per request, for all later stages.
 
 Short prompts are encoded on the event loop, because handing them to a thread would cost more than encoding. Long prompts are
 encoded in a small thread pool (the tokenizer releases the GIL), where the parts they share with earlier prompts are cached

@@ -1,1 +1,1 @@
-"""Text to tokens and back, for clients that want to count or look."""
+"""The tokenizer API: text to tokens and back, for clients that count or inspect tokens."""
