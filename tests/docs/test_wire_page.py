@@ -1,0 +1,38 @@
+"""docs/wire.md has every message and every field of it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from headrace.broker import messages
+from headrace.broker.messages import placements, prefill
+from headrace.broker.models import cards
+from tests.docs.blocks import ROOT
+
+PAGE = (ROOT / "docs" / "wire.md").read_text()
+WORDS = frozenset(re.findall(r"\w+", PAGE))
+MESSAGES = sorted(
+    {
+        kind
+        for module in (messages, prefill, placements, cards)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    },
+    key=lambda kind: kind.__name__,
+)
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_message_is_on_the_page(kind: type[msgspec.Struct]) -> None:
+    named = set(kind.__struct_fields__)
+    if isinstance(tag := kind.__struct_config__.tag, str):
+        named.add(tag)
+    assert named <= WORDS
+
+
+def test_every_header_of_a_stored_job_is_on_the_page() -> None:
+    for header in (messages.HEADER_ATTEMPT, messages.HEADER_HISTORY, messages.HEADER_PREFILL):
+        assert f"`{header}`" in PAGE
