@@ -141,7 +141,7 @@ async def _serve(
             executor=runtime, kv=publisher, prefill=prefill, set_role=runtime.set_role, adapters=EngineAdapters(engine)
         )
         session = WorkerSession(deps, member, ports)
-        handovers = Handovers(session, engine, info, runtime, settings, prefill)
+        handovers = Handovers(session, engine, info, runtime, settings)
         runtime.attach(session.sink, info, table, handovers.desk, parsers=brand.build(engine, info, table, parsers))
         canary = Canary(
             engine,

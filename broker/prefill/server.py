@@ -46,8 +46,8 @@ class PrefillExecutor(Protocol):
     def uncached(self, job: PrefillJob) -> int:
         """Estimate the tokens that the engine will have to compute for this job."""
 
-    def start(self, job: PrefillJob, payload: bytes) -> None:
-        """Begin to compute. `PrefillServer.finished` is called once at the end."""
+    def start(self, job: PrefillJob, payload: bytes, finished: Callable[[PrefillDone], None]) -> None:
+        """Begin to compute. `finished` is called once at the end."""
 
     def stop(self, job: str) -> None:
         """Abort a job, or release its blocks; fine when unknown. `finished` is then not called for it."""
@@ -243,7 +243,7 @@ class PrefillServer:
         if held.state is not HeldState.ASKING:
             return not held.gone
         held.start(self._loop.time())
-        self._executor.start(held.job, payload)
+        self._executor.start(held.job, payload, self.finished)
         return True
 
     async def _ask(self, held: HeldPrefill, what: PrefillTaken | PrefillDone, *, again: bool = True) -> bool:

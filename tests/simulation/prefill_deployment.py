@@ -140,7 +140,6 @@ class Deployment:
         )
         session = WorkerSession(deps, member, EnginePorts(executor=runtime, prefill=prefilling, set_role=runtime.set_role))
         assert session.prefill_server is not None
-        prefilling.finished = session.prefill_server.finished
         if self.shape.deaf:
             session.prefill_server._may_take = lambda: False
         desk = HandoverCoordinator(

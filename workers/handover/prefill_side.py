@@ -18,6 +18,7 @@ from headrace.workers.engine import DisaggStyle, Engine, EngineInfo, Fault, Hand
 from headrace.workers.kv.cached_prefix import cached_tokens
 
 OnOutput = Callable[[Output], None]
+OnFinished = Callable[[PrefillDone], None]
 
 
 class RawSequences(Protocol):
@@ -33,13 +34,14 @@ class RawSequences(Protocol):
 @dataclass(slots=True, eq=False)
 class _Running:
     job: PrefillJob
+    finished: OnFinished
     tokens: int
     began_s: float
     cached: int = 0
 
 
 class PrefillSide:
-    """Implements `headrace.broker.prefill.server.PrefillExecutor`. `finished` must be set before the first job."""
+    """Implements `headrace.broker.prefill.server.PrefillExecutor`."""
 
     def __init__(
         self,
@@ -61,7 +63,6 @@ class PrefillSide:
         self._wall = wall
         self._clock = clock
         self._running: dict[str, _Running] = {}
-        self.finished: Callable[[PrefillDone], None] = lambda done: None
 
     @property
     def lease_s(self) -> float:
@@ -80,13 +81,14 @@ class PrefillSide:
             return job.tokens
         return job.tokens - cached_tokens(chain, job.tokens, block_size=job.block_size, cache=self._cache())
 
-    def start(self, job: PrefillJob, payload: bytes) -> None:
+    def start(self, job: PrefillJob, payload: bytes, finished: OnFinished) -> None:
         try:
             sequence = self._sequence(job, payload)
         except WireError as error:
-            self._end(job.job, JobFault("invalid_request", f"malformed payload: {error}"))
+            fault = JobFault("invalid_request", f"malformed payload: {error}")
+            finished(PrefillDone(job=job.job, worker=self._worker, fault=fault))
             return
-        self._running[job.job] = _Running(job, len(sequence.token_ids), self._clock())
+        self._running[job.job] = _Running(job, finished, len(sequence.token_ids), self._clock())
         self._raw.submit_raw(sequence, self._on_output)
 
     def stop(self, job: str) -> None:
@@ -132,17 +134,14 @@ class PrefillSide:
                 self._end(output.id, None, output.handover)
 
     def _end(self, job: str, fault: JobFault | None, params: Mapping[str, Any] | None = None) -> None:
-        running = self._running.pop(job, None)
-        if running is None:
-            self.finished(PrefillDone(job=job, worker=self._worker, fault=fault))
-            return
+        running = self._running.pop(job)
         now = self._clock()
         took_s = now - running.began_s
         computed = max(0, running.tokens - running.cached)
         if fault is None:
             metrics.PREFILLED_TOKENS.labels("computed").inc(computed)
             metrics.PREFILLED_TOKENS.labels("cached").inc(running.cached)
-        self.finished(
+        running.finished(
             PrefillDone(
                 job=job,
                 worker=self._worker,

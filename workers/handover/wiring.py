@@ -30,7 +30,6 @@ class Handovers:
         info: EngineInfo,
         runtime: Runtime,
         settings: WorkerSettings,
-        prefilling: PrefillSide | None,
     ) -> None:
         self._session = session
         self._engine = engine
@@ -53,8 +52,6 @@ class Handovers:
             worker=session.state.worker,
             decodes=lambda: session.state.member.role == Role.DECODE and session.state.taking and session.registered,
         )
-        if prefilling is not None and session.prefill_server is not None:
-            prefilling.finished = session.prefill_server.finished
         session.members.on_change(self._on_members)
 
     async def run(self) -> None:
