@@ -61,10 +61,14 @@ class Connection:
         core.on_error = self._on_error
         core.on_permission_error = self._on_permission_error
 
-    # connecting -----------------------------------------------------------------------------------------------------------
+    # Connecting:
+
     @classmethod
     async def connect(cls, options: ConnectOptions, *, subjects: Subjects) -> Self:
-        """Raises ServerUnreachable, AccessDenied, ServerTooOld, JetStreamDisabled, or ConnectError for unusable options."""
+        """Connect to a server and check its version and JetStream.
+
+        Raises ServerUnreachable, AccessDenied, ServerTooOld, JetStreamDisabled, or ConnectError for unusable options.
+        """
         core = await dial(options)
         connection = cls(core, options, subjects)
         connection._on_up(first=True)
@@ -100,7 +104,8 @@ class Connection:
             await asyncio.wait(self._tasks)
         await abandon(self._core)
 
-    # state ------------------------------------------------------------------------------------------------------------------
+    # State:
+
     @property
     def connected(self) -> bool:
         return self._core.up
@@ -163,7 +168,7 @@ class Connection:
             log.exception("reconnect.callback_failed", error=str(error))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task that belongs to this connection and ends with it."""
+        """Run `work` as a task of this connection, which ends with it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -179,9 +184,10 @@ class Connection:
             self._up_hooks.remove(up)
             self._down_hooks.remove(down)
 
-    # core -------------------------------------------------------------------------------------------------------------------
+    # Core:
+
     def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
-        """Raises PayloadTooLarge; everything else that can go wrong is counted and passed over."""
+        """Send without waiting. Raises PayloadTooLarge; every other failure is counted and ignored."""
         if len(data) > self._core.max_payload:
             raise PayloadTooLarge(f"{len(data)} bytes to {subject} are over the server's limit of {self._core.max_payload}")
         self._core.send_now(wire.pub(subject, data, reply))
@@ -204,7 +210,8 @@ class Connection:
         except nats_errors.Error:
             raise NotConnected from None
 
-    # streams ----------------------------------------------------------------------------------------------------------------
+    # Streams:
+
     async def publish(
         self,
         subject: str,
@@ -236,7 +243,7 @@ class Connection:
         expires_s: float = 2.0,
         on_missing: Callable[[], Awaitable[None]] | None = None,
     ) -> _HookedPull:
-        """Await `on_missing` when the consumer does not exist or was deleted, before the next try."""
+        """Return a pull loop. It awaits `on_missing` when the consumer does not exist or was deleted, before the next try."""
         return _HookedPull(
             self,
             self._core,
@@ -302,7 +309,7 @@ class Connection:
 
 
 class CoreSubscription:
-    """Satisfies `ports.Subscription`."""
+    """A core subscription; implements `ports.Subscription`."""
 
     def __init__(self, core: CoreClient, tap: Tap) -> None:
         self._core = core
@@ -313,7 +320,7 @@ class CoreSubscription:
 
 
 class _HookedPull(StreamPull):
-    """A pull loop that knows when its connection comes and goes."""
+    """A pull loop that is told when its connection is lost and restored."""
 
     def __init__(self, connection: Connection, core: CoreClient, *args: Any, **kwargs: Any) -> None:
         super().__init__(core, *args, **kwargs)
@@ -325,6 +332,6 @@ class _HookedPull(StreamPull):
 
 
 def _report(event: str, **fields: str) -> None:
-    """Log from inside the client's own tasks, which an error (a closed log, say) would end and the connection with them."""
+    """Log a warning without raising: an error (a closed log, say) would end the client's tasks, and so the connection."""
     with contextlib.suppress(Exception):
         log.warning(event, **fields)

@@ -1,4 +1,4 @@
-"""Connection options for a NATS server, also read from the contexts of the `nats` command line tool (ADR-21)."""
+"""Defines the connection options for a NATS server, and reads them from contexts of the `nats` command line tool (ADR-21)."""
 
 import json
 import os
@@ -53,17 +53,17 @@ class ConnectOptions:
 
     @property
     def inbox(self) -> str:
-        """The subject prefix for replies, given or not."""
+        """The subject prefix for replies, or its default."""
         return self.inbox_prefix or DEFAULT_INBOX
 
     @property
     def address(self) -> str:
-        """The servers for humans, without passwords."""
+        """The server addresses without passwords, for messages."""
         return ", ".join(_without_secret(s) for s in self.servers)
 
     @classmethod
     def from_context(cls, name_or_path: str | None = None, *, name: str | None = None) -> "ConnectOptions":
-        """A context saved by `nats context save`: by name, by path, or the selected one. Raises ConnectError."""
+        """Read a context saved by `nats context save`: by name, by path, or the selected one. Raises ConnectError."""
         path = context_path(name_or_path)
         try:
             values = json.loads(path.read_text())
@@ -74,7 +74,10 @@ class ConnectOptions:
         return parse_context(values, where=str(path), name=name)
 
     def tls_context(self) -> "ssl.SSLContext | None":
-        """None when nothing about TLS is set; the address may still ask for it by `tls://`."""
+        """Return the TLS context, or None without TLS options; the address may still ask for TLS by `tls://`.
+
+        Raises ConnectError for files that cannot be loaded.
+        """
         if not (self.tls_ca or self.tls_cert or self.tls_first):
             return None
         import ssl
@@ -88,7 +91,7 @@ class ConnectOptions:
         return context
 
     def client_arguments(self) -> dict[str, Any]:
-        """Return these options under the names that nats-py uses."""
+        """Return these options under the names that nats-py uses. Raises ConnectError for a missing file."""
         for what, path in (("credentials", self.credentials), ("nkey seed", self.nkey_seed)):
             if path is not None and not Path(_expand(path) or "").is_file():
                 raise ConnectError(f"the {what} file {path} does not exist")
@@ -108,7 +111,7 @@ class ConnectOptions:
 
 
 def context_path(name_or_path: str | None) -> Path:
-    """The file of a context. Raises ConnectError when none is named and none is selected."""
+    """Return the file of a context. Raises ConnectError when none is named and none is selected."""
     if name_or_path and ("/" in name_or_path or name_or_path.endswith(".json")):
         return Path(name_or_path).expanduser()
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
@@ -123,7 +126,7 @@ def context_path(name_or_path: str | None) -> Path:
 
 
 def parse_context(values: Any, *, where: str, name: str | None = None) -> ConnectOptions:
-    """Fields that Headrace has no use for are ignored. Raises ConnectError for values of the wrong type."""
+    """Convert a context to options. Fields that Headrace does not use are ignored. Raises ConnectError for a wrong type."""
     if not isinstance(values, dict):
         raise ConnectError(f"the NATS context {where} is no JSON object")
 

@@ -9,7 +9,7 @@ from headrace.jetstream.core.raw_client import CoreClient
 
 
 class StreamDelivery:
-    """Satisfies `ports.Delivery`. Headers and the ack subject are read only when asked for."""
+    """A delivery; implements `ports.Delivery`. Headers and the ack subject are parsed only when they are read."""
 
     __slots__ = ("_ack", "_core", "_headers", "_raw_headers", "_reply", "_subject", "data")
 

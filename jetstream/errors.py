@@ -8,7 +8,7 @@ HeadraceError                      root of the whole project
     │   ├── ServerTooOld           older than 2.11
     │   └── AccessDenied           credentials refused, or a permission is missing
     ├── SubjectError               a name that cannot be part of a subject
-    ├── TopologyError              a stream, consumer or bucket is missing or cannot be made so
+    ├── TopologyError              a stream, consumer or bucket is missing or cannot be made as required
     ├── PublishError
     │   ├── QueueFull              10077: a subject, the stream or its bytes are at their cap; nothing stored
     │   ├── DiskFull               the server has no room left
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """Root of everything Headrace raises on purpose."""
+    """Root of all exceptions that Headrace raises on purpose."""
 
     retriable: bool = False
 
@@ -40,7 +40,7 @@ class HeadraceError(Exception):
 
 
 class JetStreamError(HeadraceError):
-    """Something about the NATS server or a call to it failed."""
+    """The NATS server, or a call to it, failed."""
 
 
 class ConnectError(JetStreamError):
@@ -70,7 +70,7 @@ class SubjectError(JetStreamError):
 
 
 class TopologyError(JetStreamError):
-    """A stream, consumer or bucket is missing or cannot be brought into shape."""
+    """A stream, consumer or bucket is missing or cannot be made as required."""
 
 
 class PublishError(JetStreamError):
@@ -83,7 +83,7 @@ class QueueFull(PublishError):
     retriable = True
 
     def __init__(self, message: str | None = None, *, subject: str = "", scope: str = "stream") -> None:
-        """`scope` is what was full: "subject", "stream" or "bytes"."""
+        """`scope` names the limit that was reached: "subject", "stream" or "bytes"."""
         super().__init__(message)
         self.subject = subject
         self.scope = scope
@@ -124,7 +124,7 @@ class NotConnected(JetStreamError):
 
 
 class RevisionConflict(JetStreamError):
-    """Another writer changed the key first."""
+    """The key was changed first by another writer."""
 
 
 class LeaseLost(JetStreamError):
@@ -135,7 +135,7 @@ class StreamTrimmed(JetStreamError):
     """Messages that a reader still wanted are no longer in the stream, or it is another stream under the same name."""
 
     def __init__(self, message: str | None = None, *, wanted: int = 0, first_seq: int = 0, last_seq: int = 0) -> None:
-        """`wanted`: the sequence the reader had to go on from; the stream has `first_seq` to `last_seq`."""
+        """`wanted`: the sequence that the reader had to continue from; the stream has `first_seq` to `last_seq`."""
         super().__init__(message)
         self.wanted = wanted
         self.first_seq = first_seq
@@ -147,7 +147,7 @@ class ObjectError(JetStreamError):
 
 
 class ObjectNotFound(ObjectError):
-    """There is no object of that name."""
+    """The store has no object of that name."""
 
 
 class ObjectCorrupt(ObjectError):

@@ -1,12 +1,13 @@
 """Reads a stream in order from a sequence on, and keeps following it; implements `ports.Follow`.
 
-A pull consumer of our own that the server keeps in memory and forgets soon after we are gone; no acks.  It delivers in order
-and numbers its deliveries, so a missing one (a broken connection, a lost message) shows at once, and we go on with a new
-consumer behind the last message that we have.  Pulling only while the reader keeps up is the back pressure.
+Each follow has a pull consumer of its own, without acks, that the server keeps in memory and removes soon after the reader is
+gone.  It delivers in order and numbers its deliveries, so a missing one (a broken connection, a lost message) shows at once,
+and the follow continues with a new consumer behind the last message that it has.  It pulls only while the reader keeps up,
+which is the back pressure.
 
-What the consumer cannot tell is that messages were removed before it came to them.  So whenever a consumer is made the stream's
-first sequence is compared with the one we go on from.  That is also why a quiet reader moves its position on now and then: else
-the messages of others that grow old and go would look like a gap.
+The consumer does not report messages that were removed before it reached them.  So whenever a consumer is made, the stream's
+first sequence is compared with the one to continue from.  For the same reason a quiet reader advances its position now and
+then: otherwise messages of other subjects that expire would look like a gap.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _names = NUID()
 
 
 class StreamFollow:
-    """Satisfies `ports.Follow`."""
+    """A reader of a stream; implements `ports.Follow`."""
 
     def __init__(self, session: ServerSession, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> None:
         self.stream = stream
@@ -49,8 +50,8 @@ class StreamFollow:
         self._session = session
         self._core = session.core
         self._batch = batch
-        self._position = max(0, start_seq - 1)  # handed out
-        self._read = self._position  # received
+        self._position = max(0, start_seq - 1)  # last sequence handed out
+        self._read = self._position  # last sequence received
         self._created = ""
         self._buffer: list[StoredMessage] = []
         self._pending = 0
@@ -94,7 +95,8 @@ class StreamFollow:
         self._idle_since = asyncio.get_running_loop().time()
         return Batch(messages, self._position, self._pending)
 
-    # the consumer -----------------------------------------------------------------------------------------------------------
+    # The consumer:
+
     async def _open(self) -> None:
         try:
             await self._check_not_trimmed()
@@ -158,7 +160,7 @@ class StreamFollow:
         self._ask()
 
     def _ask(self) -> None:
-        """Keep a batch requested, unless one waits for the reader already."""
+        """Request a batch, unless one waits for the reader already."""
         missing = self._batch - self._outstanding
         if not self._consumer or len(self._buffer) >= self._batch or missing < max(1, self._batch // 2):
             return
@@ -180,12 +182,13 @@ class StreamFollow:
         self._outstanding = 0
 
     def _break(self, reason: str) -> None:
-        """Something may be missing: go on with a new consumer."""
+        """Continue with a new consumer, because a message may be missing."""
         metrics.FOLLOW_RESTARTS.labels(reason).inc()
         self._leave()
         self._wake.set()
 
-    # what arrives -----------------------------------------------------------------------------------------------------------
+    # Received messages:
+
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         status = wire.status_of(headers)
@@ -223,7 +226,8 @@ class StreamFollow:
     def _on_down(self) -> None:
         self._break("disconnected")
 
-    # waiting ----------------------------------------------------------------------------------------------------------------
+    # Waiting:
+
     async def _sleep(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARTBEAT_S):

@@ -1,8 +1,8 @@
 """Checks periodically that all streams are present and that the server accepts writes.
 
-A connection that is up says little: JetStream may be switched off, a stream deleted, the disk full.  Then nothing is gained by
-taking requests.  `trouble` says what is wrong in words for an operator; once that is mended it is empty again, without anybody
-being started anew.  Streams in memory are made again here; one in files had contents, and whoever deleted it decides.
+A connection that is up proves little: JetStream may be switched off, a stream deleted, the disk full.  Then no request should
+be accepted.  `trouble` gives the fault in words for an operator; once that is mended it is empty again, without a restart of
+any process.  Streams in memory are created again here; a stream in files had contents, so the operator decides about it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_S = 2.0
 LOOK_TIMEOUT_S = 2.0
 PROBE_TIMEOUT_S = 6.0  # a disk that is busy is not full
 STORED_S = 10.0  # a write that was confirmed so recently need not be tried
-PROBE_BYTES = 8192  # more than what is left of a file's last page, which a full disk still takes
+PROBE_BYTES = 8192  # more than the rest of a file's last page, which a full disk still accepts
 PROBE_TTL_S = 5.0
 PROBE_POOL = "_probe"
 PAGE = 1024
@@ -60,19 +60,19 @@ class BrokerHealth:
         self._unstored = ""
 
     def stored(self) -> None:
-        """A request was stored."""
+        """Note that a request was stored."""
         self._stored_s = self._loop.time()
         self._unstored = ""
 
     def failed(self, error: JetStreamError) -> None:
-        """A request was not stored: look at once."""
+        """Check at once, because a request was not stored."""
         if isinstance(error, _UNSTORED) and self._connection.connected:
             self._unstored = f"the broker does not store messages: {error}"
             self._tell(self._unstored)
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check the server until cancelled."""
         while True:
             if self._connection.connected:
                 try:
@@ -85,7 +85,7 @@ class BrokerHealth:
                     await self._wake.wait()
 
     async def _look(self) -> None:
-        """Raises JetStreamError when nothing could be seen."""
+        """Check streams and writes once. Raises JetStreamError if the server could not be asked."""
         try:
             missing = frozenset(self._specs.keys() - await self._names())
         except JetStreamDisabled as error:
@@ -123,13 +123,13 @@ class BrokerHealth:
             ack = await self._connection.publish(
                 self._probe_subject, bytes(PROBE_BYTES), ttl_s=PROBE_TTL_S, timeout_s=PROBE_TIMEOUT_S
             )
-        except (QueueFull, NotConnected):  # a cap of ours; or no news at all
+        except (QueueFull, NotConnected):  # a cap of ours, or no information
             return ""
         except JetStreamError as error:
             self._unstored = f"the broker does not store messages: {error}"
         else:
             self.stored()
-            with contextlib.suppress(JetStreamError):  # else it goes by its own life
+            with contextlib.suppress(JetStreamError):  # otherwise it expires
                 await self._connection.delete_message(self._probe_stream, ack.seq)
         return self._unstored
 

@@ -1,8 +1,8 @@
 """Reads and writes key-value buckets; implements `ports.Bucket`.
 
-Written against the bucket's stream, not nats-py's `KeyValue`: that one returns a live entry for a key whose lease has
-expired and refuses to create it again, because it does not know limit markers.  Here a key whose last message is any kind of
-marker is absent, and compare-and-set goes against the marker's sequence.
+The code uses the bucket's stream, not nats-py's `KeyValue`, which returns a live entry for a key whose lease has expired and
+refuses to create it again, because it does not know limit markers.  Here a key whose last message is a marker of any kind is
+absent, and compare-and-set refers to the marker's sequence.
 """
 
 from __future__ import annotations
@@ -93,20 +93,20 @@ class KvBucket:
 
 
 def is_marker(message: StoredMessage) -> bool:
-    """True when the last message of a key says that the key is absent: deleted, purged, or removed by a limit."""
+    """Return True if the last message of a key marks the key as absent: deleted, purged, or removed by a limit."""
     headers = message.headers
     return headers is not None and (wire.MARKER_REASON in headers or headers.get(wire.KV_OPERATION) in ("DEL", "PURGE"))
 
 
 def check_key(key: str) -> str:
-    """Raises SubjectError for what is no key, wildcards included."""
+    """Return `key`. Raises SubjectError if it is not a key; wildcards are refused, too."""
     if not _KEY.match(key):
         raise SubjectError(f"{key!r} is no key of a bucket")
     return key
 
 
 def check_pattern(pattern: str) -> str:
-    """Raises SubjectError for what is neither a key nor a pattern of keys."""
+    """Return `pattern`. Raises SubjectError if it is neither a key nor a pattern of keys."""
     if not _PATTERN.match(pattern):
         raise SubjectError(f"{pattern!r} is no pattern of keys")
     return pattern

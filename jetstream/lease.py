@@ -1,10 +1,10 @@
 """Holds leases: keys with a TTL, renewed by compare-and-set, whose holder knows when they have lapsed.
 
-`LeaseClock` is the timing, without I/O.  `LeaseKeeper` drives it against a bucket and needs nothing but `ports.Bucket` and
-the loop's clock, so it runs unchanged over a simulated server.
+`LeaseClock` is the timing, without I/O.  `LeaseKeeper` drives it against a bucket and needs only `ports.Bucket` and the loop's
+clock, so it runs unchanged over a simulated server.
 
 The rule of self-fencing: a renewal counts from the moment it was *sent*, because the server cannot have started the TTL
-earlier.  So we stop holding before, never after, others may see the lease as gone.
+earlier.  So the holder stops before other processes can see the lease as gone, never after.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 16
-CALLS_PER_TTL = 4  # how long one call may take, as a part of the TTL
+CALLS_PER_TTL = 4  # a call may take at most TTL / CALLS_PER_TTL
 
 
 class LeaseClock:
@@ -38,7 +38,7 @@ class LeaseClock:
         if not ttl_s > 0:
             raise ValueError(f"a lease needs a positive TTL, got {ttl_s!r}")
         self.ttl_s = ttl_s
-        self._expires: float | None = None  # None: not held, as far as anybody has been told
+        self._expires: float | None = None  # None: not held, as far as the caller has been told
         self._confirmed = 0.0
         self._retry_at = 0.0
 
@@ -51,10 +51,10 @@ class LeaseClock:
         return self._expires is not None and now < self._expires
 
     def confirmed(self, sent_at: float, now: float) -> Literal["gained", "renewed", "lapsed", "late"]:
-        """A write sent at `sent_at` is confirmed at `now`.
+        """Note that a write sent at `sent_at` is confirmed at `now`, and return its effect.
 
-        `lapsed`: it came after the lease had run out; the lease is not held, gain it anew. `late`: a lease that was not held
-        was written, but so long ago that it has run out already.
+        `lapsed`: the confirmation came after the lease had run out; the lease is not held and must be gained again. `late`: a
+        lease that was not held was written, but so long ago that it has run out already.
         """
         had = self._expires is not None
         if self.lapsed(now):
@@ -67,7 +67,7 @@ class LeaseClock:
         return "renewed" if had else "gained"
 
     def lapsed(self, now: float) -> bool:
-        """True exactly once when the lease has run out."""
+        """Return True once after the lease has run out."""
         if self._expires is None or now < self._expires:
             return False
         self._expires = None
@@ -81,7 +81,7 @@ class LeaseClock:
         return had
 
     def failed(self, now: float) -> None:
-        """A write did not work out; try again soon."""
+        """Note that a write failed, so that it is tried again soon."""
         self._retry_at = now + self.ttl_s / RETRIES_PER_TTL
 
     def next_action(self) -> float:
@@ -93,7 +93,7 @@ class LeaseClock:
 
 
 class LeaseKeeper:
-    """Keeps one key of a bucket ours. The value must be unique to this holder (it carries its epoch)."""
+    """Holds one key of a bucket as a lease. The value must be unique to this holder (it carries the holder's epoch)."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class LeaseKeeper:
         self.key = key
         self._bucket: Bucket = messaging.bucket(bucket_name)
         self._value = value
-        self._ours = {value}  # values we may have written and not heard of
+        self._ours = {value}  # values that may have been written without a confirmation
         self._clock = LeaseClock(ttl_s)
         self._loop = asyncio.get_running_loop()
         self._on_lapse = on_lapse
@@ -127,11 +127,11 @@ class LeaseKeeper:
 
     @property
     def held_until_s(self) -> float:
-        """Loop time until which the lease is ours without another renewal; 0 when it is not."""
+        """Loop time until which the lease is held without another renewal; 0 when it is not held."""
         return self._clock.expires or 0.0
 
     async def wait_held(self, timeout_s: float) -> None:
-        """Raises LeaseLost when it was not gained in time."""
+        """Wait until the lease is held. Raises LeaseLost if it was not gained in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.held:
@@ -154,8 +154,11 @@ class LeaseKeeper:
                     alarm.cancel()
 
     async def update(self, value: bytes) -> None:
-        """Change the value. Raises LeaseLost when the lease is not held or is lost by it; JetStreamError when the outcome
-        is unknown, in which case the next renewal writes the new value."""
+        """Change the value.
+
+        Raises LeaseLost if the lease is not held or is lost by the write, and JetStreamError if the outcome is unknown, in
+        which case the next renewal writes the new value.
+        """
         async with self._write:
             if not self.held:
                 raise LeaseLost(f"the lease {self.key} is not held")
@@ -175,7 +178,8 @@ class LeaseKeeper:
                 except JetStreamError as error:
                     log.info("lease.release_failed", key=self.key, error=str(error))
 
-    # steps -------------------------------------------------------------------------------------------------------------------
+    # Steps:
+
     async def _sleep_until(self, when: float) -> None:
         loop = asyncio.get_running_loop()
         if when > loop.time():
@@ -200,8 +204,10 @@ class LeaseKeeper:
                 self._clock.failed(loop.time())
 
     async def _in_time(self, call: Awaitable[T]) -> T:
-        """Each call has its time, not all of a step together: a slow server that answers every call must not send us back to
-        the first one for ever."""
+        """Await `call` with its own time limit.
+
+        A limit for all calls of a step together would send the keeper back to the first call forever if the server is slow.
+        """
         limit_s = self._clock.ttl_s / CALLS_PER_TTL
         try:
             async with asyncio.timeout(limit_s):
@@ -218,7 +224,7 @@ class LeaseKeeper:
             entry = await self._in_time(self._bucket.get(self.key))
             if entry is None or entry.value not in self._ours:
                 self._clock.failed(loop.time())
-                return  # another holder has it; try again later
+                return  # another process holds it; try again later
             sent_at = loop.time()
             revision = await self._in_time(self._write_over(entry.revision))
         self._confirm(revision, sent_at)
@@ -235,7 +241,7 @@ class LeaseKeeper:
                 if raising:
                     raise LeaseLost(f"the lease {self.key} is lost") from None
                 return
-            # An earlier write of ours whose outcome we never heard has landed after all.
+            # An earlier write of this holder, whose outcome was unknown, has arrived after all.
             sent_at = loop.time()
             revision = await self._in_time(self._write_over(entry.revision))
         self._confirm(revision, sent_at)
@@ -277,5 +283,5 @@ class LeaseKeeper:
 
 
 async def lease_gone(bucket: Bucket, key: str) -> bool:
-    """A fresh read: is the lease absent now?"""
+    """Return True if the lease is absent now, by a fresh read."""
     return await bucket.get(key) is None

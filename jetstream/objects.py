@@ -1,8 +1,8 @@
 """Reads and writes object stores in the layout of ADR-20, so that `nats object ls|get|put` work; implements
 `ports.ObjectBucket`.
 
-Chunks are read in pages by direct batch reads: no consumer to leave behind, no quadratic joining, a deadline over the whole,
-and size and digest are checked.
+Chunks are read in pages by direct batch reads: this leaves no consumer behind, joins chunks in linear time, and has one
+deadline for the whole. Size and digest are checked.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ObjectStore:
         digest = hashlib.sha256()
         view = memoryview(data)
         gate = asyncio.Semaphore(CHUNKS_IN_FLIGHT)
-        # written before the description and gone after it, so that an object is there whole or not at all
+        # Chunks are written before the description and removed after it, so that an object is there whole or not at all.
         chunk_ttl_s = None if ttl_s is None else ttl_s + CHUNKS_OUTLIVE_S
 
         async def store(chunk: bytes) -> None:
@@ -81,7 +81,7 @@ class ObjectStore:
                     await gate.acquire()
                     group.create_task(store(chunk))
                     info.chunks += 1
-                    await asyncio.sleep(0)  # hashing a chunk takes a while; others want their turn
+                    await asyncio.sleep(0)  # hashing a chunk takes a while; other tasks must run
             info.digest = "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode()
             await self._write_info(info, ttl_s=ttl_s)
         except BaseExceptionGroup as group_error:
@@ -104,7 +104,7 @@ class ObjectStore:
                     except ObjectCorrupt:
                         before, info = info, await self._info(name)
                         if info is not None and not info.deleted and info.nuid == before.nuid:
-                            raise  # or it was replaced while it was read, and its chunks are gone
+                            raise  # otherwise it was replaced during the read, and its chunks are gone
                 raise ObjectNotFound(f"there is no object {name!r} in {self.name}")
         except TimeoutError:
             raise RequestTimeout(f"object {name!r} of {self.name} was not read in {timeout_s} s") from None
@@ -136,7 +136,7 @@ class ObjectStore:
                 digest.update(message.data)
                 chunks.append(message.data)
             seq = page[-1].seq + 1
-            await asyncio.sleep(0)  # hashing a page takes milliseconds; others want their turn
+            await asyncio.sleep(0)  # hashing a page takes milliseconds; other tasks must run
         data = b"".join(chunks)
         if len(data) != info.size or len(chunks) != info.chunks:
             raise ObjectCorrupt(
@@ -171,7 +171,7 @@ class ObjectStore:
         )
 
     async def _purge_quietly(self, nuid: str) -> None:
-        """Free chunks that nothing refers to. Failing to is waste, not an error."""
+        """Remove chunks that no description refers to. A failure wastes space and is no error."""
         with contextlib.suppress(ApiError, RequestTimeout):
             await self._session.api.call(f"STREAM.PURGE.{self._stream}", {"filter": self._chunks(nuid)})
 

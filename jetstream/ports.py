@@ -1,8 +1,7 @@
 """Declares what the rest of the project may ask of NATS, as protocols.
 
-`headrace.jetstream.client.Connection` is the real thing.  Tests run the same protocol code over a simulated server that
-implements
-these protocols in virtual time, so nothing outside `jetstream/` may need more than what stands here.
+`headrace.jetstream.client.Connection` implements them over NATS.  Tests run the same protocol code over a simulated server that
+implements these protocols in virtual time, so code outside `jetstream/` must not need more than the protocols here.
 
 Callbacks are synchronous, run on the event loop, and must not block: they put things into queues or state machines.
 """
@@ -28,7 +27,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class PubAck(msgspec.Struct, frozen=True):
-    """The server's word that a message is stored. `duplicate`: a message with this id was stored before."""
+    """The server's confirmation that a message is stored. `duplicate`: a message with this id was stored before."""
 
     stream: str
     seq: int
@@ -37,7 +36,7 @@ class PubAck(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it lies in a stream. `at`: Unix time when it was stored, 0 when the way of reading does not tell."""
+    """A message in a stream. `at`: Unix time at which it was stored, 0 if the kind of read does not return it."""
 
     subject: str
     seq: int
@@ -48,8 +47,11 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """Bounds of a stream. An empty stream has `first_seq` = `last_seq` + 1. `created` tells it from a later one of the same
-    name. `last_of_subject`: the last message of the subject asked about, 0 when there is none; it was read after the others."""
+    """Bounds of a stream. An empty stream has `first_seq` = `last_seq` + 1.
+
+    `created` distinguishes the stream from a later one of the same name. `last_of_subject`: sequence of the last message of the
+    requested subject, 0 if there is none; it was read after the other fields.
+    """
 
     first_seq: int
     last_seq: int
@@ -60,8 +62,10 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages that a follow has read, in order, possibly none. `position`: everything up to this sequence has been handed out.
-    `pending`: messages that wait in the stream behind the last of these."""
+    """Messages that a follow has read, in order, possibly none.
+
+    `position`: all messages up to this sequence have been handed out. `pending`: messages in the stream behind these.
+    """
 
     messages: Sequence[StoredMessage]
     position: int
@@ -70,7 +74,7 @@ class Batch:
 
 @runtime_checkable
 class Delivery(Protocol):
-    """A stored message as it was delivered to this process. Acks are fire and forget and never raise while disconnected."""
+    """A stored message that was delivered to this process. Acks are fire and forget and never raise while disconnected."""
 
     @property
     def subject(self) -> str: ...
@@ -97,11 +101,11 @@ class PullLoop(Protocol):
         """Pull until cancelled or stopped. Survives reconnects and server restarts."""
 
     def add_credit(self, n: int = 1) -> None:
-        """Allow `n` more deliveries (negative: fewer). Each delivery uses one up."""
+        """Allow `n` more deliveries (negative: fewer). Each delivery uses up one."""
 
     @property
     def credit(self) -> int:
-        """Deliveries still allowed."""
+        """The number of deliveries still allowed."""
 
     async def stop(self) -> None:
         """End `run` and withdraw the open pull requests, so that nothing is delivered to a reader that has left."""
@@ -112,16 +116,16 @@ class Follow(Protocol):
 
     @property
     def position(self) -> int:
-        """Every message of the subject up to this sequence has been handed out."""
+        """The sequence up to which all messages of the subject have been handed out."""
 
     async def next(self) -> Batch:
-        """Wait until there is more. Survives reconnects and server restarts, and may be cancelled and called again.
+        """Wait for more messages. Survives reconnects and server restarts, and may be cancelled and called again.
 
         Raises StreamTrimmed when messages behind `position` were removed before they could be read.
         """
 
     async def close(self) -> None:
-        """Leave nothing behind on the server."""
+        """Delete the consumer on the server."""
 
 
 class Subscription(Protocol):
@@ -153,15 +157,15 @@ class Bucket(Protocol):
     """A key-value bucket. A key that was deleted or has expired is absent, also while its marker is still stored."""
 
     async def get(self, key: str) -> Entry | None:
-        """A fresh read (never from a watch or cache)."""
+        """Read a key from the server, never from a watch or cache."""
 
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int: ...
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
-        """Put only if absent. Raises RevisionConflict."""
+        """Write the key only if it is absent. Raises RevisionConflict."""
 
     async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
-        """Put only if the key still has this revision. Raises RevisionConflict."""
+        """Write the key only if it still has this revision. Raises RevisionConflict."""
 
     async def delete(self, key: str, *, revision: int | None = None) -> None: ...
 
@@ -175,8 +179,10 @@ class Watch(Protocol):
     """A view of a bucket that is kept current."""
 
     async def run(self) -> None:
-        """Report every present key, then every change, until cancelled. After a reconnect or a gap it lists again and
-        reports keys that vanished meanwhile as `delete`."""
+        """Report every present key, then every change, until cancelled.
+
+        After a reconnect or a gap it lists the keys again and reports those that vanished meanwhile as `delete`.
+        """
 
     async def ready(self, timeout_s: float) -> None:
         """Return once the first listing is complete. Raises RequestTimeout."""
@@ -186,13 +192,13 @@ class ObjectBucket(Protocol):
     """An object store: named values of any size."""
 
     async def put(self, name: str, data: bytes | bytearray, *, ttl_s: float | None = None) -> str:
-        """Store whole, return the SHA-256 digest (hex). `ttl_s`: the object's own life, where its store has those."""
+        """Store the whole object and return its SHA-256 digest (hex). `ttl_s`: time to live, in stores with one per object."""
 
     async def get(self, name: str, *, timeout_s: float = 30.0) -> bytes:
-        """Raises ObjectNotFound, ObjectCorrupt, RequestTimeout."""
+        """Read an object. Raises ObjectNotFound, ObjectCorrupt, RequestTimeout."""
 
     async def delete(self, name: str, *, ttl_s: float | None = None) -> None:
-        """Fine when absent. `ttl_s`: how long the store remembers that it is gone, where objects have lives of their own."""
+        """Delete an object; an absent one is fine. `ttl_s`: life of its deletion marker, in stores with one TTL per object."""
 
 
 class BrokerStanding(Protocol):
@@ -203,10 +209,10 @@ class BrokerStanding(Protocol):
         """The reason why the server cannot be used; empty if it can."""
 
     def stored(self) -> None:
-        """Something was stored just now."""
+        """Note that a message was stored just now."""
 
     def failed(self, error: JetStreamError) -> None:
-        """Something could not be stored."""
+        """Note that a message could not be stored."""
 
 
 class Messaging(Protocol):
@@ -221,21 +227,23 @@ class Messaging(Protocol):
 
     @property
     def max_payload(self) -> int:
-        """Bytes the server takes in one message, headers included."""
+        """The most bytes that the server accepts in one message, headers included."""
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Call back after every reconnect (not after the first connect)."""
+        """Call `callback` after every reconnect, but not after the first connect."""
 
-    # core ---------------------------------------------------------------------------------------------------------------
+    # Core:
+
     def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
-        """Fire and forget, never blocks, order kept. While disconnected it is dropped and counted."""
+        """Send without waiting, in order. While disconnected the message is dropped and counted."""
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Raises NoResponder, RequestTimeout, NotConnected."""
+        """Send a request and return its answer. Raises NoResponder, RequestTimeout, NotConnected."""
 
     async def subscribe(self, subject: str, on_message: Callable[[Message], None], *, queue: str = "") -> Subscription: ...
 
-    # streams ------------------------------------------------------------------------------------------------------------
+    # Streams:
+
     async def publish(
         self,
         subject: str,
@@ -247,7 +255,7 @@ class Messaging(Protocol):
         expect_last_subject_seq: int | None = None,
         timeout_s: float = 2.0,
     ) -> PubAck:
-        """Store one message and wait for the server's word; retries a missing leader or responder inside the timeout.
+        """Store one message and wait for the confirmation; retries a missing leader or responder within the timeout.
 
         Raises QueueFull, DiskFull, PayloadTooLarge, RevisionConflict, TopologyError (no stream takes the subject), and
         PublishUnknown when the outcome is not known.
@@ -264,8 +272,10 @@ class Messaging(Protocol):
         expires_s: float = 2.0,
         on_missing: Callable[[], Awaitable[None]] | None = None,
     ) -> PullLoop:
-        """`priority` (0 first … 9 last) is for consumers with the `prioritized` policy. `on_missing` is awaited when the
-        consumer does not exist or was deleted, before the next try: it should make it again."""
+        """Return a pull loop on a consumer. `priority` (0 first … 9 last) is for consumers with the `prioritized` policy.
+
+        `on_missing` is awaited when the consumer does not exist or was deleted, before the next try: it should create it again.
+        """
 
     async def get_message(self, stream: str, seq: int) -> StoredMessage | None: ...
 
@@ -273,25 +283,25 @@ class Messaging(Protocol):
         """Return False when there is no such message, or it was deleted before."""
 
     async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
-        """Stored messages per subject."""
+        """Return the number of stored messages per subject."""
 
     async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
-        """The stored messages of one subject, oldest first."""
+        """Return the stored messages of one subject, oldest first."""
 
     def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> Follow:
         """Read `subject` from `start_seq` on. At most about 2 × `batch` messages wait here for the reader."""
 
     async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
-        """Fresh. Raises TopologyError."""
+        """Read the bounds of a stream from the server. Raises TopologyError."""
 
     async def purge_stream(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:
-        """Remove messages for good: those of a subject, those up to and including a sequence, or all. Returns how many."""
+        """Remove the messages of a subject, those up to and including a sequence, or all. Returns their number."""
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
-        """Create or update."""
+        """Create or update a consumer. Raises TopologyError."""
 
     async def delete_consumer(self, stream: str, name: str) -> None:
-        """Fine when absent."""
+        """Delete a consumer; an absent one is fine."""
 
     def bucket(self, name: str) -> Bucket: ...
 

@@ -62,15 +62,15 @@ class StreamStatus:
 
 
 async def ensure_topology(connection: Connection, topology: Topology) -> None:
-    """Create what is missing, update what differs. Safe to run by many at once.
+    """Create missing streams and update different ones. Several processes may do so at once.
 
-    Raises TopologyError naming the stream, DiskFull when the server cannot set its bytes aside.
+    Raises TopologyError, which names the stream, and DiskFull when the server cannot reserve its bytes.
     """
     await ensure_streams(connection, topology.all_streams())
 
 
 async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) -> None:
-    """The same for some of the streams."""
+    """Do the same as `ensure_topology` for some of the streams."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_ensured(connection, spec)) for spec in specs]
     for task in tasks:
@@ -79,7 +79,7 @@ async def ensure_streams(connection: Connection, specs: Iterable[StreamSpec]) ->
 
 
 async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
-    """Differences, field by field; changes nothing."""
+    """Return the changes that `ensure_topology` would make, field by field. Changes no stream."""
     plans = []
     for spec in topology.all_streams():
         info = await _info(connection, spec.name)
@@ -92,7 +92,7 @@ async def plan(connection: Connection, topology: Topology) -> list[StreamPlan]:
 
 
 async def status(connection: Connection, topology: Topology) -> list[StreamStatus]:
-    """Depth, age, redeliveries and consumers of every stream."""
+    """Return depth, age, redeliveries and consumers of every stream."""
     found = []
     for spec in topology.all_streams():
         info = await _info(connection, spec.name)
@@ -118,7 +118,7 @@ async def status(connection: Connection, topology: Topology) -> list[StreamStatu
 
 
 async def purge(connection: Connection, stream: str, *, subject: str | None = None) -> int:
-    """Remove all messages of a stream, or those of one subject or pattern. Returns how many. Raises TopologyError."""
+    """Remove all messages of a stream, or those of one subject or pattern. Returns their number. Raises TopologyError."""
     try:
         answer = await connection.api.call(f"STREAM.PURGE.{stream}", {"filter": subject} if subject else None)
     except ApiError as error:
@@ -137,8 +137,10 @@ async def remove_topology(connection: Connection, topology: Topology) -> None:
 
 
 def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[FieldChange, ...]:
-    """Fields of `wanted` that `current` (as the server reports it) does not have so. Fields that the server leaves out
-    when they are empty count as empty, and metadata that is not ours is left alone."""
+    """Return the fields of `wanted` that differ in `current`, as the server reports it.
+
+    Fields that the server leaves out when they are empty count as empty, and metadata of other programs is left alone.
+    """
     changes = []
     for name, value in wanted.items():
         have = current.get(name)
@@ -203,5 +205,5 @@ def _age_s(state: Mapping[str, Any], server_time: str | None) -> float:
 
 
 def parse_time(text: str) -> datetime:
-    """The server's RFC 3339 time; it sends up to nanoseconds, Python keeps microseconds."""
+    """Parse the server's RFC 3339 time. It has up to nanoseconds, of which Python keeps microseconds."""
     return datetime.fromisoformat(text)

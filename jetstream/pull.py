@@ -1,8 +1,8 @@
-"""Pulls messages continuously: requests as many from the server as there is credit, and no more.
+"""Pulls messages continuously, and requests at most as many from the server as there is credit.
 
 The server does not say which pull request a message answers, so the loop counts what it asked for (`outstanding`) and subtracts
-what arrives and what expires.  Whenever the count can no longer be trusted (an error status, a broken connection, silence) it
-changes its inbox: requests on the old inbox lose their reader, and the count starts at zero.
+messages that arrive and requests that expire.  Whenever the count can no longer be trusted (an error status, a broken
+connection, silence) it changes its inbox: requests on the old inbox lose their reader, and the count starts at zero.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _PullRequest(msgspec.Struct, omit_defaults=True):
 
 
 class StreamPull:
-    """A pull loop, as `ports.PullLoop`. `on_missing` is awaited when the consumer does not exist, before trying again."""
+    """A pull loop; implements `ports.PullLoop`. `on_missing` is awaited when the consumer is missing, before the next try."""
 
     def __init__(
         self,
@@ -91,14 +91,15 @@ class StreamPull:
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
 
-    # credit ---------------------------------------------------------------------------------------------------------------
+    # Credit:
+
     @property
     def credit(self) -> int:
         return self._credit
 
     @property
     def outstanding(self) -> int:
-        """Deliveries that the server has been asked for and has not made yet."""
+        """The number of deliveries that were requested and have not arrived yet."""
         return self._outstanding
 
     def add_credit(self, n: int = 1) -> None:
@@ -108,7 +109,7 @@ class StreamPull:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Ask at the end of this loop tick, so that credits returned one by one make one request."""
+        """Request messages at the end of this loop tick, so that credits returned one by one make one request."""
         if self._running and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._refill)
@@ -134,7 +135,8 @@ class StreamPull:
             self._outstanding += missing
             self._last_request_at = now
 
-    # what arrives ----------------------------------------------------------------------------------------------------------
+    # Received messages:
+
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         if headers is not None:
             status = wire.status_of(headers)
@@ -158,7 +160,7 @@ class StreamPull:
             return
         fields = wire.decode_headers(headers)
         pending = fields.get(wire.PENDING_MESSAGES, "")
-        if status == 408 and pending.isdigit():  # a request expired; the rest of it comes no more
+        if status == 408 and pending.isdigit():  # the request has expired; the rest of its messages do not come
             self._outstanding = max(0, self._outstanding - int(pending))
             self._backoff_s = 0.0
             self._schedule()
@@ -172,12 +174,12 @@ class StreamPull:
         self._wake.set()
 
     def _refuse(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        """Nak what still arrives at an inbox that has been left."""
+        """Nak a message that arrives at an inbox that is no longer used."""
         if reply.startswith(b"$JS.ACK."):
             StreamDelivery(self._core, subject, reply, data, headers).nak()
 
     def _renew(self, reason: str) -> Tap | None:
-        """Leave the inbox and with it every open request."""
+        """Change the inbox, which abandons every open request. Returns the old tap, if there was one."""
         self._outstanding = 0
         if self._tap is None:
             return None
@@ -187,7 +189,8 @@ class StreamPull:
         asyncio.get_running_loop().call_later(self._expires_s, self._core.untap, tap)
         return tap
 
-    # events of the connection ------------------------------------------------------------------------------------------------
+    # Events of the connection:
+
     def connection_down(self) -> None:
         self._renew("disconnected")
 
@@ -196,9 +199,10 @@ class StreamPull:
         self._backoff_s = 0.0
         self._schedule()
 
-    # life --------------------------------------------------------------------------------------------------------------------
+    # Running:
+
     async def run(self) -> None:
-        """Ends by `stop` or by cancellation; either way nothing is delivered afterwards."""
+        """Pull until `stop` or cancellation. No message is delivered afterwards."""
         if self._stopped:
             return
         self._running = True
@@ -253,7 +257,7 @@ class StreamPull:
             self._missing = self._missing or silent  # the consumer may be gone without a message that says so
 
     async def stop(self) -> None:
-        """Also waits until what was already on its way has been given back, when the connection is up."""
+        """End `run`. If the connection is up, wait until the messages that were on their way have been given back."""
         self._stopped = True
         was_running = self._running
         self._running = False

@@ -106,9 +106,9 @@ class BucketSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreSpec:
-    """An object store as data. `ttl_s` 0 keeps objects without limit; with `own_ttls` each object may have a life of its own.
+    """An object store as data. `ttl_s` 0 keeps objects without limit; with `own_ttls` each object may have its own.
 
-    `discard`: what happens when it is full, the new object is refused or the oldest make room.
+    `discard`: the policy of a full store, which refuses the new object or removes the oldest ones.
     """
 
     name: str

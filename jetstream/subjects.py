@@ -30,13 +30,13 @@ def check_token(value: str, what: str) -> str:
 
 
 def slug(name: str, *, length: int = 40) -> str:
-    """A readable token for any name; different names may share a slug."""
+    """Return a readable token for any name; different names may share a slug."""
     return _NOT_TOKEN.sub("-", name.lower()).strip("-")[:length] or "x"
 
 
 @lru_cache(maxsize=4096)
 def pool_id(model: str, namespace: str = "default") -> str:
-    """The pool of one served model in one namespace: slug plus 8 hex digits, so that `a/b` and `a_b` differ."""
+    """Return the pool id of a served model in a namespace: slug plus 8 hex digits, so that `a/b` and `a_b` differ."""
     if not model:
         raise SubjectError("a model needs a name, got ''")
     digest = hashlib.sha256(f"{namespace}\0{model}".encode()).hexdigest()[:8]
@@ -45,7 +45,7 @@ def pool_id(model: str, namespace: str = "default") -> str:
 
 @lru_cache(maxsize=4096)
 def tenant_token(tenant: str) -> str:
-    """A tenant as a subject token. Names that are no token already get a hash, so that two tenants never share one."""
+    """Return a tenant as a subject token. Names that are not tokens get a hash, so that two tenants never share one."""
     if not tenant:
         return DEFAULT_TENANT
     if _TOKEN.match(tenant) and len(tenant) <= 49:
@@ -77,7 +77,8 @@ class Subjects:
     def __post_init__(self) -> None:
         check_token(self.prefix, "prefix")
 
-    # work -----------------------------------------------------------------------------------------------------------------
+    # Work:
+
     def req(self, pool: str, request_class: RequestClass, tenant: str = DEFAULT_TENANT) -> str:
         if request_class not in REQUEST_CLASSES:
             raise SubjectError(f"request class {request_class!r} is not one of {', '.join(REQUEST_CLASSES)}")
@@ -122,7 +123,7 @@ class Subjects:
         return WorkerSubject(*self._parse(subject, "kv", 2))
 
     def route(self, pool: str) -> str:
-        """Placements as they were made, for replay."""
+        """Return the subject of recorded placements, which are kept for replay."""
         return f"{self.prefix}.route.{check_token(pool, 'pool')}"
 
     def load(self, pool: str, worker: str) -> str:
@@ -140,7 +141,8 @@ class Subjects:
     def dlq(self, pool: str) -> str:
         return f"{self.prefix}.dlq.{check_token(pool, 'pool')}"
 
-    # core -----------------------------------------------------------------------------------------------------------------
+    # Core:
+
     def out(self, ingress: str) -> str:
         return f"{self.prefix}.out.{check_token(ingress, 'ingress')}"
 
@@ -148,7 +150,7 @@ class Subjects:
         return f"{self.prefix}.ev.{check_token(pool, 'pool')}"
 
     def events_filter(self) -> str:
-        """The events of every pool."""
+        """Return the filter for the events of every pool."""
         return f"{self.prefix}.ev.*"
 
     def control(self, component: str) -> str:
@@ -160,13 +162,14 @@ class Subjects:
     def find(self, pool: str) -> str:
         return f"{self.prefix}.find.{check_token(pool, 'pool')}"
 
-    # streams, consumers, buckets --------------------------------------------------------------------------------------------
+    # Streams, consumers, buckets:
+
     def stream(self, kind: str) -> str:
-        """`REQ`, `WORK`, … → the stream's full name, for example `HR_REQ`."""
+        """Return the full name of a stream (`REQ`, `WORK`, …), for example `HR_REQ`."""
         return f"{self.prefix.upper()}_{kind}"
 
     def bucket(self, kind: str) -> str:
-        """`members`, `models`, … → the bucket's or object store's full name, for example `hr_members`."""
+        """Return the full name of a bucket or object store (`members`, `models`, …), for example `hr_members`."""
         return f"{self.prefix}_{kind}"
 
     def req_consumer(self, pool: str, request_class: RequestClass) -> str:
@@ -176,10 +179,11 @@ class Subjects:
         return f"W_{check_token(worker, 'worker')}"
 
     def prefill_consumer(self, pool: str, worker: str | None = None) -> str:
-        """The jobs for any prefill worker of a pool, or those for this one."""
+        """Return the consumer of the jobs for any prefill worker of a pool, or of those for this one."""
         return f"P_{check_token(pool, 'pool')}" if worker is None else f"P_{check_token(worker, 'worker')}_own"
 
-    # keys of the members bucket ---------------------------------------------------------------------------------------------
+    # Keys of the members bucket:
+
     def worker_key(self, pool: str, worker: str) -> str:
         return f"worker.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
 

@@ -2,8 +2,8 @@
 creates them.
 
 **Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
-subjects of a stream alike, and work that was accepted once and is moved must never be refused, so it cannot share the
-capped `REQ`.  `request_stream` says where a class lies.
+subjects of a stream alike, and a job that was accepted once and is moved must never be refused, so it cannot share the
+capped `REQ`.  `request_stream` returns the stream of a class.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 REQ_ACK_WAIT_S = 3.0
 WORK_INACTIVE_S = 15 * 60.0
-# A server that is killed may bring leases back that ran out long ago, and then does not end them: nats-server 2.15 saves every
-# two minutes what it has deleted, and after a crash looks for TTLs only behind that. A live lease is written every few seconds,
-# so what is older than this is none, whatever became of its TTL.
+# A killed server may bring leases back that expired long ago, and then does not end them: nats-server 2.15 saves its deletions
+# every two minutes, and after a crash looks for TTLs only behind that point. A live lease is written every few seconds, so an
+# entry older than this is no lease, in spite of its TTL.
 LEASES_KEPT_S = 60.0
 
-# The streams whose dead letters are ours to keep.
+# The streams whose dead letters Headrace keeps itself.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
 
 
@@ -33,7 +33,7 @@ WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
 class Topology:
     """Streams and buckets that one deployment needs on the server. Caps count waiting and delivered, unacked messages.
 
-    The server sets the bytes aside when a stream is made: all of them together must fit into its `max_file_store`.
+    The server reserves the bytes when a stream is created: all of them together must fit into its `max_file_store`.
     """
 
     subjects: Subjects = field(default_factory=Subjects)
@@ -41,7 +41,7 @@ class Topology:
     tenant_cap: int = 10_000  # requests of one tenant waiting in one pool and class
     request_cap: int = 200_000
     request_bytes: int = 1024 * MIB
-    worker_cap: int = 4096  # placed on one worker: a safety net, routers keep each worker's room themselves
+    worker_cap: int = 4096  # messages placed on one worker: a safety net, because routers track each worker's room themselves
     work_bytes: int = 1024 * MIB
     batch_cap: int = 1_000_000
     batch_bytes: int = 2048 * MIB
@@ -56,7 +56,7 @@ class Topology:
     route_max_age_s: float = 2 * DAY_S
     response_max_age_s: float = HOUR_S
     spill_ttl_s: float = 2 * HOUR_S
-    stored_bytes: int = 1024 * MIB  # answers of the Responses API: the oldest make room
+    stored_bytes: int = 1024 * MIB  # answers of the Responses API: the oldest are removed
 
     def streams(self) -> tuple[StreamSpec, ...]:
         s, p = self.subjects, self.subjects.prefix
@@ -178,7 +178,7 @@ class Topology:
         stored = ObjectStoreSpec(
             name=self.subjects.bucket("responses"),
             description="answers of the Responses API that clients may come back to",
-            own_ttls=True,  # how long is a setting of the frontend that stores them
+            own_ttls=True,  # the TTL is a setting of the frontend that stores them
             discard="old",
             max_bytes=self.stored_bytes,
             replicas=self.replicas,
@@ -197,7 +197,7 @@ class Topology:
         )
 
     def all_streams(self) -> tuple[StreamSpec, ...]:
-        """Everything, with the streams under buckets and object stores."""
+        """Return all streams, with those of buckets and object stores."""
         return (*self.streams(), *(b.stream() for b in self.buckets()), *(o.stream() for o in self.object_stores()))
 
     def _queue(self, kind: str, subjects: tuple[str, ...], description: str, **limits: Any) -> StreamSpec:
@@ -214,17 +214,17 @@ class Topology:
         )
 
     def _advisories(self) -> tuple[str, ...]:
-        # Not MSG_TERMINATED: the server says that of every message that is moved (published again, then deleted un-acked).
+        # Not MSG_TERMINATED: the server reports that for every moved message, which is published again and deleted un-acked.
         return tuple(f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{self.subjects.stream(queue)}.*" for queue in WORK_QUEUES)
 
 
 def request_stream(subjects: Subjects, request_class: RequestClass) -> str:
-    """The stream in which requests of this class lie."""
+    """Return the stream of requests of this class."""
     return subjects.stream("MOVED" if request_class == "re" else "REQ")
 
 
 def request_consumer(subjects: Subjects, pool: str, request_class: RequestClass) -> ConsumerSpec:
-    """Shared by all routers (priority 0) and, without a router, workers (priority 9) of a pool."""
+    """Return the consumer that all routers (priority 0) and, without a router, workers (priority 9) of a pool share."""
     return ConsumerSpec(
         stream=request_stream(subjects, request_class),
         name=subjects.req_consumer(pool, request_class),
@@ -237,7 +237,7 @@ def request_consumer(subjects: Subjects, pool: str, request_class: RequestClass)
 
 
 def work_consumer(subjects: Subjects, pool: str, worker: str) -> ConsumerSpec:
-    """Read by its worker alone. Goes away by itself when that worker has been gone for long; its messages stay."""
+    """Return the consumer of one worker. It expires when that worker has been gone for long; its messages stay."""
     return ConsumerSpec(
         stream=subjects.stream("WORK"),
         name=subjects.work_consumer(worker),
@@ -250,7 +250,10 @@ def work_consumer(subjects: Subjects, pool: str, worker: str) -> ConsumerSpec:
 
 
 def prefill_consumer(subjects: Subjects, pool: str, worker: str | None = None) -> ConsumerSpec:
-    """Shared by the prefill workers of a pool, or one worker's own, which goes away when that worker has been gone for long."""
+    """Return the consumer that the prefill workers of a pool share, or that of one worker.
+
+    The latter expires when that worker has been gone for long.
+    """
     return ConsumerSpec(
         stream=subjects.stream("PREFILL"),
         name=subjects.prefill_consumer(pool, worker),

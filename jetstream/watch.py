@@ -1,9 +1,8 @@
 """Watches a bucket and detects when its view may be stale.
 
-An ordered push consumer with short heartbeats.  Whenever something is missing (a delivery number, two heartbeats, the
-connection) the watch makes a new consumer, lists everything again, reports what changed, and reports keys that vanished.  A new
-consumer has a new name, the old one is deleted, and what could not be deleted removes itself after a few seconds without a
-reader.
+It uses an ordered push consumer with short heartbeats.  Whenever a delivery number, two heartbeats or the connection are
+missing, the watch makes a new consumer, lists all keys again, and reports the keys that changed or vanished.  A new consumer
+has a new name; the old one is deleted, or expires after a few seconds without a reader.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _names = NUID()
 
 
 class BucketWatch:
-    """Satisfies `ports.Watch`."""
+    """A watch of a bucket; implements `ports.Watch`."""
 
     def __init__(
         self, session: ServerSession, stream: str, prefix: str, pattern: str, on_change: Callable[[Change], None]
@@ -76,7 +75,8 @@ class BucketWatch:
             finally:
                 self._leave()
 
-    # keeping it alive -------------------------------------------------------------------------------------------------------
+    # The consumer:
+
     async def _sleep(self) -> None:
         pause_s = self._backoff_s if self._broken and self._core.up and self._backoff_s else HEARTBEAT_S
         self._wake.clear()
@@ -154,7 +154,8 @@ class BucketWatch:
         if not answer.get("num_pending", 0) and self._next_delivery == 1:
             self._end_of_listing()
 
-    # what arrives ------------------------------------------------------------------------------------------------------------
+    # Received messages:
+
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         fields = wire.decode_headers(headers) if headers else {}
@@ -182,7 +183,7 @@ class BucketWatch:
             return
         self._backoff_s = 0.0
         stalled = fields.get("Nats-Consumer-Stalled")
-        if reply or stalled:  # flow control: the server waits for an empty answer
+        if reply or stalled:  # flow control: the server waits for an empty reply
             self._core.send_now(wire.pub(reply.decode() or stalled or "", b""))
         last = fields.get("Nats-Last-Consumer", "")
         if last.isdigit() and int(last) >= self._next_delivery:
@@ -210,6 +211,6 @@ class BucketWatch:
     def _report(self, change: Change) -> None:
         try:
             self._on_change(change)
-        except Exception as error:  # a bug in the reader must not stop the listing half way
+        except Exception as error:  # a bug in the reader must not end the listing half way
             metrics.CALLBACK_ERRORS.inc()
             log.exception("watch.callback_failed", key=change.key, error=str(error))

@@ -1,4 +1,4 @@
-"""One ingress: accepts requests under its lease, is their judge, and gives their tokens to the callers that submitted them."""
+"""Runs an ingress: it accepts requests under its lease, is their judge, and gives their tokens to their submitters."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Item = dict[str, Any]
 
 
 class StoredResponse(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """One turn. `answer` is the JSON that clients get; `input` and `output` are JSON lists of items.
+    """A turn of a conversation. `answer` is the JSON that clients get; `input` and `output` are JSON lists of items.
 
     `chain` has the ids of the turns before, oldest first; `chain_bytes` is the size of all their items together.
     """

@@ -1,7 +1,7 @@
 """Calls the JetStream API with JSON requests and raises typed errors.
 
-Only the calls that Headrace makes, as plain dictionaries in the server's own field names: nats-py's records lack fields that we
-need (priority groups) and cost more than they give.
+It covers the calls that Headrace makes, as plain dictionaries in the server's own field names: nats-py's records lack fields
+that Headrace needs (priority groups) and cost more than they save.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ API = "$JS.API."
 STREAM_NOT_FOUND = 10059
 STREAM_IN_USE = 10058  # the name exists with another configuration
 CONSUMER_NOT_FOUND = 10014
-MESSAGE_NOT_FOUND = (10037, 10043, 10057)  # none at that place, no such sequence, deleted already
+MESSAGE_NOT_FOUND = (10037, 10043, 10057)  # no message at that place, no such sequence, deleted already
 STORE_FAILED = 10077
 WRONG_SEQUENCE = (10071, 10164)
 NOT_ENABLED = (10039, 10076)
-OUT_OF_RESOURCES = (10002, 10023, 10028, 10047)  # of the account, the server, memory, disk
+OUT_OF_RESOURCES = (10002, 10023, 10028, 10047)  # resources of the account, the server, memory, disk
 TOO_LARGE = 10054
 TOO_MANY_REQUESTS = 10167
 NOT_READY = (10008, 10009, 10005, 10006)  # no leader, not leader, no peers, cluster changing: ask again
@@ -82,7 +82,7 @@ class JsApi:
         self._timeout_s = timeout_s
 
     async def call(self, subject: str, body: Any = None, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Raises ApiError, JetStreamDisabled, AccessDenied, RequestTimeout, NotConnected."""
+        """Call the API. Raises ApiError, JetStreamDisabled, AccessDenied, RequestTimeout, NotConnected."""
         data = b"" if body is None else msgspec.json.encode(body)
         try:
             raw = await self._caller.request(API + subject, data, timeout_s=timeout_s or self._timeout_s)
@@ -102,12 +102,12 @@ class JsApi:
 
 
 def publish_fault(fault: ApiFault, subject: str) -> JetStreamError:
-    """The exception for a refused publish."""
+    """Return the exception for a refused publish."""
     code, text = fault.err_code, fault.description
     if code in WRONG_SEQUENCE:
         return RevisionConflict(f"{subject} was changed by somebody else: {text}")
     if code == STORE_FAILED:
-        # The server wraps every error of its store into this one code; only the text tells a full queue from a full disk.
+        # The server wraps every error of its store into this code; only the text distinguishes a full queue from a full disk.
         for words, scope in _FULL_SCOPES:
             if words in text:
                 return QueueFull(f"the queue for {subject} is full: {text}", subject=subject, scope=scope)

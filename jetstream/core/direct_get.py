@@ -32,7 +32,7 @@ class _GetAnswer(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """Reads of one connection."""
+    """Reads messages and stream state over one connection."""
 
     def __init__(self, core: CoreClient, api: JsApi, inbox: str) -> None:
         self._core = core
@@ -88,7 +88,7 @@ class Reader:
         if subject:
             query["filter"] = subject
         if up_to_seq:
-            query["seq"] = up_to_seq + 1  # the server keeps this one
+            query["seq"] = up_to_seq + 1  # the server keeps the message with this sequence
         try:
             answer = await self._api.call(f"STREAM.PURGE.{stream}", query or None)
         except ApiError as error:
@@ -108,7 +108,7 @@ class Reader:
                 return counts
 
     async def following(self, stream: str, subject: str, *, limit: int, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """The stored messages of one subject (or pattern), oldest first."""
+        """Return the stored messages of one subject (or pattern), oldest first."""
         found: list[StoredMessage] = []
         seq = 1
         while len(found) < limit:
@@ -124,7 +124,7 @@ class Reader:
         return found
 
     async def last_of_each(self, stream: str, pattern: str, *, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """The last message of every subject that matches."""
+        """Return the last message of every subject that matches."""
         try:
             return await self.batch(stream, {"multi_last": [pattern], "batch": 1000}, timeout_s=timeout_s)
         except _TooMany:

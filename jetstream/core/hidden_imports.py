@@ -13,7 +13,7 @@ def hidden(name: str) -> Iterator[None]:
     if name in sys.modules:
         yield
         return
-    sys.modules[name] = None  # type: ignore[assignment]  # as the import system notes that there is none
+    sys.modules[name] = None  # type: ignore[assignment]  # the import system's own mark for a missing module
     try:
         yield
     finally:

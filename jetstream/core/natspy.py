@@ -1,6 +1,6 @@
 """Imports nats-py without its WebSocket client; all modules of this package take nats-py from here.
 
-Where there is an aiohttp, and vLLM brings one, nats-py imports it: a fifth of the time that a part took to start.  An address
+If aiohttp is installed, as it is with vLLM, nats-py imports it, which took a fifth of the start time of a process.  An address
 with `ws://` is refused (`context`).
 """
 

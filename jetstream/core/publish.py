@@ -1,7 +1,7 @@
 """Sends requests and stream publishes and matches their answers, over one inbox.
 
-Answers come to `<inbox>.<number>` and are matched to a future by that number.  No task and no `wait_for` per call: a future
-and a timer.  A publish keeps its number and its bytes over all its tries.
+Answers arrive at `<inbox>.<number>` and are matched to a future by that number.  A call costs a future and a timer, but no task
+and no `wait_for`.  A publish keeps its number and its bytes over all its tries.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Mux:
         self._up = asyncio.Event()
         core.tap(f"{self._prefix}*", self._on_answer)
 
-    # events of the connection ------------------------------------------------------------------------------------------------
+    # Events of the connection:
+
     def up(self) -> None:
         self._up.set()
 
@@ -106,7 +107,7 @@ class Mux:
                 call.fail(_Disconnected())
 
     def denied(self, text: str) -> None:
-        """The server reported a permission violation: fail the calls it is about."""
+        """Fail the calls of a permission violation that the server has reported."""
         error = AccessDenied(f"the NATS server denies it: {text}")
         quoted = text.partition('"')[2].partition('"')[0]
         if quoted.startswith(self._prefix.lower()):
@@ -120,7 +121,8 @@ class Mux:
         if call is not None and call.future is not None and not call.future.done():
             call.future.set_result(Answer(data, wire.status_of(headers) if headers else 0, headers))
 
-    # calls -------------------------------------------------------------------------------------------------------------------
+    # Calls:
+
     def _open(self, subject: str, data: bytes, header: bytes | None, *, repeatable: bool | None) -> tuple[bytes, _Call]:
         size = len(data) + (len(header) if header else 0)
         if size > self._core.max_payload:
@@ -140,7 +142,7 @@ class Mux:
             call.timer.cancel()
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Answer:
-        """Raises NoResponder, RequestTimeout, NotConnected, AccessDenied."""
+        """Send a request and return its answer. Raises NoResponder, RequestTimeout, NotConnected, AccessDenied."""
         if not self._core.up:
             raise NotConnected(f"not connected, {subject} was not asked")
         loop = self._loop
@@ -158,7 +160,7 @@ class Mux:
         return answer
 
     async def publish(self, subject: str, data: bytes, headers: dict[str, str], *, timeout_s: float) -> PubAck:
-        """Store one message. With a `Nats-Msg-Id` a broken connection is survived by sending it again."""
+        """Store one message. With a `Nats-Msg-Id` it is sent again after a broken connection."""
         number, call = self._open(
             subject, data, wire.encode_headers(headers) if headers else None, repeatable=wire.MSG_ID in headers
         )
@@ -189,7 +191,7 @@ class Mux:
             if call.timed_out:
                 self._expire_publish(call)
             elif not self._core.send_now(call.cmd):
-                call.future = None  # no caller awaits it now, so its failure would go unseen
+                call.future = None  # no caller awaits it now, so asyncio would report its failure as never retrieved
                 await self._until_sendable(call)
                 continue
             try:
@@ -233,11 +235,11 @@ class Mux:
 
     async def _pause(self, call: _Call, pause_s: float, last: JetStreamError) -> None:
         if asyncio.get_running_loop().time() + pause_s >= call.deadline:
-            raise last  # the server refused every try, so this is known
+            raise last  # the server refused every try, so the message is certainly not stored
         await asyncio.sleep(pause_s)
 
     async def _no_stream(self, subject: str) -> bool:
-        """True when the server can answer and knows no stream for the subject: more tries are in vain."""
+        """Return True if the server answers and knows no stream for the subject, so that more tries are useless."""
         try:
             names = await self.request(
                 f"{api.API}STREAM.NAMES", msgspec.json.encode({"subject": subject}), timeout_s=RETRY_MAX_S

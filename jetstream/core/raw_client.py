@@ -1,14 +1,14 @@
 """Adapts nats-py's client: replaces the parts that are too slow for a token path or that can end a process.
 
-What is different from the plain client, and why:
+Differences from the plain client, and their reasons:
 
-* Messages go from the parser straight into a synchronous callback (a tap).  No message object, no queue and no task switch
-  in between; nothing can overflow on our side, a slow reader slows the socket instead, and the callbacks of all taps run in
-  the order in which the server sent the messages.
+* Messages go from the parser straight into a synchronous callback (a tap).  There is no message object, no queue and no task
+  switch in between; no buffer can overflow in this process, a slow reader slows the socket instead, and the callbacks of all
+  taps run in the order in which the server sent the messages.
 * `send_now` is synchronous: it appends to the client's own outgoing list and writes it to the socket once per loop tick.  All
-  that one connection sends keeps its order, whoever sends it.
+  messages of one connection keep their order, from any sender.
 * An error line of the server leads to a reconnect.  The plain client closes for good on most of them.
-* What was waiting to be sent when a connection broke is thrown away, not replayed into the next one: acks, frames and pull
+* Messages that wait to be sent when a connection breaks are dropped, not replayed into the next one: acks, frames and pull
   requests of an old connection only do harm on a new one.
 
 The overridden names are private to nats-py, which is why its version is pinned to one minor release.
@@ -37,26 +37,29 @@ CANCEL_TRIES = 40
 
 
 class Tap(Subscription):  # type: ignore[misc]  # nats-py has no type marker
-    """A subscription whose messages are handed over by the parser, without a queue or a task."""
+    """A subscription whose messages the parser passes to a callback, without a queue or a task."""
 
     def __init__(self, client: CoreClient, sid: int, subject: str, queue: str, handler: RawHandler) -> None:
         super().__init__(client, sid, subject, queue=queue, future=None, pending_msgs_limit=1)
         self.handler = handler
         self.sid = sid
-        self.announced = False  # the server has been told on this connection
+        self.announced = False  # the server knows the subscription on this connection
         self.silenced = False
 
 
 class Transport(TcpTransport):  # type: ignore[misc]  # nats-py has no type marker
-    """A socket for whose end several can wait."""
+    """A socket whose end several tasks can await."""
 
     async def wait_closed(self) -> None:
-        """Not as the plain one: there a reconnection that is cancelled while it waits cancels what everybody waits for, and
-        `close` ends as if it had been cancelled itself."""
+        """Wait for the end of the socket.
+
+        In the plain transport a reconnection that is cancelled while it waits cancels the future that all tasks wait for, and
+        `close` ends as if it had been cancelled itself.
+        """
         await asyncio.shield(super().wait_closed())
 
     def __bool__(self) -> bool:
-        """There is one. The client would put a plain one in the place of one that says no, as the plain one does at first."""
+        """Return True. The client would replace a transport that is False, as the plain one is at first, by a plain one."""
         return True
 
 
@@ -71,15 +74,18 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         self.on_restored: Callable[[], None] = lambda: None
         self.on_down: Callable[[], None] = lambda: None
         self._pending: list[bytes] = []
-        self.up = False  # connected, and the server knows all our subscriptions
+        self.up = False  # connected, and the server knows all subscriptions of this client
         self._write_scheduled = False
-        # Kept, because looking the running loop up costs a system call each time on Python 3.11.
+        # Kept, because each look-up of the running loop costs a system call on Python 3.11.
         self._event_loop = asyncio.get_running_loop()
 
-    # sending --------------------------------------------------------------------------------------------------------------
+    # Sending:
+
     def send_now(self, cmd: bytes) -> bool:
-        """Queue one protocol command for the end of this loop tick. False when it was dropped: not connected, or the
-        server takes so little that the buffer is full."""
+        """Queue one protocol command for the end of this loop tick.
+
+        Returns False if it was dropped: the client is not connected, or the buffer is full because the server reads too slowly.
+        """
         if not self.up:
             metrics.DROPPED.labels("disconnected").inc()
             return False
@@ -99,8 +105,8 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
             return
         transport = self._transport
         if not isinstance(transport, TcpTransport) or transport._io_writer.transport.get_write_buffer_size() > 0:
-            # The socket is behind (or is a WebSocket, which cannot be written to from here): let the client's flusher
-            # task drain it and take everything that has gathered by then in one go.
+            # The socket is behind (or is a WebSocket, which cannot be written to from here): the client's flusher task drains
+            # it and then sends all commands that have gathered by then at once.
             if self._flush_queue.empty():
                 self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
             return
@@ -108,8 +114,10 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
 
     async def barrier(self, timeout_s: float) -> None:
-        """Return once the server has handled everything sent before. (The plain flush lets its PING overtake the rest.)
-        Raises TimeoutError; nats.errors.Error when not connected."""
+        """Return once the server has handled all commands sent before. (The plain flush lets its PING overtake the rest.)
+
+        Raises TimeoutError; nats.errors.Error when not connected.
+        """
         if not self.up:
             raise errors.ConnectionReconnectingError
         pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -118,7 +126,8 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         async with asyncio.timeout(timeout_s):
             await pong
 
-    # receiving --------------------------------------------------------------------------------------------------------------
+    # Receiving:
+
     def tap(self, subject: str, handler: RawHandler, *, queue: str = "") -> Tap:
         """Subscribe; `handler` runs inside the read loop and must not block. Kept over reconnects."""
         self._sid += 1
@@ -132,12 +141,12 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         tap.announced = self.send_now(command.sub_cmd(tap.subject, tap.queue, tap.sid))
 
     def untap(self, tap: Tap) -> None:
-        """Unsubscribe and forget."""
+        """Unsubscribe and drop the tap."""
         if self._subs.pop(tap.sid, None) is not None and self.up and not tap.silenced:
             self.send_now(command.unsub_cmd(tap.sid, 0))
 
     def silence(self, tap: Tap, handler: RawHandler) -> None:
-        """Unsubscribe, but give what is already on its way to `handler`, until `untap`."""
+        """Unsubscribe, but pass messages that are already on their way to `handler`, until `untap`."""
         tap.handler = handler
         tap.silenced = True
         if self.up:
@@ -154,10 +163,11 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
             tap.handler(subject, reply, data, headers)
         except Exception as error:  # a bug in one callback must not end the read loop of all
             metrics.CALLBACK_ERRORS.inc()
-            with contextlib.suppress(Exception):  # nor must a closed log
+            with contextlib.suppress(Exception):  # and neither must a closed log
                 log.exception("callback.failed", subject=subject.decode("utf-8", "replace"), error=str(error))
 
-    # surviving --------------------------------------------------------------------------------------------------------------
+    # Reconnecting:
+
     async def _process_err(self, err_msg: str) -> None:
         text = err_msg.strip("'")
         if "permissions violation" in text:
@@ -187,8 +197,8 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
     async def stop_reconnecting(self) -> None:
         """End the attempts to connect again, for good.
 
-        One cancellation may not do: before Python 3.12 `asyncio.wait_for`, in which they wait, loses one that comes when an
-        attempt has just failed, and the plain client's `close` asks only once.  It would then try without end.
+        One cancellation may not suffice: before Python 3.12 `asyncio.wait_for`, in which the attempts wait, loses one that
+        comes when an attempt has just failed, and the plain client's `close` cancels only once.  Then the client tries forever.
         """
         self.options["allow_reconnect"] = False
         for _ in range(CANCEL_TRIES):
@@ -198,7 +208,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
             await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 
     def mark_up(self) -> None:
-        """The server has our subscriptions again, save those made while the client was replaying them."""
+        """Note that the server has all subscriptions again, except those made while the client was replaying them."""
         self.up = True
         for tap in list(self._subs.values()):
             if isinstance(tap, Tap) and not tap.announced:

@@ -1,7 +1,7 @@
 """Writes and parses the parts of the NATS protocol that Headrace handles itself: publish commands, headers, ack subjects.
 
-Pure functions.  The token path and the publish path build their commands here, because going through the general client costs
-several times as much per message.
+All functions are pure.  The token path and the publish path build their commands here, because the general client costs several
+times as much per message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEQUENCE = "Nats-Sequence"
 NUM_PENDING = "Nats-Num-Pending"
 PENDING_MESSAGES = "Nats-Pending-Messages"
 
-# Added by the server to a stored message that it hands out; not part of what was published.
+# Headers that the server adds to a stored message when it delivers it; they were not published.
 READ_HEADERS = frozenset(
     {
         "Nats-Stream",
@@ -51,14 +51,14 @@ _CRLF = b"\r\n"
 
 
 def pub(subject: str, data: bytes, reply: str = "") -> bytes:
-    """A PUB command. `subject` and `reply` must be valid: nothing here looks for spaces or line breaks."""
+    """Return a PUB command. `subject` and `reply` must be valid: they are not checked for spaces or line breaks."""
     if reply:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
     return b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data)
 
 
 def hpub(subject: str, data: bytes, header: bytes, reply: str = "") -> bytes:
-    """An HPUB command; `header` as made by `encode_headers`."""
+    """Return an HPUB command; `header` comes from `encode_headers`."""
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
         subject.encode(),
         reply.encode(),
@@ -70,7 +70,7 @@ def hpub(subject: str, data: bytes, header: bytes, reply: str = "") -> bytes:
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """The header block of an HPUB. Raises SubjectError for names or values that would break out of it."""
+    """Return the header block of an HPUB. Raises SubjectError for names or values that would break out of it."""
     lines = ["NATS/1.0"]
     for name, value in headers.items():
         if not name or ":" in name or " " in name or "\r" in name or "\n" in name or "\r" in value or "\n" in value:
@@ -83,7 +83,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def status_of(raw: bytes | None) -> int:
-    """The inline status of a header block as received, 0 when there is none."""
+    """Return the inline status of a received header block, 0 if there is none."""
     if raw and raw[8:9] == b" ":
         code = raw[9:12]
         if code.isdigit():
@@ -92,7 +92,7 @@ def status_of(raw: bytes | None) -> int:
 
 
 def decode_headers(raw: bytes | None) -> dict[str, str]:
-    """A header block as received; an inline status becomes `Status` and `Description`."""
+    """Parse a received header block; an inline status becomes `Status` and `Description`."""
     if not raw:
         return {}
     first, _, rest = raw.partition(_CRLF)
@@ -132,14 +132,14 @@ def parse_ack_subject(reply: str) -> AckSubject:
 
 
 def nak_body(delay_s: float) -> bytes:
-    """A negative ack; redelivered after the delay, or at once."""
+    """Return the body of a negative ack: the message is redelivered after the delay, or at once."""
     if delay_s <= 0:
         return NAK
     return NAK + b" " + json.dumps({"delay": nanoseconds(delay_s)}).encode()
 
 
 def ttl_value(ttl_s: float) -> str:
-    """Seconds as the server wants them: whole, at least one, never shorter than asked for."""
+    """Convert seconds to the server's TTL: whole seconds, at least one, rounded up."""
     if not ttl_s > 0 or not math.isfinite(ttl_s):
         raise ValueError(f"a TTL must be a positive number of seconds, got {ttl_s!r}")
     return str(max(1, math.ceil(ttl_s)))
