@@ -229,7 +229,7 @@ class Calibration:
             self.unused[why] += 1
         self._cache.pop(worker, None)
 
-    def forget(self, worker: str) -> None:
+    def remove(self, worker: str) -> None:
         """It has left. Fine when unknown."""
         self._workers.pop(worker, None)
         self._epochs.pop(worker, None)

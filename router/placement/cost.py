@@ -55,7 +55,7 @@ class RecentWork:
                     sums[name] /= self._scale
             self._scale = 1.0
 
-    def forget(self, worker: str) -> None:
+    def remove(self, worker: str) -> None:
         self._tokens.pop(worker, None)
         self._requests.pop(worker, None)
 
@@ -97,7 +97,7 @@ def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float, pendin
     return (load.pending_tokens(now_s) if pending is None else pending) < lookahead_tokens(load, settings)
 
 
-def look(
+def make_worker_view(
     loads: LoadTable,
     settings: SchedulerSettings,
     recent: RecentWork,

@@ -33,7 +33,7 @@ class CostRow:
     number: int
     overlaps: Mapping[str, Overlap]
     session: int = -1  # the column its session belongs to
-    nobody_since_s: float | None = None  # no worker may take it, since then
+    ineligible_since_s: float | None = None  # no worker may take it, since then
     blocks: float = 0.0  # KV blocks it will need beside those that are cached, about
 
 
@@ -143,9 +143,9 @@ class CostMatrix:
         if columns:
             if not everybody:
                 self.eligible[row.number, columns] = True
-            row.nobody_since_s = None
-        elif row.nobody_since_s is None:
-            row.nobody_since_s = now_s
+            row.ineligible_since_s = None
+        elif row.ineligible_since_s is None:
+            row.ineligible_since_s = now_s
         self._fill_work(row)
 
     def _fill_remote(self, row: CostRow) -> None:

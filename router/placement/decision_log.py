@@ -71,7 +71,7 @@ class LoggedDecision:
     at_s: float
     waited_s: float
     predicted_ttft_s: float = 0.0
-    seen: DecisionSnapshot | None = None
+    snapshot: DecisionSnapshot | None = None
     prefill: PrefillDecision | None = None
 
 
@@ -88,7 +88,7 @@ class DecisionLog:
         while len(self._decisions) > self._most:
             self._decisions.popitem(last=False)
 
-    def placed(self, placement: Placement, seen: DecisionSnapshot, now_s: float) -> None:
+    def placed(self, placement: Placement, snapshot: DecisionSnapshot, now_s: float) -> None:
         self.add(
             LoggedDecision(
                 id=placement.request.id,
@@ -98,7 +98,7 @@ class DecisionLog:
                 at_s=now_s,
                 waited_s=placement.waited_s,
                 predicted_ttft_s=placement.predicted_ttft_s,
-                seen=seen,
+                snapshot=snapshot,
                 prefill=placement.prefill,
             )
         )
@@ -127,11 +127,11 @@ def reason_of(row: CostRow, load: WorkerLoad, overlap: Overlap, pick: Pick, wind
     return "prefix" if overlap.blocks and overlap.blocks >= best else "load"
 
 
-def see(
+def take_snapshot(
     row: CostRow, window: CostMatrix, loads: LoadTable, workers: WorkerView, settings: SchedulerSettings
 ) -> DecisionSnapshot:
     """The moment as it is for this request."""
-    apart = workers.prefill is not None
+    disagg = workers.prefill is not None
     return DecisionSnapshot(
         names=tuple(load.info.worker for load in loads),
         reasons=reasons(row.request, loads),
@@ -139,14 +139,14 @@ def see(
         uncached=window.uncached[row.number].copy(),
         work=window.work[row.number].copy(),
         workers=workers,
-        ways=costs(window, np.array([row.number]), workers, 0.0, settings) if apart else None,
+        ways=costs(window, np.array([row.number]), workers, 0.0, settings) if disagg else None,
     )
 
 
-def waiting(row: CostRow, seen: DecisionSnapshot, now_s: float) -> LoggedDecision:
+def waiting_decision(row: CostRow, snapshot: DecisionSnapshot, now_s: float) -> LoggedDecision:
     """How things stand for one that waits, told like a decision."""
     waited_s = max(now_s - row.request.arrived_s, 0.0)
-    return LoggedDecision(id=row.request.id, state="waiting", reason="", at_s=now_s, waited_s=waited_s, seen=seen)
+    return LoggedDecision(id=row.request.id, state="waiting", reason="", at_s=now_s, waited_s=waited_s, snapshot=snapshot)
 
 
 def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
@@ -168,6 +168,6 @@ def explanation(decision: LoggedDecision, *, router: str, policy: str) -> Explan
         at=decision.at_s,
         waited_s=round(decision.waited_s, 6),
         predicted_ttft_s=round(decision.predicted_ttft_s, 6),
-        candidates=decision.seen.candidates() if decision.seen is not None else [],
+        candidates=decision.snapshot.candidates() if decision.snapshot is not None else [],
         prefill=decision.prefill,
     )

@@ -52,7 +52,7 @@ class ExpiryHeap(Generic[T]):
             heappop(heap)
         return heap[0][0] if heap else float("inf")
 
-    def take(self, now_s: float) -> Iterator[T]:
+    def pop_due(self, now_s: float) -> Iterator[T]:
         """Those that are due, soonest first, each only once."""
         while self.next_s() <= now_s:
             yield heappop(self._heap)[2]

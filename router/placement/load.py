@@ -45,7 +45,7 @@ class WorkerLoad:
     # -- what is on its way ------------------------------------------------------------------------------------------
 
     def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, alone: bool = False) -> None:
-        self.forget(request_id)
+        self.remove_entry(request_id)
         self.entries[request_id] = LoadEntry(tokens, blocks, now_s, alone=alone)
         self._entry_tokens += tokens
         self._entry_blocks += blocks
@@ -55,25 +55,25 @@ class WorkerLoad:
         if entry is not None and entry.started_s is None:
             entry.started_s = now_s
 
-    def forget(self, request_id: str) -> LoadEntry | None:
+    def remove_entry(self, request_id: str) -> LoadEntry | None:
         entry = self.entries.pop(request_id, None)
         if entry is not None:
             self._entry_tokens -= entry.tokens
             self._entry_blocks -= entry.blocks
         return entry
 
-    def heard(self, report: LoadReport, now_s: float) -> None:
+    def on_report(self, report: LoadReport, now_s: float) -> None:
         """A worker counts what it has started in its next report, so those entries have done their duty."""
         self.report = report
         self.reported_s = now_s
         for request_id in [i for i, entry in self.entries.items() if entry.started_s is not None]:
-            self.forget(request_id)
+            self.remove_entry(request_id)
 
     def expire(self, before_s: float) -> list[str]:
         """Entries that are older than this: nobody has ever confirmed them."""
         late = [i for i, entry in self.entries.items() if entry.placed_s < before_s]
         for request_id in late:
-            self.forget(request_id)
+            self.remove_entry(request_id)
         return late
 
     # -- figures -----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class WorkerLoad:
             return 0
         return min(int(self.info.slots * seconds / self.residency_s), self.info.slots)
 
-    def settled(self, took_s: float) -> None:
+    def note_residency(self, took_s: float) -> None:
         self.residency_s = took_s if not self.residency_s else 0.9 * self.residency_s + 0.1 * took_s
 
     def slot_wait_s(self) -> float:
@@ -142,4 +142,4 @@ class LoadTable(WorkerColumns[WorkerLoad]):
         super().__init__(WorkerLoad)
 
     def remove(self, worker: str) -> WorkerLoad | None:
-        return self._take_out(worker)
+        return self._remove(worker)

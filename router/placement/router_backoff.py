@@ -28,21 +28,21 @@ class RouterBackoff:
         self._turn_s = turn_s
         self.next_s = float("inf")  # when its next turn comes
 
-    def look(self, room: Sequence[bool], loads: LoadTable, now_s: float) -> None:
+    def note_rooms(self, room: Sequence[bool], loads: LoadTable, now_s: float) -> None:
         """Note which workers have had room since when."""
         self.next_s = float("inf")
         for load in loads:
-            self.heard(load, room=room[load.column], now_s=now_s)
+            self.note_room(load, room=room[load.column], now_s=now_s)
 
     @staticmethod
-    def heard(load: WorkerLoad, *, room: bool, now_s: float) -> None:
+    def note_room(load: WorkerLoad, *, room: bool, now_s: float) -> None:
         """What is known of this worker has changed. Room that opened while nothing waited here is nobody's turn any more."""
         if not room:
             load.opened_s = None
         elif load.opened_s is None:
             load.opened_s = now_s
 
-    def nobody(self, loads: LoadTable) -> None:
+    def note_no_room(self, loads: LoadTable) -> None:
         """None has room."""
         self.next_s = float("inf")
         for load in loads:

@@ -17,9 +17,9 @@ from headrace.broker.messages import Explanation, JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
 from headrace.router.placement.admission import Admission, PoolSpeed
 from headrace.router.placement.calibration import Calibration
-from headrace.router.placement.cost import RecentWork, has_room, look, lookahead_tokens
+from headrace.router.placement.cost import RecentWork, has_room, lookahead_tokens, make_worker_view
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
-from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, see, waiting
+from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
 from headrace.router.placement.disagg.planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.disagg.prefill_costs import PrefillSide
 from headrace.router.placement.fairness.fair_queue import FairQueue
@@ -32,7 +32,7 @@ from headrace.router.placement.types import Decision, Placement, Shed, Waiting, 
 from headrace.router.placement.unplaceable import Unplaceable
 from headrace.router.placement.worker_view import WorkerView
 
-_LOOK_AGAIN_S = 0.05  # while requests wait, at least so often
+_RECHECK_S = 0.05  # while requests wait, at least so often
 _SOONEST_S = 0.001
 _MOST_RUNNING = 65_536
 
@@ -50,27 +50,27 @@ class Scheduler:
         self._loads = LoadTable()
         self._calibration = Calibration(settings.calibration)
         self._queue = FairQueue(settings.fairness)
-        self._limits = Admission(settings.limits)
-        self.apart = DisaggPlanner(settings, self._loads, view)
-        self._window = CostMatrix(self._loads, self.apart.pool, settings.tiers)
-        self._stranded = Unplaceable(self._window, patience_s=settings.no_worker_s)
+        self._admission = Admission(settings.limits)
+        self.disagg = DisaggPlanner(settings, self._loads, view)
+        self._window = CostMatrix(self._loads, self.disagg.pool, settings.tiers)
+        self._unplaceable = Unplaceable(self._window, patience_s=settings.no_worker_s)
         self._recent = RecentWork(settings.balance_horizon)
         self._policy = make_policy(settings, self._rng)
-        self._memory = DecisionLog(settings.explained)
-        self._turns = RouterBackoff(name, settings.turn_s)
+        self._log = DecisionLog(settings.explained)
+        self._backoff = RouterBackoff(name, settings.turn_s)
         self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
         """A worker has come, or its lease says something new: its role, for example."""
-        known = self._loads.get(info.worker) or self.apart.pool.get(info.worker)
+        known = self._loads.get(info.worker) or self.disagg.pool.get(info.worker)
         if known is not None and known.info == info:
             return
         if known is not None and known.info.serves != info.serves:
-            self._take_out(info.worker, now_s)
+            self._drop_worker(info.worker, now_s)
         speed = self._calibration.estimate(info.worker)
-        self.apart.put(info, speed)
+        self.disagg.put_worker(info, speed)
         if info.serves:
             others = [load.info.worker for load in self._loads]
             if self._loads.put(info, speed):
@@ -79,21 +79,21 @@ class Scheduler:
 
     def remove_worker(self, worker: str, now_s: float) -> None:
         """Fine when unknown. What was on its way there is for the movers."""
-        if not self._take_out(worker, now_s):
+        if not self._drop_worker(worker, now_s):
             return
-        self._calibration.forget(worker)
-        self.apart.forget(worker)
+        self._calibration.remove(worker)
+        self.disagg.remove_worker(worker)
         self._columns_changed(now_s)
 
-    def _take_out(self, worker: str, now_s: float) -> bool:
-        self._recent.forget(worker)
-        return self._loads.remove(worker) is not None or self.apart.pool.remove(worker, now_s) is not None
+    def _drop_worker(self, worker: str, now_s: float) -> bool:
+        self._recent.remove(worker)
+        return self._loads.remove(worker) is not None or self.disagg.pool.remove(worker, now_s) is not None
 
     def set_routers(self, names: Iterable[str]) -> None:
         """The live routers of this pool; this one is always counted."""
         self.routers = tuple(sorted({*names, self.name}))
         if len(self.routers) == 1:
-            self._turns.nobody(self._loads)
+            self._backoff.note_no_room(self._loads)
 
     def workers(self) -> Sequence[WorkerLoad]:
         """Those that get requests."""
@@ -101,29 +101,29 @@ class Scheduler:
 
     def _columns_changed(self, now_s: float) -> None:
         self._window.columns_changed(now_s)
-        self._stranded.look_again()
+        self._unplaceable.recheck()
 
     # -- load --------------------------------------------------------------------------------------------------------
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
         """Of an unknown worker it is ignored: its lease comes first."""
         load = self._loads.get(report.worker)
-        if load is None and self.apart.pool.get(report.worker) is None:
+        if load is None and self.disagg.pool.get(report.worker) is None:
             return
         self._calibration.observe(report)
         speed = self._calibration.estimate(report.worker)
-        if self.apart.known:
-            self.apart.on_report(report, speed, now_s)
+        if self.disagg.known:
+            self.disagg.on_report(report, speed, now_s)
         if load is None:
             return
-        load.heard(report, now_s)
+        load.on_report(report, now_s)
         load.full_s = None
         load.speed = speed
         self._note_room(load, now_s)
 
     def _note_room(self, load: WorkerLoad, now_s: float) -> None:
         if len(self.routers) > 1:  # or there are no turns to take
-            self._turns.heard(load, room=has_room(load, self.settings, now_s), now_s=now_s)
+            self._backoff.note_room(load, room=has_room(load, self.settings, now_s), now_s=now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
         """Anything unknown in it is ignored."""
@@ -132,7 +132,7 @@ class Scheduler:
             if load is not None and event.by != self.name:
                 if event.prefill:
                     load.place(event.id, tokens=0, blocks=0, now_s=now_s)
-                    self.apart.placed_elsewhere(event, now_s)
+                    self.disagg.placed_elsewhere(event, now_s)
                 else:
                     load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
                 self._recent.add(event.worker, event.uncached or event.tokens)
@@ -146,18 +146,18 @@ class Scheduler:
                 while len(self._running) > _MOST_RUNNING:
                     self._running.popitem(last=False)
         elif event.kind == "prefilled":
-            self.apart.pool.close(event.id, now_s)
+            self.disagg.pool.close(event.id, now_s)
             self._queue.correct(event.id, uncached=event.uncached)
         else:
             self._ended(event, load, now_s)
 
     def _ended(self, event: JobEvent, load: WorkerLoad | None, now_s: float) -> None:
         started = self._running.pop(event.id, None)
-        self.apart.pool.close(event.id, now_s)
+        self.disagg.pool.close(event.id, now_s)
         if load is not None:
-            load.forget(event.id)
+            load.remove_entry(event.id)
             if event.kind == "settled" and started is not None and started[0] == event.worker:
-                load.settled(now_s - started[1])
+                load.note_residency(now_s - started[1])
         if event.kind == "settled":
             self._queue.settle(event.id, output=event.tokens)
 
@@ -179,7 +179,7 @@ class Scheduler:
         overlaps = self._view.overlaps(request.id)
         row = self._window.add(request, overlaps, now_s)
         uncached = self._least_uncached(row)
-        shed = self._limits.admit(
+        shed = self._admission.admit(
             request,
             uncached=uncached,
             queue=self._queue,
@@ -189,11 +189,11 @@ class Scheduler:
             crowded=self._crowded(request.tenant),
         )
         if shed is not None:
-            self._forget(request.id)
-            self._memory.shed(shed, now_s)
+            self._drop_request(request.id)
+            self._log.shed(shed, now_s)
             return shed
         self._queue.add(request, tokens=uncached)
-        self._stranded.look(row)
+        self._unplaceable.check(row)
         return None
 
     def _crowded(self, tenant: str) -> bool:
@@ -206,7 +206,7 @@ class Scheduler:
         for request_id in ids:
             request = self._queue.remove(request_id)
             if request is not None:
-                self._forget(request_id)
+                self._drop_request(request_id)
                 dropped.append(request)
         return dropped
 
@@ -220,17 +220,17 @@ class Scheduler:
         request = placement.request
         load = self._loads.get(placement.worker)
         if load is not None:
-            load.forget(request.id)
+            load.remove_entry(request.id)
             load.full_s = now_s
-        self.apart.pool.close(request.id, now_s)
+        self.disagg.pool.close(request.id, now_s)
         self._view.track(request.id, request.chain)
         row = self._window.add(request, self._view.overlaps(request.id), now_s)
         self._queue.unplace(request, tokens=self._least_uncached(row))
 
-    def _forget(self, request_id: str) -> None:
+    def _drop_request(self, request_id: str) -> None:
         self._window.remove(request_id)
         self._view.untrack(request_id)
-        self._stranded.forget(request_id)
+        self._unplaceable.remove(request_id)
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
@@ -240,21 +240,21 @@ class Scheduler:
         for load in self._loads:
             if load.entries:
                 load.expire(now_s - self.settings.entry_expiry_s)
-        if self.apart.pool.jobs:
-            self.apart.pool.expire(now_s)
+        if self.disagg.pool.jobs:
+            self.disagg.pool.expire(now_s)
         if not len(self._window):
             return []
         self._refresh()
-        decisions: list[Decision] = [*self._give_up(now_s)]
+        decisions: list[Decision] = [*self._shed_overdue(now_s)]
         if not len(self._loads):
             return decisions
         while len(self._window):
-            side = self.apart.look(now_s)
+            side = self.disagg.prefill_side(now_s)
             if not self._any_room(side, now_s):
                 break
-            workers = self._look(side, now_s)
+            workers = self._worker_view(side, now_s)
             if len(self.routers) > 1:
-                self._turns.look(workers.all_room, self._loads, now_s)
+                self._backoff.note_rooms(workers.all_room, self._loads, now_s)
             placement = self._place_one(workers, now_s)
             if placement is None:
                 break
@@ -267,16 +267,16 @@ class Scheduler:
             if row is not None:
                 self._queue.update(request_id, self._least_uncached(row))
 
-    def _look(self, side: PrefillSide | None, now_s: float) -> WorkerView:
-        awaited = self.apart.pool.awaited_blocks if self.apart.pool.jobs else None
-        return look(self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited)
+    def _worker_view(self, side: PrefillSide | None, now_s: float) -> WorkerView:
+        awaited = self.disagg.pool.awaited_blocks if self.disagg.pool.jobs else None
+        return make_worker_view(self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited)
 
     def _any_room(self, side: PrefillSide | None, now_s: float) -> bool:
         if any(has_room(load, self.settings, now_s) for load in self._loads):
             return True
         if side is not None and side.room.any() and side.takes.any():
             return True
-        self._turns.nobody(self._loads)
+        self._backoff.note_no_room(self._loads)
         return False
 
     def _place_one(self, workers: WorkerView, now_s: float) -> Placement | None:
@@ -292,7 +292,7 @@ class Scheduler:
                 if pick.remote:  # it takes room in the prefill queue, not on this worker
                     return self._place(requests[pick.at], pick, workers, congestion, now_s)
                 service_s = max(pick.cost_s - workers.all_wait_s[pick.column], 0.0) / (1.0 + congestion)
-                if not self._turns.must_wait(load, self.routers, service_s, now_s):
+                if not self._backoff.must_wait(load, self.routers, service_s, now_s):
                     return self._place(requests[pick.at], pick, workers, congestion, now_s)
                 workers.close(pick.column)
             passed_up = self._policy.passed_up
@@ -303,11 +303,11 @@ class Scheduler:
         column, remote = prefer_session(row, pick, self._window, workers, self.settings)
         load = self._loads.ordered[column]
         worker = load.info.worker
-        overlap = self._verified(worker, request)
+        overlap = self._verify(worker, request)
         uncached = max(request.tokens - overlap.blocks * request.block_size, 1)
         service_s = uncached * workers.all_token_s[column] + workers.all_step_s[column]
         local = DisaggPlan(None, workers.all_wait_s[column], service_s)
-        plan = self.apart.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
+        plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         waited_s = max(now_s - request.arrived_s, 0.0)
         new_blocks = request.chain[overlap.device :]
         placement = Placement(
@@ -320,12 +320,12 @@ class Scheduler:
             reason=reason_of(row, load, overlap, pick, self._window, self.settings.policy),
             prefill=plan.decision,
         )
-        self._memory.placed(placement, see(row, self._window, self._loads, workers, self.settings), now_s)
+        self._log.placed(placement, take_snapshot(row, self._window, self._loads, workers, self.settings), now_s)
         self._queue.place(request.id, uncached=uncached)
-        self._forget(request.id)
+        self._drop_request(request.id)
         if plan.remote:
             load.place(request.id, tokens=0, blocks=0, now_s=now_s, alone=request.alone)
-            self.apart.place(request, load, plan, row.overlaps, now_s)
+            self.disagg.place(request, load, plan, row.overlaps, now_s)
         else:
             blocks = len(request.chain) - overlap.blocks
             load.place(request.id, tokens=uncached, blocks=blocks, now_s=now_s, alone=request.alone)
@@ -337,39 +337,39 @@ class Scheduler:
         self._refresh()
         return placement
 
-    def _verified(self, worker: str, request: Waiting) -> Overlap:
+    def _verify(self, worker: str, request: Waiting) -> Overlap:
         return self._view.verify(worker, request.chain) if len(request.chain) else NO_OVERLAP
 
-    def _give_up(self, now_s: float) -> list[Shed]:
+    def _shed_overdue(self, now_s: float) -> list[Shed]:
         """Requests whose deadline has passed, and those that nobody may take for too long."""
         decisions: list[Shed] = []
         for request in self._queue.expired(now_s):
-            self._forget(request.id)
-            decisions.append(self._limits.late(request, now_s))
-        refused = self._stranded.overdue(now_s) if len(self._loads) else []
+            self._drop_request(request.id)
+            decisions.append(self._admission.late(request, now_s))
+        refused = self._unplaceable.overdue(now_s) if len(self._loads) else []
         if self.settings.prefill_unready == "refuse":
-            rows = self.apart.refused(self._window, self.apart.look(now_s))
+            rows = self.disagg.refused(self._window, self.disagg.prefill_side(now_s))
             refused += [no_prefill_worker(row.request) for row in rows]
         for shed in refused:
             self._queue.remove(shed.request.id)
-            self._forget(shed.request.id)
+            self._drop_request(shed.request.id)
         decisions += refused
         for shed in decisions:
-            self._memory.shed(shed, now_s)
+            self._log.shed(shed, now_s)
         return decisions
 
     def next_wake_s(self, now_s: float) -> float | None:
         """When to decide again if nothing happens before; None = not needed."""
         if not len(self._window):
             return None
-        wake_s = min(self._queue.next_deadline_s(), now_s + _LOOK_AGAIN_S, self._turns.next_s)
+        wake_s = min(self._queue.next_deadline_s(), now_s + _RECHECK_S, self._backoff.next_s)
         for load in self._loads:
             speed = load.speed.prefill_tokens_per_s
             over = load.pending_tokens(now_s) - lookahead_tokens(load, self.settings)
             if over > 0:
                 wake_s = min(wake_s, now_s + over / speed)
-        if len(self.apart.pool):
-            wake_s = min(wake_s, self.apart.next_wake_s(now_s))
+        if len(self.disagg.pool):
+            wake_s = min(wake_s, self.disagg.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)
 
     def _least_uncached(self, row: CostRow) -> float:
@@ -377,14 +377,14 @@ class Scheduler:
         return min(uncached, default=float(row.request.tokens))
 
     def _pool_speed(self, now_s: float) -> PoolSpeed:
-        pending = sum(load.pending_tokens(now_s) for load in self._loads) + self.apart.pool.queued_tokens(now_s)
+        pending = sum(load.pending_tokens(now_s) for load in self._loads) + self.disagg.pool.queued_tokens(now_s)
         # Other routers' windows hold about as much as this one, and drain through the same workers.
-        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) + self.apart.speed()
+        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) + self.disagg.speed()
         return PoolSpeed(tokens_per_s=speed / len(self.routers), pending_tokens=pending / len(self.routers))
 
     def queued_prefill_tokens(self, now_s: float) -> float:
         """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""
-        return self.apart.pool.queued_tokens(now_s)
+        return self.disagg.pool.queued_tokens(now_s)
 
     # -- explanations ------------------------------------------------------------------------------------------------
 
@@ -392,9 +392,9 @@ class Scheduler:
         """A decision that is remembered, or how things stand for one that waits. `at` is on this scheduler's clock."""
         row = self._window.rows.get(request_id)
         if row is None:
-            found = self._memory.get(request_id)
+            found = self._log.get(request_id)
         else:
             self._refresh()
-            workers = self._look(self.apart.look(now_s), now_s)
-            found = waiting(row, see(row, self._window, self._loads, workers, self.settings), now_s)
+            workers = self._worker_view(self.disagg.prefill_side(now_s), now_s)
+            found = waiting_decision(row, take_snapshot(row, self._window, self._loads, workers, self.settings), now_s)
         return None if found is None else explanation(found, router=self.name, policy=self.settings.policy)

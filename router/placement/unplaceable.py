@@ -14,18 +14,18 @@ class Unplaceable:
         self._patience_s = patience_s
         self._ids: dict[str, None] = {}
 
-    def look(self, row: CostRow) -> None:
+    def check(self, row: CostRow) -> None:
         """A request has come into the window."""
-        if row.nobody_since_s is not None:
+        if row.ineligible_since_s is not None:
             self._ids[row.request.id] = None
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The workers have changed."""
         self._ids.clear()
         for row in self._window.rows.values():
-            self.look(row)
+            self.check(row)
 
-    def forget(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
         """Fine when it is none of these."""
         self._ids.pop(request_id, None)
 
@@ -34,10 +34,10 @@ class Unplaceable:
         found = []
         for request_id in list(self._ids):
             row = self._window.rows.get(request_id)
-            if row is None or row.nobody_since_s is None:
+            if row is None or row.ineligible_since_s is None:
                 self._ids.pop(request_id)
-            elif now_s - row.nobody_since_s > self._patience_s:
-                found.append(_shed(row.request, now_s - row.nobody_since_s))
+            elif now_s - row.ineligible_since_s > self._patience_s:
+                found.append(_shed(row.request, now_s - row.ineligible_since_s))
         return found
 
 

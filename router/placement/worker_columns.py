@@ -48,7 +48,7 @@ class WorkerColumns(Generic[L]):
         self.ordered.append(load)
         return True
 
-    def _take_out(self, worker: str) -> L | None:
+    def _remove(self, worker: str) -> L | None:
         load = self._by_name.pop(worker, None)
         if load is not None:
             self.ordered.remove(load)

@@ -20,7 +20,7 @@ from headrace.router.placement.disagg.prefill_costs import (
     burden_s,
     computing,
     local_decision,
-    look_prefill,
+    make_prefill_side,
     remote_decision,
 )
 from headrace.router.placement.disagg.prefill_pool import ANY, PrefillPool
@@ -60,19 +60,19 @@ class DisaggPlanner:
 
     # -- workers and what they tell --------------------------------------------------------------------------------------
 
-    def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
+    def put_worker(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
         """Any worker. Returns whether the columns of the prefill workers have changed."""
         self.known = self.known or not info.serves or info.takes_handovers
         return not info.serves and self.pool.put(info, speed)
 
-    def forget(self, worker: str) -> None:
+    def remove_worker(self, worker: str) -> None:
         """Any worker that has left."""
-        self.times.forget(worker)
+        self.times.remove(worker)
 
     def on_report(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
         """Of any worker."""
         if self.pool.get(report.worker) is not None:
-            self.pool.heard(report, speed, now_s)
+            self.pool.on_report(report, speed, now_s)
         elif report.handover_s:
             self.times.observe(report)
 
@@ -93,11 +93,11 @@ class DisaggPlanner:
 
     # -- decisions -------------------------------------------------------------------------------------------------------
 
-    def look(self, now_s: float) -> PrefillSide | None:
+    def prefill_side(self, now_s: float) -> PrefillSide | None:
         """As it is now; None: every prompt is computed where it is answered."""
         if not self.known:
             return None
-        return look_prefill(self._loads, self.pool, self.times, self._settings, now_s)
+        return make_prefill_side(self._loads, self.pool, self.times, self._settings, now_s)
 
     def plan(
         self,

@@ -80,7 +80,7 @@ class PrefillSide:
     fetch_s: float  # per token fetched
 
 
-def look_prefill(
+def make_prefill_side(
     loads: LoadTable, pool: PrefillPool, times: TransferTimes, settings: SchedulerSettings, now_s: float
 ) -> PrefillSide | None:
     """None: there is no choice, every prompt is computed where it is answered."""

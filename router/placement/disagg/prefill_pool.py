@@ -78,7 +78,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
 
     def remove(self, worker: str, now_s: float) -> PrefillLoad | None:
         """Its jobs go to others, or their decode workers compute them: they are counted at whoever is there."""
-        load = self._take_out(worker)
+        load = self._remove(worker)
         if load is None:
             return None
         for job_id, job in list(load.jobs.items()):
@@ -94,7 +94,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
                 )
         return load
 
-    def heard(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
+    def on_report(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
         """A load report of one of them."""
         load = self._by_name[report.worker]
         load.speed = speed

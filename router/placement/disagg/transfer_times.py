@@ -64,7 +64,7 @@ class TransferTimes:
         self.samples += 1
         return True
 
-    def forget(self, worker: str) -> None:
+    def remove(self, worker: str) -> None:
         """It has left; what was learnt from it stays. Fine when unknown."""
         self._last.pop(worker, None)
 

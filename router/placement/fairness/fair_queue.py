@@ -163,7 +163,7 @@ class FairQueue:
 
     def expired(self, now_s: float) -> list[Waiting]:
         """Take out those whose deadline has passed, soonest first. They cost their tenants nothing."""
-        late = [entry.request for entry in self._deadlines.take(now_s)]
+        late = [entry.request for entry in self._deadlines.pop_due(now_s)]
         for request in late:
             self.remove(request.id)
         return late
@@ -244,7 +244,7 @@ class FairQueue:
         return len(group)
 
     def _age(self, now_s: float) -> None:
-        for entry in self._ageing.take(now_s):
+        for entry in self._ageing.pop_due(now_s):
             entry.aged_row = (entry.due_s, 0.0, entry.number, entry)
             if not entry.held:
                 self._aged.add(entry.tenant, entry.aged_row)

@@ -248,8 +248,8 @@ def test_a_restart_forgets_what_the_engine_was_before() -> None:
 def test_a_worker_that_left_is_forgotten() -> None:
     calibration = Calibration(CalibrationSettings())
     run(calibration, "a", (0.02, 1 / 1000, 0.001), steps=300)
-    calibration.forget("a")
-    calibration.forget("never seen")
+    calibration.remove("a")
+    calibration.remove("never seen")
     assert calibration.estimate("a") == SpeedEstimate(0.008, 24_000.0, 0.00008)
 
 

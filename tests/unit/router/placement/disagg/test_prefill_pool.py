@@ -75,20 +75,20 @@ def test_what_is_done_early_moves_up_those_behind_it_and_only_those() -> None:
 
 def test_a_report_that_says_more_is_believed_and_so_is_one_of_having_nothing_to_do() -> None:
     pool = made()
-    pool.heard(report(running=1, queued_prefill_tokens=4000), SPEED, 0.0)
+    pool.on_report(report(running=1, queued_prefill_tokens=4000), SPEED, 0.0)
     assert waits(pool, 0.0) == {"p": 4.0}
-    pool.heard(report(running=1, queued_prefill_tokens=500), SPEED, 0.1)
+    pool.on_report(report(running=1, queued_prefill_tokens=500), SPEED, 0.1)
     assert waits(pool, 0.1) == {"p": 3.9}, "more may lie in the queue than in the engine"
-    pool.heard(report(), SPEED, 0.2)
+    pool.on_report(report(), SPEED, 0.2)
     assert waits(pool, 0.2) == {"p": 0.0}
 
 
 def test_what_was_placed_just_now_is_not_forgotten_because_the_worker_has_not_seen_it() -> None:
     pool = made()
     place(pool, "a", 1000)
-    pool.heard(report(), SPEED, IN_TRANSIT_S / 2)
+    pool.on_report(report(), SPEED, IN_TRANSIT_S / 2)
     assert waits(pool, IN_TRANSIT_S / 2)["p"] == pytest.approx(1.0 - IN_TRANSIT_S / 2)
-    pool.heard(report(), SPEED, IN_TRANSIT_S * 2)
+    pool.on_report(report(), SPEED, IN_TRANSIT_S * 2)
     assert waits(pool, IN_TRANSIT_S * 2) == {"p": 0.0}
 
 
@@ -149,7 +149,7 @@ def test_whatever_happens_the_books_balance_and_time_frees_everybody(actions: li
         elif what == "close":
             pool.close(f"j{n}", now_s)
         elif what == "report" and pool.get(name) is not None:
-            pool.heard(report(name, running=n % 2, queued_prefill_tokens=amount if n % 2 else 0), SPEED, now_s)
+            pool.on_report(report(name, running=n % 2, queued_prefill_tokens=amount if n % 2 else 0), SPEED, now_s)
         elif what == "leave":
             pool.remove(name, now_s)
         elif what == "join":

@@ -23,9 +23,9 @@ def test_a_deep_prefill_queue_makes_a_decode_worker_compute_it_and_that_is_the_r
 def test_a_prompt_that_is_computed_or_given_up_is_in_the_queue_no_more(kind: str) -> None:
     pool = apart()
     elsewhere(pool, "x", 200_000)
-    assert pool.scheduler.apart.pool.queued_tokens(pool.now) == pytest.approx(200_000, rel=0.01)
+    assert pool.scheduler.disagg.pool.queued_tokens(pool.now) == pytest.approx(200_000, rel=0.01)
     pool.event(kind, "x", "a")
-    assert pool.scheduler.apart.pool.queued_tokens(pool.now) == 0
+    assert pool.scheduler.disagg.pool.queued_tokens(pool.now) == 0
     pool.offer("r", LONG)
     assert where(pool.placement()) == (True, "pays")
 
@@ -34,7 +34,7 @@ def test_own_placements_make_the_queue_deeper_and_failed_ones_do_not() -> None:
     pool = apart()
     pool.offer("r", LONG)
     placement = pool.placement()
-    queue = pool.scheduler.apart.pool
+    queue = pool.scheduler.disagg.pool
     assert queue.queued_tokens(pool.now) == pytest.approx(8192, rel=0.01)
     pool.scheduler.unplace(placement, pool.now)
     assert queue.queued_tokens(pool.now) == 0
@@ -45,7 +45,7 @@ def test_jobs_that_nobody_ever_reports_are_forgotten() -> None:
     elsewhere(pool, "x", 24_000)
     pool.pass_time(4)
     pool.decide()
-    assert pool.scheduler.apart.pool.jobs == {}
+    assert pool.scheduler.disagg.pool.jobs == {}
 
 
 def test_while_everybody_is_full_requests_wait_in_the_window() -> None:

@@ -58,7 +58,7 @@ def test_a_hand_over_counts_once_however_often_it_is_reported() -> None:
     assert times.observe(report(0.5, 1000))
     assert not times.observe(report(0.5, 1000))
     assert times.observe(report(0.5, 1000, worker="e"))
-    times.forget("d")
+    times.remove("d")
     assert times.observe(report(0.5, 1000))
     assert times.samples == 3
 

@@ -230,7 +230,7 @@ def test_what_has_gone_before_it_was_due_takes_no_room() -> None:
         item.waiting = False
         heap.removed()
         assert len(heap) < 1000
-    assert list(heap.take(9999.0)) == [stays]
+    assert list(heap.pop_due(9999.0)) == [stays]
 
 
 operations = st.lists(
