@@ -1,4 +1,4 @@
-"""What can go wrong in a router.
+"""The errors of a router.
 
 RouterError
 ├── UnknownWorker        an operation names a worker that the index or the scheduler does not have
@@ -17,39 +17,39 @@ from headrace.jetstream.errors import HeadraceError
 
 
 class RouterError(HeadraceError):
-    """Root of everything below."""
+    """Root of the errors of this package."""
 
 
 class UnknownWorker(RouterError):
-    """No such worker here."""
+    """An operation names a worker that the index or the scheduler does not have."""
 
 
 class SnapshotError(RouterError):
-    """A snapshot cannot be used. The router goes on without it: with an older one, else with the inventories of all workers."""
+    """A snapshot cannot be used. The router goes on with an older one, else with the inventories of all workers."""
 
 
 class SnapshotCorrupt(SnapshotError):
-    """Truncated or altered."""
+    """The snapshot is truncated or altered."""
 
 
 class SnapshotForeign(SnapshotError):
-    """It belongs to another pool, block size or stream."""
+    """The snapshot belongs to another pool, block size or stream."""
 
 
 class SnapshotTooNew(SnapshotError):
-    """A newer version wrote it."""
+    """The snapshot was written by a newer version."""
 
 
 class SettingsInvalid(RouterError):
-    """Names the setting and the value."""
+    """A setting cannot have this value. The message names both."""
 
 
 class TraceInvalid(RouterError):
-    """Names the file, the line and what is wrong with it."""
+    """A line of a trace is no request. The message names the file, the line and the fault."""
 
 
 class ReplayStalled(RouterError):
-    """A replayed trace came to a halt with open requests: tells when and how many."""
+    """A replayed trace came to a halt with open requests. The message tells when and how many."""
 
 
 def need(holds: bool, name: str, value: object, what: str) -> None:

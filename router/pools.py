@@ -27,7 +27,7 @@ class Pools:
         namespace: str | None = None,
         models: Collection[str] = (),
     ) -> None:
-        """`namespace` None: those of all. `models`: only these, by name or alias; empty: all."""
+        """`namespace` None: models of all namespaces. `models`: only these, by name or alias; empty: all."""
         self._on_pool = on_pool
         self._namespace = namespace
         self._models = frozenset(models)

@@ -1,4 +1,4 @@
-"""Which index runs: the compiled one where it was built, else the pure one; the log says which."""
+"""Choice of the index: the compiled one where it was built, else the pure one; the log says which."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 def create_index(
     implementation: Implementation = "auto", *, max_entries: int = 0, on_evict: OnEvict | None = None
 ) -> BlockTable:
-    """An empty index of at most `max_entries` entries (block, worker, tier); 0 = no limit.
+    """Make an empty index of at most `max_entries` entries (block, worker, tier); 0 = no limit.
 
     `auto` takes the compiled one if it can be loaded. Raises SettingsInvalid for `compiled` where it was not built, for
     another name and for a negative limit.

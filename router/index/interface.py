@@ -1,4 +1,4 @@
-"""The index as this package builds it: what `PrefixIndex` promises, and room for blocks that nobody has confirmed yet.
+"""Interface of the index as this package builds it: a `PrefixIndex` that also has room for unconfirmed blocks.
 
 *Assumed* blocks are those a worker will hold soon, or is taken to hold because it sends no events.  They count as `device` in a
 match, and for nothing else: `blocks`, `count` and `len` speak of what events said, so that a snapshot never holds a guess.
@@ -20,9 +20,9 @@ PLANE_OF: Final[dict[str, int]] = {"device": 0, "host": 1, "disk": 2}
 
 
 class BlockTable(PrefixIndex, Protocol):
-    """Both implementations, pure and compiled, are this. They answer alike, but for which block they evict.
+    """The interface of both implementations, pure and compiled. They answer alike, but for the blocks that they evict.
 
-    Values of blocks are u64; what is none raises OverflowError or TypeError at the latest when the table is dumped.
+    Values of blocks are u64; another value raises OverflowError or TypeError at the latest when the table is dumped.
     """
 
     implementation: str  # pure or compiled
@@ -39,21 +39,24 @@ class BlockTable(PrefixIndex, Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that the tables take, without what the interpreter needs for itself. The pure one estimates."""
+        """Bytes that the tables take, without the interpreter's own. The pure index estimates them."""
 
     def match_exact(self, chain: Sequence[int]) -> Mapping[str, Overlap]:
-        """`match` with every block looked at, as far as anybody has them. Counts as use of these blocks where there is a limit,
-        as `match_worker` does and `match` does not: half a chain that was used would be the next to go."""
+        """Match with every block compared, as far as any worker has them.
+
+        Where there is a limit, the blocks count as used, as by `match_worker` and not by `match`: half a chain that was used
+        would be the next to go.
+        """
 
     def assume(self, worker: str, blocks: Sequence[int]) -> None:
-        """Raises UnknownWorker."""
+        """Count these blocks as assumed. Raises UnknownWorker."""
 
     def unassume(self, worker: str, blocks: Sequence[int]) -> None:
-        """Blocks that are not assumed are fine. Raises UnknownWorker."""
+        """Count these blocks as assumed no longer. Others are ignored. Raises UnknownWorker."""
 
 
 def plane_of(tier: Tier) -> int:
-    """Raises ValueError that names a tier which does not exist."""
+    """Return the plane of a tier. Raises ValueError that names a tier which does not exist."""
     plane = PLANE_OF.get(tier)
     if plane is None:
         raise ValueError(f"tier {tier!r} is none of {', '.join(PLANE_OF)}")

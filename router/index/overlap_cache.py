@@ -1,4 +1,4 @@
-"""The chains of waiting requests, and how far each worker has them.
+"""Overlaps of waiting requests: their chains, and the part of each that every worker has.
 
 The chains form a forest, for requests that begin alike share their first blocks: each *run* (blocks that no request leaves
 half-way) is matched against the index once for all requests that pass through it.  A run watches its blocks as far as any
@@ -47,7 +47,7 @@ class _Request:
 
 
 class OverlapCache:
-    """Overlaps of tracked requests. Whoever changes the index says here what changed, before the next question."""
+    """Keeps the overlaps of tracked requests. Every change of the index must be reported here before the next question."""
 
     def __init__(self, index: BlockTable) -> None:
         self._index = index
@@ -56,14 +56,14 @@ class OverlapCache:
         self._requests: dict[str, _Request] = {}
         self._watchers: dict[int, _Run] = {}
         self._dirty: set[_Run] = set()
-        self._stale: set[str] = set()  # requests whose answer is another one now, as far as dirty runs have been looked at
+        self._stale: set[str] = set()  # requests whose overlaps have changed, as far as dirty runs were matched again
 
     def __len__(self) -> int:
         return len(self._requests)
 
     @property
     def watched(self) -> int:
-        """Blocks whose changes are noticed."""
+        """The number of blocks whose changes are noticed."""
         return len(self._watchers)
 
     # -- requests
@@ -92,13 +92,16 @@ class OverlapCache:
                 self._join(run)
 
     def stale(self) -> list[str]:
-        """Requests whose overlaps may be others than when they were last asked for."""
+        """List requests whose overlaps may have changed since the last call of `overlaps`."""
         self._settle()
         return list(self._stale)
 
     def _settle(self) -> None:
-        """Match dirty runs again. Most changes change nobody's reach (a block is stored again, or confirmed), and then nothing
-        has to be worked out for the requests that pass through."""
+        """Match dirty runs again.
+
+        Most changes do not change the reach of any worker (a block is stored again, or confirmed), and then nothing has to be
+        computed for the requests that pass through.
+        """
         for run in self._dirty:
             if not run.dirty or run not in self._runs:
                 continue
@@ -109,7 +112,10 @@ class OverlapCache:
         self._dirty.clear()
 
     def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
-        """Raises KeyError for a request that is not tracked. The answer does not change any more; ask again after changes."""
+        """Return the overlaps of a request as of now. Raises KeyError if it is not tracked.
+
+        The returned mapping does not change any more; ask again after changes.
+        """
         request = self._requests[request_id]
         if self._dirty:
             self._settle()
@@ -144,7 +150,7 @@ class OverlapCache:
     # -- changes in the index
 
     def touched(self, worker: str, blocks: Iterable[int]) -> None:
-        """The worker has got or lost these."""
+        """Note that a worker has got or lost these blocks."""
         watchers = self._watchers
         if watchers.keys().isdisjoint(blocks):
             return
@@ -155,13 +161,13 @@ class OverlapCache:
                 run.changed.add(worker)
 
     def touched_all(self, worker: str) -> None:
-        """Anything may have changed for this worker."""
+        """Note that any block of this worker may have changed."""
         for run in self._runs:
             self._mark(run)
             run.changed.add(worker)
 
     def evicted(self, blocks: Iterable[int]) -> None:
-        """Nobody has these any more."""
+        """Note that no worker has these blocks any more."""
         watchers = self._watchers
         for block in watchers.keys() & blocks:
             run = watchers[block]
@@ -237,7 +243,7 @@ class OverlapCache:
         return path
 
     def _split(self, run: _Run, at: int) -> None:
-        """`run` keeps the first `at` blocks, a new one behind it has the rest."""
+        """Split a run: it keeps the first `at` blocks, and a new one behind it has the rest."""
         self._moved(run)
         tail = _Run(run.blocks[at:], children=run.children, requests=set(run.requests), odd=run.odd)
         self._runs.add(tail)
@@ -251,7 +257,7 @@ class OverlapCache:
         run.unknown = True
 
     def _join(self, run: _Run) -> None:
-        """With the one behind it, if every request goes on there."""
+        """Join a run with the one behind it, if every request goes on there."""
         if len(run.children) != 1 or not run.requests:
             return
         (tail,) = run.children.values()
@@ -287,7 +293,7 @@ class OverlapCache:
 
 
 def _shared(blocks: list[int], chain: list[int], at: int) -> int:
-    """How many of `blocks` come in `chain` from `at` on, the first being the same. Compares slices: that is done in C."""
+    """Count the blocks that `chain` shares from `at` on; the first must be the same. Slices compare in C."""
     low, high = 0, min(len(blocks), len(chain) - at)
     if blocks[:high] == chain[at : at + high]:
         return high
@@ -301,7 +307,7 @@ def _shared(blocks: list[int], chain: list[int], at: int) -> int:
 
 
 def _fold(path: list[_Run], worker: str) -> Overlap:
-    """The overlaps of the runs, one behind the other."""
+    """Combine the overlaps of the runs of a path, one behind the other."""
     device = host = total = before = 0  # `host` and `total` with what the tiers above have
     for run in path:
         overlap = run.reach.get(worker)

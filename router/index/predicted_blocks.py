@@ -1,4 +1,4 @@
-"""Blocks that a worker is taken to hold although no event said so: predicted, or all it has if it sends no events."""
+"""Blocks that a worker is assumed to hold without an event: predicted ones, or all of a worker that sends no events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SLACK = 16_384  # blocks that placements may name beyond four times those that 
 
 
 class PredictedBlocks:
-    """They age by time since they were last placed, and by capacity: then those placed longest ago go, tails before heads.
+    """Ages blocks by time since they were last placed, and by capacity: those placed longest ago go first, tails before heads.
 
     `ttl_s` and `capacity` (blocks, 0 = no limit) may be changed at any time; `trim` makes a smaller capacity true. Placements
     are kept whole, in order, because that costs a fraction of an order of blocks.
@@ -32,7 +32,7 @@ class PredictedBlocks:
         return iter(self._placed)
 
     def place(self, blocks: Sequence[int], now_s: float) -> list[int]:
-        """Returns the blocks that have to go for it; some of the new ones, if they do not fit by themselves."""
+        """Place blocks. Return those that have to go for them: some of the new ones, if they do not fit by themselves."""
         self._turn += 1
         self._placed.update(dict.fromkeys(blocks, self._turn))
         self._placements.append((self._turn, now_s, tuple(blocks)))
@@ -58,7 +58,7 @@ class PredictedBlocks:
         return gone
 
     def confirm(self, blocks: Iterable[int]) -> list[int]:
-        """These are known now. Returns those that were assumed, and no longer are."""
+        """Drop blocks that an event has confirmed. Return those that were assumed until now."""
         if not self._placed:
             return []
         known = list(self._placed.keys() & blocks)
@@ -67,7 +67,7 @@ class PredictedBlocks:
         return known
 
     def expire(self, now_s: float) -> list[int]:
-        """Returns those that have gone."""
+        """Drop aged blocks and return them."""
         gone: list[int] = []
         while self.next_s() <= now_s:
             turn, _, blocks = self._placements.popleft()
@@ -79,7 +79,7 @@ class PredictedBlocks:
         return gone
 
     def next_s(self) -> float:
-        """Nothing expires before; inf without any."""
+        """Return the time before which nothing expires; inf without any blocks."""
         return self._placements[0][1] + self.ttl_s if self._placements else float("inf")
 
     def clear(self) -> None:
@@ -88,7 +88,7 @@ class PredictedBlocks:
         self._named = 0
 
     def _tidy(self) -> None:
-        """Placements that name what was placed again, confirmed or trimmed since need not do so."""
+        """Drop from placements the blocks that were placed again, confirmed or trimmed since."""
         placements = ((turn, at, [b for b in blocks if self._placed.get(b) == turn]) for turn, at, blocks in self._placements)
         self._placements = deque(entry for entry in placements if entry[2])
         self._named = sum(len(blocks) for _, _, blocks in self._placements)

@@ -1,10 +1,10 @@
-"""The prefix index in pure Python: the truth that the compiled one is tested against, and what runs where that is missing.
+"""The prefix index in pure Python: the reference for the compiled one, and its replacement where that is missing.
 
 One dict per plane (tier or assumption) maps a block to the set of its workers, an int with a bit for each; beside it stands one
-set of blocks per worker and plane, so that what concerns one worker costs as much as it has blocks.
+set of blocks per worker and plane, so that an operation on one worker costs as much as it has blocks.
 
 An exact match walks the chain once and notes at which block each worker drops out.  A galloping one looks at a few blocks all
-over the chain, then between two of them at a few more if somebody dropped out there, until it has both sides of every end.
+over the chain, then between two of them at a few more if a worker dropped out there, until it has both sides of every end.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from headrace.router.index.types import NO_OVERLAP, Overlap, Tier
 
 _EVENTS = range(ASSUMED)
 _ZEROS = repeat(0)
-_EVICT_SHARE = 32  # one part in so many goes at once: picking victims costs a pass over what went before
+_EVICT_SHARE = 32  # one part in so many is evicted at once: picking victims costs a pass over those evicted before
 _CHUNK = 65_536  # so many blocks are stored before room is made for more
 
 
 class PurePrefixIndex:
-    """`headrace.router.index.interface.BlockTable`. Evicts the block that was stored or matched longest ago, tails
-    before heads."""
+    """Implements `headrace.router.index.interface.BlockTable`.
+
+    It evicts the block that was stored or matched longest ago, tails before heads.
+    """
 
     implementation = "pure"
 
@@ -209,7 +211,7 @@ class PurePrefixIndex:
         return slot
 
     def _named(self, device: dict[int, int], host: dict[int, int], disk: dict[int, int]) -> dict[str, Overlap]:
-        """From how far the tiers reach together."""
+        """Make an overlap from the lengths that the tiers reach together."""
         found = {}
         for slot, blocks in disk.items():
             name = self._names[slot]
@@ -219,8 +221,11 @@ class PurePrefixIndex:
         return found
 
     def _ends(self, chain: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """(block, who has the one before it and not it), in order, looking at no more blocks than that takes; a mask for each
-        reach: device, with host, with disk, one above the other; the lowest alone if there are no such blocks."""
+        """Iterate over (block, workers that have the one before it and not it), in order, with as few comparisons as possible.
+
+        The workers are a mask for each reach: device, with host, with disk, one above the other; the lowest alone if there are
+        no such blocks.
+        """
         ((low, left),) = self._holders(chain, [0])
         if not left:
             return
@@ -246,7 +251,7 @@ class PurePrefixIndex:
         yield len(chain), left
 
     def _holders(self, chain: Sequence[int], at: list[int]) -> list[tuple[int, int]]:
-        """(block, its holders) of some blocks, as `_ends` has them."""
+        """List (block, its holders) of some blocks, as `_ends` has them."""
         device, host, disk, assumed = self._tables
         if not host and not disk:
             if not assumed:
@@ -261,7 +266,7 @@ class PurePrefixIndex:
         return found
 
     def _drop_outs(self, tables: Sequence[dict[int, int]], chain: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """(block, workers whose prefix ends before it), in order; only for workers that hold the first one."""
+        """Iterate over (block, workers whose prefix ends before it), in order, for workers that hold the first one."""
         held_by: Iterator[int] = map(tables[0].get, chain, _ZEROS)
         for table in tables[1:]:
             if table:
@@ -281,7 +286,7 @@ class PurePrefixIndex:
         yield len(chain), left
 
     def _touch(self, blocks: Sequence[int]) -> None:
-        """The last block becomes the first to go among these: without its head no tail is of use."""
+        """Mark blocks as used. The last one becomes the first to go: without its head no tail is of use."""
         deque(map(self._used.pop, blocks, repeat(None)), maxlen=0)
         self._used.update(dict.fromkeys(reversed(blocks)))
 

@@ -1,4 +1,4 @@
-"""What the index tells about a prompt on a worker, and what the rest of the router may ask of it.
+"""Types of the index: the overlap of a prompt with a worker's cache, and the interfaces that the rest of the router uses.
 
 All block names are chain values (`headrace.broker.blocks`), u64; a *chain* is the list of a prompt's values in order.
 """
@@ -13,8 +13,11 @@ TIERS: tuple[Tier, ...] = ("device", "host", "disk")
 
 
 class Overlap(NamedTuple):
-    """How many leading blocks of a chain a worker has: the longest prefix in `device`, then how far it goes on in device or
-    host memory (`host`, in blocks beyond `device`), then on to disk as well (`disk`, beyond those)."""
+    """The leading blocks of a chain that a worker has.
+
+    `device` is the longest prefix in device memory; `host` counts the blocks beyond it that are in device or host memory, and
+    `disk` the blocks beyond those that are in any tier.
+    """
 
     device: int = 0
     host: int = 0
@@ -29,27 +32,27 @@ NO_OVERLAP = Overlap()
 
 
 class PrefixIndex(Protocol):
-    """Chain value → workers that hold the block, per tier."""
+    """Maps a chain value to the workers that hold the block, per tier."""
 
     def add_worker(self, worker: str) -> None:
-        """Make it known, without blocks. Fine when it is known already (its blocks stay)."""
+        """Add a worker without blocks. A known one keeps its blocks."""
 
     def drop_worker(self, worker: str) -> None:
-        """Forget it and its blocks. Fine when unknown."""
+        """Drop a worker and its blocks. An unknown one is ignored."""
 
     def workers(self) -> Sequence[str]: ...
 
     def store(self, worker: str, tier: Tier, blocks: Sequence[int]) -> None:
-        """Raises UnknownWorker."""
+        """Note that a worker holds these blocks. Raises UnknownWorker."""
 
     def remove(self, worker: str, tier: Tier, blocks: Sequence[int]) -> None:
-        """Blocks that it does not have are fine. Raises UnknownWorker."""
+        """Note that a worker holds these blocks no longer. Others are ignored. Raises UnknownWorker."""
 
     def clear(self, worker: str) -> None:
-        """It holds nothing any more. Raises UnknownWorker."""
+        """Drop all blocks of a worker. Raises UnknownWorker."""
 
     def match(self, chain: Sequence[int]) -> Mapping[str, Overlap]:
-        """The workers that have at least the first block in some tier.
+        """Return the overlap of every worker that has at least the first block in some tier.
 
         May gallop: where a worker has two blocks of the chain it is trusted to have those between, for it cannot have computed
         the later one without them. Both sides of each end it reports were looked at: the worker has the last block and not the
@@ -58,29 +61,37 @@ class PrefixIndex(Protocol):
         """
 
     def match_worker(self, worker: str, chain: Sequence[int]) -> Overlap:
-        """The same for one worker, every block looked at. Raises UnknownWorker."""
+        """Return the overlap of one worker, with every block compared. Raises UnknownWorker."""
 
     def blocks(self, worker: str, tier: Tier) -> bytes:
-        """All its blocks of a tier as u64 little endian, in no order. Raises UnknownWorker."""
+        """Return all blocks of a worker in a tier as u64 little endian, in no order. Raises UnknownWorker."""
 
     def iter_blocks(self, worker: str, tier: Tier, size: int) -> Iterator[bytes]:
-        """`blocks` in parts of at most `size`, some perhaps empty, each taken when it is asked for. Raises RuntimeError for the
-        next part when events changed its blocks meanwhile; ValueError for a size below 1; UnknownWorker."""
+        """Iterate over `blocks` in parts of at most `size`, some perhaps empty, each taken when it is asked for.
+
+        Raises RuntimeError for the next part if events changed the worker's blocks meanwhile; ValueError for a size below 1;
+        UnknownWorker.
+        """
 
     def count(self, worker: str) -> int:
-        """Entries (block, tier) of a worker. Raises UnknownWorker."""
+        """Count the entries (block, tier) of a worker. Raises UnknownWorker."""
 
     def __len__(self) -> int:
-        """Entries (block, worker, tier) in all."""
+        """Count all entries (block, worker, tier)."""
 
 
 class CacheView(Protocol):
-    """What the scheduler sees of all caches: blocks by events, blocks predicted from placements, and both matched with the
-    requests that wait. `now_s` is any monotonic clock, the same for all calls."""
+    """The scheduler's view of all caches: blocks by events and blocks predicted from placements, matched with waiting requests.
+
+    `now_s` is of any monotonic clock, the same for all calls.
+    """
 
     def add_worker(self, worker: str, *, approximate: bool = False, capacity_blocks: int = 0) -> None:
-        """`approximate`: it sends no events, its blocks are what was placed there, aged by TTL and capacity (0 = no limit).
-        Calling it again changes the mode."""
+        """Add a worker, or change its mode.
+
+        `approximate`: the worker sends no events, and its blocks are those that were placed there, aged by TTL and capacity
+        (0 = no limit).
+        """
 
     def drop_worker(self, worker: str) -> None: ...
 
@@ -93,32 +104,35 @@ class CacheView(Protocol):
         stored: Mapping[Tier, Sequence[int]],
         now_s: float,
     ) -> None:
-        """One engine step: first cleared, then removed, then stored. Confirms predictions. Raises UnknownWorker."""
+        """Apply an engine step: first cleared, then removed, then stored. Confirms predictions. Raises UnknownWorker."""
 
     def replace(self, worker: str, blocks: Mapping[Tier, Sequence[int]], *, now_s: float) -> None:
-        """It holds exactly these. Raises UnknownWorker."""
+        """Replace all blocks of a worker. Raises UnknownWorker."""
 
     def predict(self, worker: str, blocks: Sequence[int], *, now_s: float) -> None:
-        """A request with these blocks was placed there: they count as `device` at once, until they are confirmed or expire. Of
-        an approximate worker they are its blocks. An unknown worker is fine (it is gone meanwhile)."""
+        """Predict the blocks of a request that was placed on this worker.
+
+        They count as `device` at once, until they are confirmed or expire; of an approximate worker they are its blocks. An
+        unknown worker is ignored (it has left meanwhile).
+        """
 
     def expire(self, now_s: float) -> None:
-        """Drop what was predicted and never confirmed, and aged blocks of approximate workers."""
+        """Drop predictions that were never confirmed, and aged blocks of approximate workers."""
 
     def track(self, request_id: str, chain: Sequence[int]) -> None:
-        """A request begins to wait: its overlaps are kept current from now on."""
+        """Keep the overlaps of a waiting request current from now on."""
 
     def untrack(self, request_id: str) -> None:
-        """Fine when unknown."""
+        """Forget a request. An unknown one is ignored."""
 
     def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
-        """Of a tracked request, current: cached, and recomputed only for what has changed since."""
+        """Return the current overlaps of a tracked request: cached, and recomputed only for later changes."""
 
     def stale(self) -> Sequence[str]:
-        """Tracked requests whose overlaps may have changed since they were last asked for."""
+        """List tracked requests whose overlaps may have changed since the last call of `overlaps`."""
 
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
-        """Every block looked at, predictions included; for the decision that is about to be made."""
+        """Return the overlap with every block compared, predictions included, for the decision that is about to be made."""
 
 
 Blocks = Iterable[int]

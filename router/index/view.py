@@ -1,4 +1,4 @@
-"""All caches of a pool as the scheduler sees them: `headrace.router.index.types.CacheView`.
+"""View of all caches of a pool for the scheduler: `headrace.router.index.types.CacheView`.
 
 A block counts for a worker if an event said so, or if a request with it was placed there a moment ago and no event has
 confirmed it yet.  A worker without events has only the second kind, for longer.
@@ -17,7 +17,9 @@ from headrace.router.index.types import Overlap, Tier
 
 
 class Caches:
-    """`predicted_ttl_s`: how long a placed block counts unconfirmed. `approximate_ttl_s`: the same where no events come.
+    """Keeps index, predictions and waiting requests in step.
+
+    A placed block counts unconfirmed for `predicted_ttl_s`, and for `approximate_ttl_s` where no events come.
 
     The index (without one: a new, unlimited one) belongs to it from now on: changes made beside it go unnoticed by `overlaps`.
     An `on_evict` that it has is called as before.
@@ -45,7 +47,7 @@ class Caches:
         self.index.add_worker(worker)
         assumed = self._assumed.setdefault(worker, PredictedBlocks(self.predicted_ttl_s))
         if approximate and worker not in self._approximate and self.index.count(worker):
-            # what it has by events would never age
+            # Blocks that are known by events would never age.
             self.index.clear(worker)
             self.index.assume(worker, list(assumed))
             self._chains.touched_all(worker)
@@ -66,7 +68,7 @@ class Caches:
 
     @property
     def approximate(self) -> frozenset[str]:
-        """Workers that send no events."""
+        """The workers that send no events."""
         return frozenset(self._approximate)
 
     # -- what they hold
@@ -123,14 +125,14 @@ class Caches:
         self._chains.untrack(request_id)
 
     def overlaps(self, request_id: str) -> Mapping[str, Overlap]:
-        """Raises KeyError for a request that is not tracked."""
+        """Return the current overlaps of a request. Raises KeyError if it is not tracked."""
         return self._chains.overlaps(request_id)
 
     def stale(self) -> Sequence[str]:
         return self._chains.stale()
 
     def verify(self, worker: str, chain: Sequence[int]) -> Overlap:
-        """Raises UnknownWorker."""
+        """Return the overlap of a worker with every block compared. Raises UnknownWorker."""
         return self.index.match_worker(worker, chain)
 
     # -- figures, for metrics
@@ -153,7 +155,7 @@ class Caches:
         return assumed
 
     def _clear(self, worker: str, assumed: PredictedBlocks) -> None:
-        """What was predicted goes too: a cache that was emptied, or an engine that restarted, says nothing about it."""
+        """Drop predictions too: they are void for a cache that was emptied or an engine that has restarted."""
         self.index.clear(worker)
         assumed.clear()
         self._chains.touched_all(worker)

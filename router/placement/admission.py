@@ -1,4 +1,4 @@
-"""Who is let into the window, and who is told at once to come back later.
+"""Admission: requests are let into the window, or told at once to come back later.
 
 Nothing is remembered from one decision to the next: each looks at what waits now. So a refusal ends by itself as soon as the
 backlog has shrunk, and there is no overloaded state to get stuck in.
@@ -21,18 +21,18 @@ from headrace.router.placement.types import Shed, Waiting
 
 @dataclass(frozen=True, slots=True)
 class PoolSpeed:
-    """What drains the backlog."""
+    """The speed at which the pool drains the backlog."""
 
     tokens_per_s: float  # prompt tokens that all workers together compute; 0 = not known (there is no worker, say)
     pending_tokens: float = 0.0  # placed and not yet computed
 
     def wait_s(self, tokens: float) -> float:
-        """Until the prefill of a request with so many tokens before it could begin; 0 when the speed is not known."""
+        """Predict the wait until the prefill of a request with so many tokens before it; 0 if the speed is not known."""
         return (self.pending_tokens + tokens) / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
 
 
 class Admission:
-    """Stateless: every question is answered from what waits now."""
+    """Answers every question from the backlog as it is now, without a state of its own."""
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self._settings = settings
@@ -48,9 +48,12 @@ class Admission:
         service_s: float = 0.0,
         crowded: bool = True,
     ) -> Shed | None:
-        """None: let it in. `crowded`: other tenants wait too; otherwise the limits of one tenant protect nobody. `uncached`:
-        tokens that have to be computed for it; `service_s`: how long that takes, from the start of its prefill to its first
-        token. Costs O(1), and O(tenants) when it is close to hopeless or refused."""
+        """Decide about a new request: None lets it in.
+
+        `crowded`: other tenants wait too; otherwise the limits of one tenant protect no other. `uncached`: tokens that have to
+        be computed for the request; `service_s`: seconds from the start of its prefill to its first token. Costs O(1), and
+        O(tenants) if the request is close to hopeless or refused.
+        """
         settings = self._settings
         if request.deadline_s <= now_s:
             return self.late(request, now_s)
@@ -67,7 +70,7 @@ class Admission:
         )
 
     def late(self, request: Waiting, now_s: float) -> Shed:
-        """What to say of a request whose deadline has passed."""
+        """Refuse a request whose deadline has passed."""
         message = f"the deadline passed {now_s - request.deadline_s:.3f} s ago, {now_s - request.arrived_s:.3f} s after arrival"
         return Shed(request=request, code="deadline", message=message)
 
@@ -112,7 +115,7 @@ class Admission:
     def _drain_s(
         self, waits: Amount, most: int, ahead: float, pool: PoolSpeed, *, uncached: float = 0.0, most_tokens: int = 0
     ) -> float:
-        """Until what waits has fallen to `drain_to` of the limit, if it takes `ahead` tokens to work off all of it."""
+        """Predict when the backlog falls to `drain_to` of the limit, if it takes `ahead` tokens to work off all of it."""
         if pool.tokens_per_s <= 0:
             return self._settings.retry_unknown_s
         keep = self._settings.drain_to
@@ -131,7 +134,7 @@ class Admission:
 
 
 def _over(waits: Amount, uncached: float, most: int, most_tokens: int) -> str:
-    """What is exceeded, in words, or nothing."""
+    """Describe the limit that is exceeded; return an empty string if none is."""
     if most and waits.requests >= most:
         return f"{waits.requests} requests waiting, of at most {most}"
     if most_tokens and waits.requests and waits.tokens + uncached > most_tokens:

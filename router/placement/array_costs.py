@@ -1,6 +1,6 @@
-"""What each of some requests would cost on each worker, by the better of two ways: its prompt computed there, or elsewhere.
+"""Costs of some requests on each worker, by the better of two ways: the prompt computed there, or by a prefill worker.
 
-Without prefill workers there is one way only, and nothing here costs anything.
+Without prefill workers there is only the first way, and the second costs no time here.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Costs:
     free: Bools  # eligible, and there is room now
     here: Floats  # by the way that would be gone now
     open: Bools  # there is room for the best way
-    remote: Bools | None = None  # the way that would be gone now is that of a prompt computed elsewhere
+    remote: Bools | None = None  # the way that would be gone now is a prompt computed by a prefill worker
     work_s: Floats | None = None  # seconds of computing on that way
 
 
 def costs(window: CostMatrix, rows: Ints, workers: WorkerView, congestion: float, settings: SchedulerSettings) -> Costs:
-    """`congestion`: what a second of prefill costs the others, in seconds."""
+    """Compute the costs of these rows. `congestion`: the cost of a second of prefill to other requests, in seconds."""
     service = window.work[rows] * workers.token_s + workers.step_s
     eligible = window.eligible[rows]
     fits = eligible & (window.blocks[rows][:, None] <= workers.blocks_free)
@@ -79,7 +79,7 @@ def _both_ways(
 
 
 def _must_be_remote(uncached: Floats, side: PrefillSide, settings: SchedulerSettings) -> Bools:
-    """Where a prompt may not be computed: with `always`, and while one waits for a prefill worker that is not ready."""
+    """Mark the workers that may not compute a prompt: with `always`, and while it waits for a prefill worker to be ready."""
     refused = np.zeros(uncached.shape, dtype=np.bool_)
     if settings.prefill == "always":
         refused |= side.reachable
@@ -89,7 +89,7 @@ def _must_be_remote(uncached: Floats, side: PrefillSide, settings: SchedulerSett
 
 
 def needs_one(uncached: Floats, settings: SchedulerSettings) -> Bools:
-    """Whether a prompt is for a prefill worker, if there is one."""
+    """Mark the prompts that are for a prefill worker, if there is one."""
     if settings.prefill == "always":
         return np.ones(uncached.shape, dtype=np.bool_)
     return uncached >= settings.prefill_min_tokens
@@ -98,12 +98,12 @@ def needs_one(uncached: Floats, settings: SchedulerSettings) -> Bools:
 def _remote(
     window: CostMatrix, rows: Ints, side: PrefillSide, congestion: float, settings: SchedulerSettings
 ) -> tuple[Floats, Floats, Floats]:
-    """Cost by the best prefill worker, by one that has room, and seconds of its work: per candidate and worker."""
+    """Return, per candidate and worker: cost by the best prefill worker, by the best with room, and seconds of its work."""
     uncached, remote = window.uncached[rows], window.remote[rows]
     cost = np.full(uncached.shape, np.inf)
     here = np.full(uncached.shape, np.inf)
     work = np.zeros(uncached.shape)
-    liking = window.work[rows] / uncached  # what preferred labels make of it
+    liking = window.work[rows] / uncached  # the factor of preferred labels
     for group in side.groups:
         found = computing(remote[:, group.prefill], side, group, congestion)
         columns = group.decode

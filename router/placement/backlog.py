@@ -1,4 +1,4 @@
-"""How much waits, by class and tenant: requests, and prompt tokens that will have to be computed for them."""
+"""The backlog by class and tenant: waiting requests, and the prompt tokens that will have to be computed for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Amount(NamedTuple):
-    """What waits somewhere. `tokens` are uncached prompt tokens."""
+    """Waiting requests and their uncached prompt tokens."""
 
     requests: int = 0
     tokens: float = 0.0
@@ -17,7 +17,7 @@ NOTHING = Amount()
 
 
 class Backlog:
-    """Sums kept current; bounded by what waits, for empty sums are dropped."""
+    """Keeps the sums current. Their number is bounded by the waiting requests, because empty sums are dropped."""
 
     __slots__ = ("_both", "_classes", "_tenants", "_total")
 
@@ -38,15 +38,15 @@ class Backlog:
         return self._tenants.get(tenant, NOTHING)
 
     def tenants(self, request_class: str) -> Mapping[str, Amount]:
-        """What waits in a class, by tenant."""
+        """Return the backlog of a class by tenant."""
         return self._both.get(request_class, {})
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Requests by (class, tenant)."""
+        """Count requests by (class, tenant)."""
         return {(name, tenant): amount.requests for name, sums in self._both.items() for tenant, amount in sums.items()}
 
     def add(self, request_class: str, tenant: str, *, requests: int = 0, tokens: float = 0.0) -> None:
-        """Negative takes away."""
+        """Add to the sums. Negative amounts take away."""
         self._total = _plus(self._total, requests, tokens)
         _change(self._classes, request_class, requests, tokens)
         _change(self._tenants, tenant, requests, tokens)

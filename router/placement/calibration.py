@@ -1,4 +1,4 @@
-"""How fast each worker is, learnt from the step times in its load reports.
+"""Calibration: the speed of each worker is learnt from the step times in its load reports.
 
     step_s ≈ base_s + prefill tokens / prefill_tokens_per_s + sequences that decode × per_decode_s
 
@@ -44,7 +44,7 @@ SWEEPS = 30
 
 @dataclass(frozen=True, slots=True)
 class SpeedEstimate:
-    """All above zero and finite. `samples`: steps it was learnt from."""
+    """Speed of one worker. All figures are above zero and finite; `samples`: steps it was learnt from."""
 
     base_s: float
     prefill_tokens_per_s: float
@@ -52,7 +52,7 @@ class SpeedEstimate:
     samples: int = 0
 
     def step_s(self, *, prefill_tokens: float, decodes: float) -> float:
-        """The predicted duration of an engine step."""
+        """Predict the duration of an engine step."""
         return self.base_s + prefill_tokens / self.prefill_tokens_per_s + decodes * self.per_decode_s
 
 
@@ -80,7 +80,7 @@ class StepTimes:
         self.restart(prior)
 
     def restart(self, prior: Vector) -> None:
-        """What has been seen is no more true, and this is what is assumed."""
+        """Forget all samples and assume this prior."""
         self._prior = prior
         self._factors = [1.0, 1.0, 1.0]  # estimate = prior × factors
         self._prior_weight = self._settings.prior_samples
@@ -94,7 +94,7 @@ class StepTimes:
 
     @property
     def coefficients(self) -> Vector:
-        """Like the prior."""
+        """The present estimate, in the order of the prior."""
         if self._seen < self._settings.min_samples:
             return self._prior
         first, second, third = (
@@ -103,7 +103,7 @@ class StepTimes:
         return first, second, third
 
     def observe(self, step_s: float, *, prefill_tokens: float, decodes: float) -> str:
-        """Learn from a step. Returns why it was not used, else "" (`repeated`: the very same step was reported before)."""
+        """Learn from a step. Return why it was not used, else "" (`repeated`: the very same step was reported before)."""
         why = self._why_not(step_s, prefill_tokens, decodes)
         if why:
             return why
@@ -171,7 +171,7 @@ class StepTimes:
         return ""
 
     def _solve(self) -> None:
-        """The factors that fit best. With the pulls on its diagonal the system is positive definite."""
+        """Find the factors that fit best. With the pulls on its diagonal the system is positive definite."""
         a, old = self._a, self._factors
         least = [LEAST_S / prior for prior in self._prior]
         hold = [HOLD / max(factor, 1.0) ** 2 for factor in old]  # never so strong that a factor near zero stays there
@@ -205,7 +205,7 @@ class StepTimes:
 
 
 class Calibration:
-    """The models of all workers of a pool. A worker that nobody has heard of yet is assumed to be like the others."""
+    """Keeps the models of all workers of a pool. A worker without reports is assumed to be like the others."""
 
     def __init__(self, settings: CalibrationSettings) -> None:
         self._settings = settings
@@ -216,7 +216,7 @@ class Calibration:
         self.unused: Counter[str] = Counter()  # reported steps that taught nothing, by reason
 
     def observe(self, report: LoadReport) -> None:
-        """Fine whatever it says. An engine that was started again is assumed to be as fast as it was."""
+        """Learn from a load report, whatever it says. An engine that was started again is assumed to be as fast as it was."""
         worker = report.worker
         model = self._workers.get(worker)
         if model is None:
@@ -230,13 +230,13 @@ class Calibration:
         self._cache.pop(worker, None)
 
     def remove(self, worker: str) -> None:
-        """It has left. Fine when unknown."""
+        """Drop the model of a worker that has left. An unknown worker is ignored."""
         self._workers.pop(worker, None)
         self._epochs.pop(worker, None)
         self._cache.pop(worker, None)
 
     def estimate(self, worker: str) -> SpeedEstimate:
-        """Of an unknown worker, the pool's."""
+        """Return the speed of a worker; of an unknown one, the pool's."""
         model = self._workers.get(worker)
         if model is None:
             return self.pool()
@@ -247,7 +247,7 @@ class Calibration:
         return known
 
     def pool(self) -> SpeedEstimate:
-        """The mean of the workers that are known well enough, else the settings. O(workers)."""
+        """Return the mean of the workers that are known well enough, else the settings. O(workers)."""
         base_s, per_token_s, per_decode_s = self._mean()
         return SpeedEstimate(base_s, 1.0 / per_token_s, per_decode_s)
 

@@ -1,4 +1,4 @@
-"""What it costs to place each of these requests on each worker: the predicted time to first token, and what it does to others.
+"""Cost of placing a request on a worker: the predicted time to first token, and the delay of other requests.
 
 For request r and worker w, in seconds:
 
@@ -7,7 +7,7 @@ For request r and worker w, in seconds:
     cost(r, w)    = wait(w) + service(r, w) × (1 + thrift + congestion × other waiting requests per worker)
     choice(r, w)  = cost(r, w) + service(r, w) × (unevenness(w) − 1 + disturbance × requests running on w)
 
-*Congestion.* Prefill that could have been saved delays everybody who waits; so the more wait, the more a cached prefix is worth
+*Congestion.* Prefill that could have been saved delays all that wait; so the more wait, the more a cached prefix is worth
 compared with an idle worker.  With an empty queue only the thrift is left, and the cost is close to the predicted time to first
 token: of two workers that would start a request at about the same time, the one that has to compute less gets it.
 
@@ -35,8 +35,7 @@ _STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
 
 
 class RecentWork:
-    """Shares of recent requests and uncached tokens per worker, fading with every request (an exponential window of
-    `horizon` requests)."""
+    """Keeps the shares of recent requests and uncached tokens per worker, in an exponential window of `horizon` requests."""
 
     def __init__(self, horizon: float) -> None:
         self._fade = 1.0 - 1.0 / max(horizon, 1.0)
@@ -45,7 +44,7 @@ class RecentWork:
         self._requests: dict[str, float] = {}
 
     def add(self, worker: str, tokens: float) -> None:
-        """New work weighs ever more instead of old work less: the same ratios, and one operation per request."""
+        """Count new work. It weighs ever more, instead of old work less: the same ratios, and one operation per request."""
         self._scale /= self._fade
         self._tokens[worker] = self._tokens.get(worker, 0.0) + tokens * self._scale
         self._requests[worker] = self._requests.get(worker, 0.0) + self._scale
@@ -60,13 +59,13 @@ class RecentWork:
         self._requests.pop(worker, None)
 
     def join(self, worker: str, others: list[str]) -> None:
-        """A new worker is taken to have had its share, lest everything go there until it has caught up."""
+        """Assume that a new worker has had its share: otherwise all requests would go there until it has caught up."""
         if others:
             self._tokens[worker] = sum(self._tokens.get(name, 0.0) for name in others) / len(others)
             self._requests[worker] = sum(self._requests.get(name, 0.0) for name in others) / len(others)
 
     def unevenness(self, workers: list[str], strength: float) -> list[float]:
-        """Per worker, at least 1."""
+        """Return the factor of each worker, at least 1."""
         if strength <= 0 or len(workers) < 2:
             return [1.0] * len(workers)
         # A few requests more than the others are no unevenness yet.
@@ -84,12 +83,12 @@ class RecentWork:
 
 
 def lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings) -> float:
-    """Prefill before a worker, in tokens, below which it may get more."""
+    """Return the pending prefill of a worker, in tokens, below which it may get more."""
     return max(settings.lookahead * load.info.step_tokens, settings.lookahead_s * load.speed.prefill_tokens_per_s)
 
 
 def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float, pending: float | None = None) -> bool:
-    """Whether it may get anything now. KV blocks are looked at per request. `pending`: its tokens, if they are known."""
+    """Return whether a worker may get anything now. KV blocks are compared per request. `pending`: its tokens, if known."""
     if settings.binding == "early":
         return not load.info.draining
     if not load.takes_one_more(settings.spare_slots, settings.lookahead_s):
@@ -106,7 +105,7 @@ def make_worker_view(
     prefill: PrefillSide | None = None,
     awaited: Callable[[str], int] | None = None,
 ) -> WorkerView:
-    """The workers as they are now. `awaited`: KV blocks that a worker will need for prompts computed elsewhere, by its name."""
+    """Describe the workers as they are now. `awaited(worker)`: KV blocks it will need for prompts computed elsewhere."""
     pending, waits, token_s, step_s, blocks, running, room, disturbed = [], [], [], [], [], [], [], []
     for load in loads:
         speed, info = load.speed, load.info

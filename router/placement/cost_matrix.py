@@ -1,6 +1,6 @@
-"""What the waiting requests would cost on each worker, as arrays: a row per request, a column per worker.
+"""Cost matrix of the waiting requests, as arrays: a row per request, a column per worker.
 
-Kept current as overlaps change, so that a decision is a few operations on whole arrays and looks nothing up.
+It is kept current as overlaps change, so that a decision is a few operations on whole arrays and looks nothing up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST_ROWS = 64
 
 @dataclass(slots=True)
 class CostRow:
-    """One request's place in the arrays."""
+    """The row of a request."""
 
     request: Waiting
     number: int
@@ -91,7 +91,7 @@ class CostMatrix:
         return row
 
     def refresh(self, request_id: str, overlaps: Mapping[str, Overlap]) -> CostRow | None:
-        """Its overlaps have changed."""
+        """Update the row of a request whose overlaps have changed."""
         row = self.rows.get(request_id)
         if row is None or row.overlaps is overlaps:
             return None
@@ -116,7 +116,7 @@ class CostMatrix:
             self.remote[n, other.column] = tokens
 
     def columns_changed(self, now_s: float) -> None:
-        """Workers have come, gone or changed: every row anew."""
+        """Compute every row anew, because workers have come, gone or changed."""
         rows, width = len(self.arrived), len(self._loads)
         self.uncached = np.ones((rows, width))
         self.remote = np.ones((rows, len(self._prefill)))

@@ -1,4 +1,4 @@
-"""What the router remembers of its decisions, to explain them when somebody asks."""
+"""The decision log: recent decisions of a router, kept to be explained to operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.router.placement.worker_view import WorkerView
 
 @dataclass(frozen=True, slots=True)
 class DecisionSnapshot:
-    """The moment of a decision, kept as it was; made into words only when somebody asks."""
+    """The state that a decision was made in. It is put into words only for an explanation."""
 
     names: tuple[str, ...]
     reasons: tuple[str, ...]  # why a worker may not take it
@@ -33,7 +33,7 @@ class DecisionSnapshot:
     ways: Costs | None = None  # where prompts may be computed elsewhere
 
     def candidates(self) -> list[Candidate]:
-        """Per worker, cheapest first."""
+        """List the workers with their costs, cheapest first."""
         found = []
         workers = self.workers
         cost = workers.wait_s + self.work * workers.token_s + workers.step_s
@@ -62,7 +62,7 @@ class DecisionSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedDecision:
-    """One decision."""
+    """A decision, with its reason."""
 
     id: str
     state: str
@@ -76,7 +76,7 @@ class LoggedDecision:
 
 
 class DecisionLog:
-    """The last `most` decisions."""
+    """Keeps the last `most` decisions."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -112,7 +112,7 @@ class DecisionLog:
 
 
 def reason_of(row: CostRow, load: WorkerLoad, overlap: Overlap, pick: Pick, window: CostMatrix, policy: str) -> str:
-    """Why this worker and not another one, in one word."""
+    """Return the reason for this worker, in one word."""
     if row.request.worker:
         return "direct"
     if row.session == load.column:
@@ -130,7 +130,7 @@ def reason_of(row: CostRow, load: WorkerLoad, overlap: Overlap, pick: Pick, wind
 def take_snapshot(
     row: CostRow, window: CostMatrix, loads: LoadTable, workers: WorkerView, settings: SchedulerSettings
 ) -> DecisionSnapshot:
-    """The moment as it is for this request."""
+    """Keep the present state as seen by this request."""
     disagg = workers.prefill is not None
     return DecisionSnapshot(
         names=tuple(load.info.worker for load in loads),
@@ -144,20 +144,20 @@ def take_snapshot(
 
 
 def waiting_decision(row: CostRow, snapshot: DecisionSnapshot, now_s: float) -> LoggedDecision:
-    """How things stand for one that waits, told like a decision."""
+    """Describe the present state of a waiting request in the form of a decision."""
     waited_s = max(now_s - row.request.arrived_s, 0.0)
     return LoggedDecision(id=row.request.id, state="waiting", reason="", at_s=now_s, waited_s=waited_s, snapshot=snapshot)
 
 
 def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
-    """Per column, why that worker may not take it."""
+    """Return, per column, the reason for which that worker may not take the request; empty if it may."""
     if not request.worker and not request.require and not request.adapter:
         return tuple("draining" if load.info.draining else "" for load in loads)
     return tuple(why_not(request, load) for load in loads)
 
 
 def explanation(decision: LoggedDecision, *, router: str, policy: str) -> Explanation:
-    """As it goes over the wire; `at` is on the scheduler's clock."""
+    """Make the message that explains a decision; its `at` is on the scheduler's clock."""
     return Explanation(
         id=decision.id,
         router=router,

@@ -1,4 +1,4 @@
-"""Which workers may take a request at all: named worker, required labels, adapter, session."""
+"""Eligibility of workers for a request: named worker, required labels, adapter, session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.router.placement.types import Waiting
 
 
 def why_not(request: Waiting, load: WorkerLoad) -> str:
-    """The reason this worker may not take it; empty when it may."""
+    """Return the reason for which this worker may not take the request; empty if it may."""
     info = load.info
     if info.draining:
         return "draining"
@@ -25,14 +25,17 @@ def why_not(request: Waiting, load: WorkerLoad) -> str:
 
 
 def eligible_columns(request: Waiting, loads: LoadTable) -> list[int]:
-    """Columns of the workers that may take it."""
+    """List the columns of the workers that may take the request."""
     if not request.worker and not request.require and not request.adapter:
         return [load.column for load in loads if not load.info.draining]
     return [load.column for load in loads if not why_not(request, load)]
 
 
 def session_column(session: str, columns: Sequence[int], loads: LoadTable) -> int:
-    """The worker that a session belongs to: by rendezvous hashing (Thaler and Ravishankar 1998), so that all routers agree
-    without a word, a restart forgets nothing, and a worker that comes or goes moves only the sessions it gains or had."""
+    """Return the column of the worker that a session belongs to.
+
+    By rendezvous hashing (Thaler and Ravishankar 1998) all routers agree without a message, a restart forgets nothing, and a
+    worker that comes or goes moves only the sessions that it gains or had.
+    """
     names = loads.ordered
     return max(columns, key=lambda column: xxhash.xxh3_64_intdigest(f"{session}\0{names[column].info.worker}".encode()))

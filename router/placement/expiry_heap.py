@@ -1,4 +1,4 @@
-"""Things that fall due, most of which are gone before: a heap with lazy removal and bounded waste."""
+"""A heap of items by due time, most of which are removed before: removal is lazy, and the waste is bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExpiryHeap(Generic[T]):
         self._waste = 0
 
     def __len__(self) -> int:
-        """Entries held, removed ones included."""
+        """Count the entries, removed ones included."""
         return len(self._heap)
 
     def add(self, due_s: float, item: T) -> None:
@@ -38,7 +38,7 @@ class ExpiryHeap(Generic[T]):
             heappush(self._heap, (due_s, self._number, item))
 
     def removed(self) -> None:
-        """An item that may be in here has stopped waiting. Once those are the majority, the heap is rebuilt without them."""
+        """Note that an item has stopped waiting. Once those are the majority, the heap is rebuilt without them."""
         self._waste += 1
         if self._waste > WASTE and 2 * self._waste > len(self._heap):
             self._heap = [row for row in self._heap if row[2].waiting]
@@ -46,13 +46,13 @@ class ExpiryHeap(Generic[T]):
             self._waste = 0
 
     def next_s(self) -> float:
-        """When the next one is due; inf = none."""
+        """Return when the next item is due; inf = never."""
         heap = self._heap
         while heap and not heap[0][2].waiting:
             heappop(heap)
         return heap[0][0] if heap else float("inf")
 
     def pop_due(self, now_s: float) -> Iterator[T]:
-        """Those that are due, soonest first, each only once."""
+        """Iterate over the items that are due, soonest first, and take them out."""
         while self.next_s() <= now_s:
             yield heappop(self._heap)[2]

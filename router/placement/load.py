@@ -1,6 +1,6 @@
-"""How busy the workers are, as one router knows it.
+"""Load of the workers, as one router knows it.
 
-The reports of a worker are the truth; what was placed there and is not in a report yet is counted on top, and nothing else is
+The reports of a worker are the truth; placements that are not in a report yet are counted on top, and nothing else is
 remembered.  So the load of a lost request vanishes within seconds by construction: it is either in the worker's own report, or
 its entry expires.
 """
@@ -17,7 +17,7 @@ from headrace.router.placement.worker_columns import WorkerColumns
 
 @dataclass(slots=True)
 class LoadEntry:
-    """A request on its way to (or just taken by) a worker."""
+    """A request on its way to a worker, or just taken by it."""
 
     tokens: int  # uncached
     blocks: int
@@ -28,7 +28,7 @@ class LoadEntry:
 
 @dataclass(slots=True)
 class WorkerLoad:
-    """One worker. Times are seconds of the scheduler's clock."""
+    """Load of a worker. Times are seconds of the scheduler's clock."""
 
     info: WorkerInfo
     column: int
@@ -63,14 +63,14 @@ class WorkerLoad:
         return entry
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
-        """A worker counts what it has started in its next report, so those entries have done their duty."""
+        """Take a load report over, and drop the entries of started requests: the report counts them."""
         self.report = report
         self.reported_s = now_s
         for request_id in [i for i, entry in self.entries.items() if entry.started_s is not None]:
             self.remove_entry(request_id)
 
     def expire(self, before_s: float) -> list[str]:
-        """Entries that are older than this: nobody has ever confirmed them."""
+        """Drop entries that are older than this and were never confirmed, and return their ids."""
         late = [i for i, entry in self.entries.items() if entry.placed_s < before_s]
         for request_id in late:
             self.remove_entry(request_id)
@@ -80,12 +80,14 @@ class WorkerLoad:
 
     @property
     def running(self) -> int:
-        """Requests it has or is about to have."""
+        """Requests that the worker has or is about to have."""
         return len(self.entries) + (self.report.running if self.report is not None else 0)
 
     def pending_tokens(self, now_s: float) -> float:
-        """Prompt tokens to be computed before anything placed now: reported ones less what was computed since, and those on
-        their way."""
+        """Predict the prompt tokens to be computed before anything placed now.
+
+        These are the reported ones less those computed since, and those on their way.
+        """
         queued = 0.0
         if self.report is not None and self.report.queued_prefill_tokens:
             done = (now_s - self.reported_s) * self.speed.prefill_tokens_per_s
@@ -94,12 +96,14 @@ class WorkerLoad:
 
     @property
     def queued_tokens(self) -> float:
-        """Prompt tokens that may be in the same steps as those of anything placed now: none is taken to be computed since the
-        report, for the step that runs may have begun before them."""
+        """Prompt tokens that may be in the same steps as those of anything placed now.
+
+        None is assumed to be computed since the report, because the step that runs may have begun before them.
+        """
         return self._entry_tokens + (self.report.queued_prefill_tokens if self.report is not None else 0)
 
     def blocks_free(self) -> float:
-        """KV blocks; infinite when the worker does not say."""
+        """Return the free KV blocks; infinite if the worker does not report them."""
         if self.report is None or not self.report.blocks_total:
             return float("inf")
         return self.report.blocks_total - self.report.blocks_used - self._entry_blocks
@@ -109,18 +113,18 @@ class WorkerLoad:
 
     @property
     def has_one_alone(self) -> bool:
-        """A request in its last life is there, or about to be: whatever is placed beside it would have to wait for it."""
+        """A request in its last life is there, or about to be: any other placed beside it would have to wait for it."""
         told = self.report is not None and self.info.slots > 0 and not self.report.slots
         return told or any(entry.alone for entry in self.entries.values())
 
     def takes_one_more(self, spare: int, ahead_s: float) -> bool:
-        """It may get a request, as far as slots go."""
+        """Return whether slots allow one more request."""
         if self.info.draining or self.full_s is not None or self.has_one_alone:
             return False
         return self.slots_left(spare + self.ending_within(ahead_s)) > 0
 
     def ending_within(self, seconds: float) -> int:
-        """Slots that are free by then, about: what is placed meanwhile finds one when it arrives."""
+        """Estimate the slots that become free in this time: a request that is placed now finds one when it arrives."""
         if not self.residency_s:
             return 0
         return min(int(self.info.slots * seconds / self.residency_s), self.info.slots)
@@ -129,14 +133,14 @@ class WorkerLoad:
         self.residency_s = took_s if not self.residency_s else 0.9 * self.residency_s + 0.1 * took_s
 
     def slot_wait_s(self) -> float:
-        """Until a slot is free, while all are taken: they end one after the other."""
+        """Predict the wait for a free slot, while all are taken: they end one after the other."""
         if self.slots_left(0) > 0:
             return 0.0
         return self.residency_s / max(1, self.info.slots)
 
 
 class LoadTable(WorkerColumns[WorkerLoad]):
-    """All workers of a pool that get requests."""
+    """Holds all workers of a pool that get requests."""
 
     def __init__(self) -> None:
         super().__init__(WorkerLoad)

@@ -1,4 +1,4 @@
-"""Which request goes where: the choice among those whose turn it is and the workers that have room.
+"""Placement policies: the choice of a request among those whose turn it is, and of a worker among those with room.
 
 `kv` looks at all candidates at once and may let a request wait for the worker that will start it sooner.  The other policies
 take the requests in fair order and differ only in the worker they choose; they are there to compare with, and for engines
@@ -23,7 +23,7 @@ from headrace.router.placement.worker_view import WorkerView
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The `at`-th of the group goes to the worker in this column."""
+    """A choice: the `at`-th request of the group goes to the worker in this column."""
 
     at: int
     column: int
@@ -33,7 +33,7 @@ class Pick:
 
 
 class KvPolicy:
-    """Cost with cached prefixes, shortest work first with ageing, delay scheduling.
+    """Chooses by cost with cached prefixes, shortest work first with ageing, and delay scheduling.
 
     Delay scheduling: Zaharia et al., EuroSys 2010; here a request waits for a worker without room only while that worker is
     still predicted to start it at less cost than any that has room, and never beyond `max_wait_s`.
@@ -42,7 +42,7 @@ class KvPolicy:
     def __init__(self, settings: SchedulerSettings, rng: random.Random) -> None:
         self._settings = settings
         self._rng = rng
-        self.passed_up = False  # in the last pick, somebody could have been placed and waits for a better worker
+        self.passed_up = False  # in the last pick, a request could have been placed and waits for a better worker
 
     def pick(
         self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
@@ -86,7 +86,7 @@ class KvPolicy:
         return Pick(at, target, float(table.here[at, target]), bool(aged[at]), is_remote(table, at, target))
 
     def _soften(self, table: Costs, at: int, column: int) -> int:
-        """With a temperature: p ∝ exp(-(cost - least) / ((most - least) × temperature)) over the workers with room."""
+        """Draw a worker with room if there is a temperature: p ∝ exp(-(cost - least) / ((most - least) × temperature))."""
         temperature = self._settings.temperature
         free = np.flatnonzero(table.free[at])
         if temperature <= 0 or len(free) < 2:
@@ -98,7 +98,7 @@ class KvPolicy:
 
 
 def is_remote(table: Costs, at: int, column: int) -> bool:
-    """Whether this request would have its prompt computed elsewhere, if that worker got it now."""
+    """Return whether a prefill worker would compute the prompt, if that worker got the request now."""
     return table.remote is not None and bool(table.remote[at, column])
 
 
@@ -106,7 +106,7 @@ Choose = Callable[[list[int], WorkerView], int]
 
 
 class SimplePolicy:
-    """The first request in fair order that some worker with room may take; `choose` says which one."""
+    """Places the first request in fair order that some worker with room may take; `choose` picks the worker."""
 
     def __init__(self, settings: SchedulerSettings, choose: Choose) -> None:
         self._settings = settings
@@ -138,13 +138,13 @@ class _RoundRobin:
 
 
 def _least_loaded(columns: list[int], workers: WorkerView) -> int:
-    """By time, not by count: a long prompt is more load than a short one."""
+    """Choose by time, not by count: a long prompt is more load than a short one."""
     wait_s, running, unevenness = workers.all_wait_s, workers.all_running, workers.all_unevenness
     return min(columns, key=lambda column: (wait_s[column], running[column], unevenness[column]))
 
 
 def make_policy(settings: SchedulerSettings, rng: random.Random) -> KvPolicy | SimplePolicy:
-    """The policy of this name. `direct` requires a named worker, which eligibility sees to; else it is `least-loaded`."""
+    """Make the policy that is set. `direct` requires a named worker, which eligibility sees to; else it is `least-loaded`."""
     name: PolicyName = settings.policy
     if name == "kv":
         return KvPolicy(settings, rng)

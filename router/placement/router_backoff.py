@@ -1,11 +1,11 @@
-"""Several routers and one worker that has just got room: whose turn it is.
+"""Backoff between routers: with several of them, each waits a turn before it uses the new room of a worker.
 
-All routers of a pool see the same report at about the same time, and each has something for that worker.  If all placed at
+All routers of a pool see the same report at about the same time, and each has a request for that worker.  If all placed at
 once, the worker would get several requests where it had room for one; and the shortest work of all should go first, not the
-shortest of whoever is quickest.  So each waits before it uses a worker's new room, the longer the more work it has in mind, and
-in an order drawn from the worker's name and the number of its report among equals; whoever places first is heard by the others
-(a backoff like that of a shared wire, with the priority as the time).  Room opens well before the engine runs dry, so the wait
-costs nothing while the pool is busy; a worker that has had room for longer is open to all at once.
+shortest of the router that is quickest.  So each waits before it uses a worker's new room, the longer the more work it means
+to place, and among equals in an order drawn from the worker's name and the number of its report; the others hear of the first
+placement (a backoff like that of a shared wire, with the priority as the time).  Room opens well before the engine runs dry,
+so the wait costs nothing while the pool is busy; a worker that has had room for longer is open to all at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHORT_S = 0.02  # work that waits one turn; twice as much waits about one more
 
 
 class RouterBackoff:
-    """The turns of one router."""
+    """Keeps the turns of one router."""
 
     def __init__(self, name: str, turn_s: float) -> None:
         self._name = name
@@ -36,20 +36,20 @@ class RouterBackoff:
 
     @staticmethod
     def note_room(load: WorkerLoad, *, room: bool, now_s: float) -> None:
-        """What is known of this worker has changed. Room that opened while nothing waited here is nobody's turn any more."""
+        """Note whether this worker has room now. Room that opened while nothing waited here is open to all routers."""
         if not room:
             load.opened_s = None
         elif load.opened_s is None:
             load.opened_s = now_s
 
     def note_no_room(self, loads: LoadTable) -> None:
-        """None has room."""
+        """Note that no worker has room."""
         self.next_s = float("inf")
         for load in loads:
             load.opened_s = None
 
     def must_wait(self, load: WorkerLoad, routers: Sequence[str], service_s: float, now_s: float) -> bool:
-        """Whether work of this length has to leave this worker to others for now."""
+        """Return whether work of this length has to leave this worker to other routers for now."""
         if len(routers) < 2 or load.opened_s is None:
             return False
         turns = log2(1.0 + service_s / _SHORT_S) + self._place(load, routers) / len(routers)
@@ -60,7 +60,7 @@ class RouterBackoff:
         return True
 
     def _place(self, load: WorkerLoad, routers: Sequence[str]) -> int:
-        """How many routers come before this one, all else being equal."""
+        """Count the routers that come before this one, all else being equal."""
         number = load.report.n if load.report is not None else 0
         key = f"{load.info.worker} {number} ".encode()
         own = xxhash.xxh3_64_intdigest(key + self._name.encode())

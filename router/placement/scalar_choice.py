@@ -17,16 +17,16 @@ from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Waiting
 from headrace.router.placement.worker_view import WorkerView
 
-ROW = 4  # what a request costs beside its pairs, in pairs of a request and a worker
+ROW = 4  # cost of a request beside its pairs, in pairs of a request and a worker
 MOST_PAIRS = 400  # about where arrays are as fast
 OUT_OF_TURN_S = 1e6  # seconds of score that set those who have waited too long apart from all others
-PRIORITY_S = 1e3  # … and one priority from the next
+PRIORITY_S = 1e3  # seconds of score that set one priority apart from the next
 DEADLINE_MARGIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`at` is -1 when nobody can be placed now. `passed_up`: somebody could have been, and waits for a better worker."""
+    """A choice; `at` is -1 if no request can be placed now. `passed_up`: one could have been, and waits for a better worker."""
 
     at: int = -1
     column: int = -1
@@ -36,7 +36,7 @@ class Chosen:
 
 
 def few(requests: int, workers: WorkerView, settings: SchedulerSettings) -> bool:
-    """Whether `choose` is the way: prompts are computed where they are answered, and the cheapest worker is taken."""
+    """Return whether `choose` is the quicker way and may be used: no prefill workers, and no temperature."""
     return workers.prefill is None and settings.temperature <= 0 and requests * (len(workers.all_room) + ROW) <= MOST_PAIRS
 
 
@@ -48,7 +48,7 @@ def choose(
     now_s: float,
     settings: SchedulerSettings,
 ) -> Chosen:
-    """The request that goes now and its worker, as `KvPolicy.pick` would have it."""
+    """Choose a request and its worker exactly as `KvPolicy.pick` does with arrays."""
     factor = 1.0 + congestion
     columns = [
         (

@@ -1,8 +1,7 @@
-"""The scheduler of one router: which waiting request goes to which worker, and when. Sans-io: all it knows it is told, with the
-time.
+"""The scheduler of one router: it gives waiting requests to workers. Sans-io: every fact is passed in, with the time.
 
 Late binding: a request is given to a worker when that worker has room (a free slot, KV blocks, and less prefill before it than
-a part of one engine step), not before, so that it meets the cache as it then is.  Which one: `fairness` says whose turn it is,
+a part of one engine step), not before, so that it meets the cache as it then is.  `fairness` says whose turn it is, and
 `policies` pairs requests and workers among those.
 """
 
@@ -38,7 +37,7 @@ _MOST_RUNNING = 65_536
 
 
 class Scheduler:
-    """Times are seconds of one monotonic clock. Not for several threads."""
+    """Decides placements. Times are seconds of one monotonic clock. Not for several threads."""
 
     def __init__(self, settings: SchedulerSettings, view: CacheView, *, name: str = "", seed: int = 0) -> None:
         self.settings = settings
@@ -63,7 +62,7 @@ class Scheduler:
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
-        """A worker has come, or its lease says something new: its role, for example."""
+        """Add a worker, or update one whose lease says something new: its role, for example."""
         known = self._loads.get(info.worker) or self.disagg.pool.get(info.worker)
         if known is not None and known.info == info:
             return
@@ -78,7 +77,7 @@ class Scheduler:
         self._columns_changed(now_s)
 
     def remove_worker(self, worker: str, now_s: float) -> None:
-        """Fine when unknown. What was on its way there is for the movers."""
+        """Remove a worker. An unknown one is ignored. The movers take care of requests on their way there."""
         if not self._drop_worker(worker, now_s):
             return
         self._calibration.remove(worker)
@@ -90,13 +89,13 @@ class Scheduler:
         return self._loads.remove(worker) is not None or self.disagg.pool.remove(worker, now_s) is not None
 
     def set_routers(self, names: Iterable[str]) -> None:
-        """The live routers of this pool; this one is always counted."""
+        """Set the live routers of this pool; this one is always counted."""
         self.routers = tuple(sorted({*names, self.name}))
         if len(self.routers) == 1:
             self._backoff.note_no_room(self._loads)
 
     def workers(self) -> Sequence[WorkerLoad]:
-        """Those that get requests."""
+        """List the workers that get requests."""
         return self._loads.ordered
 
     def _columns_changed(self, now_s: float) -> None:
@@ -106,7 +105,7 @@ class Scheduler:
     # -- load --------------------------------------------------------------------------------------------------------
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
-        """Of an unknown worker it is ignored: its lease comes first."""
+        """Learn from a load report. That of an unknown worker is ignored: its lease comes first."""
         load = self._loads.get(report.worker)
         if load is None and self.disagg.pool.get(report.worker) is None:
             return
@@ -122,11 +121,11 @@ class Scheduler:
         self._note_room(load, now_s)
 
     def _note_room(self, load: WorkerLoad, now_s: float) -> None:
-        if len(self.routers) > 1:  # or there are no turns to take
+        if len(self.routers) > 1:  # a single router takes no turns
             self._backoff.note_room(load, room=has_room(load, self.settings, now_s), now_s=now_s)
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
-        """Anything unknown in it is ignored."""
+        """Learn from a job event. Unknown requests and workers in it are ignored."""
         load = self._loads.get(event.worker)
         if event.kind == "placed":
             if load is not None and event.by != self.name:
@@ -168,11 +167,11 @@ class Scheduler:
         return len(self._window)
 
     def waiting_by(self) -> dict[tuple[str, str], int]:
-        """Waiting requests by class and tenant."""
+        """Count waiting requests by class and tenant."""
         return self._queue.counts()
 
     def offer(self, request: Waiting, now_s: float) -> Shed | None:
-        """Take it into the window, or say why not. One that waits already is left as it is."""
+        """Take a request into the window, or return its refusal. A request that waits already is left as it is."""
         if request.id in self._window:
             return None
         self._view.track(request.id, request.chain)
@@ -197,11 +196,11 @@ class Scheduler:
         return None
 
     def _crowded(self, tenant: str) -> bool:
-        """Whether limits of one tenant protect anybody."""
+        """Return whether limits of this tenant protect another one."""
         return self.several_tenants or any(name != tenant for _, name in self._queue.counts())
 
     def cancel(self, ids: Iterable[str]) -> list[Waiting]:
-        """Drop these; returns those that were waiting."""
+        """Drop these requests. Return those that were waiting."""
         dropped = []
         for request_id in ids:
             request = self._queue.remove(request_id)
@@ -211,12 +210,14 @@ class Scheduler:
         return dropped
 
     def drain(self) -> list[Waiting]:
-        """Drop all that waits and return it."""
+        """Drop all waiting requests and return them."""
         return self.cancel([request.id for request in self._queue])
 
     def unplace(self, placement: Placement, now_s: float) -> None:
-        """The placement did not happen, for the worker's queue is full: it waits again, and that worker gets nothing before its
-        next report."""
+        """Let a request wait again whose placement did not happen, because the worker's queue is full.
+
+        That worker gets nothing before its next report.
+        """
         request = placement.request
         load = self._loads.get(placement.worker)
         if load is not None:
@@ -235,7 +236,7 @@ class Scheduler:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> list[Decision]:
-        """All that can be decided now. Call it after any change, and at `next_wake_s`."""
+        """Decide all that can be decided now. Call it after any change, and at `next_wake_s`."""
         self._view.expire(now_s)
         for load in self._loads:
             if load.entries:
@@ -285,7 +286,7 @@ class Scheduler:
         passed_up = False
         for group in self._queue.groups(self.settings.candidates, now_s):
             if group.over_share and passed_up:
-                continue  # or a flood would get every worker that others leave for the sake of their caches
+                continue  # otherwise a flood would get every worker that others leave for the sake of their caches
             requests = group.requests
             while (pick := self._policy.pick(requests, self._window, workers, congestion, now_s)) is not None:
                 load = self._loads.ordered[pick.column]
@@ -341,7 +342,7 @@ class Scheduler:
         return self._view.verify(worker, request.chain) if len(request.chain) else NO_OVERLAP
 
     def _shed_overdue(self, now_s: float) -> list[Shed]:
-        """Requests whose deadline has passed, and those that nobody may take for too long."""
+        """Shed requests whose deadline has passed, and those that no worker may take for too long."""
         decisions: list[Shed] = []
         for request in self._queue.expired(now_s):
             self._drop_request(request.id)
@@ -359,7 +360,7 @@ class Scheduler:
         return decisions
 
     def next_wake_s(self, now_s: float) -> float | None:
-        """When to decide again if nothing happens before; None = not needed."""
+        """Return when to decide again if nothing happens before; None = not needed."""
         if not len(self._window):
             return None
         wake_s = min(self._queue.next_deadline_s(), now_s + _RECHECK_S, self._backoff.next_s)
@@ -389,7 +390,7 @@ class Scheduler:
     # -- explanations ------------------------------------------------------------------------------------------------
 
     def explain(self, request_id: str, now_s: float) -> Explanation | None:
-        """A decision that is remembered, or how things stand for one that waits. `at` is on this scheduler's clock."""
+        """Explain a remembered decision, or the present state of a waiting request. `at` is on this scheduler's clock."""
         row = self._window.rows.get(request_id)
         if row is None:
             found = self._log.get(request_id)

@@ -1,4 +1,4 @@
-"""A request of a session goes where the session was before, within reason."""
+"""Session affinity: a request of a session goes to the worker that had the session before, unless that costs much more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.router.placement.worker_view import WorkerView
 def prefer_session(
     row: CostRow, pick: Pick, window: CostMatrix, workers: WorkerView, settings: SchedulerSettings
 ) -> tuple[int, bool]:
-    """The session's own worker, if it has room and costs little more; and whether the prompt is computed elsewhere."""
+    """Return the session's own worker if it has room and costs little more, else the pick; and whether the prompt is remote."""
     column = row.session
     if column < 0 or column == pick.column or not (workers.all_room[column] or workers.prefill is not None):
         return pick.column, pick.remote

@@ -1,4 +1,4 @@
-"""What goes into the scheduler and what comes out of it. Times are seconds of one monotonic (or virtual) clock."""
+"""Inputs and outputs of the scheduler. Times are seconds of one monotonic (or virtual) clock."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class WorkerInfo:
 
     @property
     def serves(self) -> bool:
-        """It may get requests."""
+        """The worker may get requests."""
         return self.role != "prefill"
 
     @property
     def takes_handovers(self) -> bool:
-        """Its prompts may be computed elsewhere."""
+        """Prefill workers may compute its prompts."""
         return self.role == "decode" and bool(self.handover)
 
 
@@ -65,7 +65,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Send this request to this worker now."""
+    """A decision to send this request to this worker now."""
 
     request: Waiting
     worker: str
@@ -79,14 +79,16 @@ class Placement:
 
     @property
     def remote(self) -> bool:
-        """Another worker computes the prompt."""
+        """A prefill worker computes the prompt."""
         return self.prefill is not None and self.prefill.remote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shed:
-    """End this request now: `code` is the machine-readable reason (queue_full, tenant_limit, class_limit, deadline_hopeless,
-    deadline, no_eligible_worker, no_prefill_worker)."""
+    """A decision to end this request now. `code` is the machine-readable reason.
+
+    Codes are queue_full, tenant_limit, class_limit, deadline_hopeless, deadline, no_eligible_worker and no_prefill_worker.
+    """
 
     request: Waiting
     code: str

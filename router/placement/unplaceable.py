@@ -1,4 +1,4 @@
-"""Waiting requests that no worker may take: refused, with the reason, when none has come for them in time."""
+"""Waiting requests that no worker may take: they are refused, with the reason, if no such worker comes in time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.router.placement.types import Shed, Waiting
 
 
 class Unplaceable:
-    """Those of a window. `patience_s`: how long they wait for a worker that may take them."""
+    """Watches a window for them. They wait up to `patience_s` for a worker that may take them."""
 
     def __init__(self, window: CostMatrix, *, patience_s: float) -> None:
         self._window = window
@@ -15,22 +15,22 @@ class Unplaceable:
         self._ids: dict[str, None] = {}
 
     def check(self, row: CostRow) -> None:
-        """A request has come into the window."""
+        """Watch a request that has come into the window, if no worker may take it."""
         if row.ineligible_since_s is not None:
             self._ids[row.request.id] = None
 
     def recheck(self) -> None:
-        """The workers have changed."""
+        """Check all requests again, because the workers have changed."""
         self._ids.clear()
         for row in self._window.rows.values():
             self.check(row)
 
     def remove(self, request_id: str) -> None:
-        """Fine when it is none of these."""
+        """Stop watching a request, if it was watched."""
         self._ids.pop(request_id, None)
 
     def overdue(self, now_s: float) -> list[Shed]:
-        """Those that have waited for too long."""
+        """List the refusals of requests that have waited for too long."""
         found = []
         for request_id in list(self._ids):
             row = self._window.rows.get(request_id)

@@ -10,7 +10,7 @@ from headrace.router.placement.types import WorkerInfo
 
 
 class ColumnLoad(Protocol):
-    """What is known of a worker."""
+    """The load of a worker that has a column."""
 
     info: WorkerInfo
     column: int
@@ -20,10 +20,10 @@ L = TypeVar("L", bound=ColumnLoad)
 
 
 class WorkerColumns(Generic[L]):
-    """Workers by name, and in the order of their columns."""
+    """Holds workers by name and in the order of their columns."""
 
     def __init__(self, make: Callable[[WorkerInfo, int, SpeedEstimate], L]) -> None:
-        """`make(info, column, speed)`: what is known of a new one."""
+        """`make(info, column, speed)` makes the load of a new worker."""
         self._make = make
         self._by_name: dict[str, L] = {}
         self.ordered: list[L] = []
@@ -38,7 +38,7 @@ class WorkerColumns(Generic[L]):
         return self._by_name.get(worker)
 
     def put(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
-        """Returns whether the columns have changed."""
+        """Add or update a worker. Return whether the columns have changed."""
         known = self._by_name.get(info.worker)
         if known is not None:
             known.info = info

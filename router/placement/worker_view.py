@@ -1,7 +1,7 @@
-"""All workers at one moment, as a decision sees them: plain lists, and the same as arrays once somebody asks for those.
+"""All workers at one moment, as a decision sees them: plain lists, and the same as arrays on demand.
 
-Weighing a few requests is quicker without arrays, weighing many is quicker with them (`few.py`, `ways.py`); both must see the
-same numbers.
+The choice among a few requests is quicker without arrays (`scalar_choice.py`), among many with them (`array_costs.py`); both
+must see the same numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.router.placement.disagg.prefill_costs import PrefillSide
 
 @dataclass(kw_only=True)
 class WorkerView:
-    """A value per column. `all_…` are the lists, the arrays have the same names without it."""
+    """A value per column. The lists are named `all_…`; the arrays have the same names without that."""
 
     all_wait_s: list[float]  # until it could begin with one more prompt
     all_pending: list[float]  # prompt tokens before that
@@ -63,6 +63,6 @@ class WorkerView:
         return np.array(self.all_disturbed)
 
     def close(self, column: int) -> None:
-        """This one gets nothing now."""
+        """Give this worker nothing in this decision."""
         self.all_room[column] = False
         self.__dict__.pop("room", None)

@@ -1,9 +1,9 @@
-"""Placements of the past under another policy.
+"""Replay of recorded placements under another policy.
 
 The record says when each request came, what its blocks were and where it went.  Both are played through the same model: one
 request after the other, every worker a cache with least-recently-used eviction, the caches at the start as the index says they
-were.  So what differs is what the policy decided; what the model leaves out (time, queues, the end of a request) is left out of
-both.  `headrace bench replay` is for what happens in time.
+were.  So they differ only in the decisions of the policy; time, queues and the end of a request are left out of both.
+`headrace bench replay` models those.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAUSE_S = 0.01
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What placements came to. Balance is the most loaded worker over the mean."""
+    """The outcome of placements. Balance is the most loaded worker over the mean."""
 
     requests: int
     hit_blocks: int
@@ -42,7 +42,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that went elsewhere; blocks of its prompt that its worker had."""
+    """A request that went to another worker. Hits are blocks of its prompt that the worker had."""
 
     id: str
     blocks: int
@@ -73,9 +73,10 @@ def rerun(
     seed: int = 0,
     differences: int = 20,
 ) -> Rerun:
-    """`capacity`: blocks of each worker's cache; those not named get the largest of them. `held`: what each had at the start.
+    """Place the recorded requests again under another policy, and compare.
 
-    Raises ReplayStalled when the policy does not place a request although nobody is busy.
+    `capacity`: blocks of each worker's cache; workers not named get the largest of them. `held`: blocks of each at the start.
+    Raises ReplayStalled if the policy does not place a request although no worker is busy.
     """
     arrived = sorted(records, key=lambda record: record.at - record.waited_s)
     workers = sorted({record.worker for record in records} | capacity.keys())
@@ -111,7 +112,7 @@ def rerun(
 
 
 class _World:
-    """The workers' caches."""
+    """Models the workers' caches."""
 
     def __init__(
         self, workers: Sequence[str], capacity: Mapping[str, int], most: int, held: Mapping[str, Mapping[Tier, bytes]]
@@ -124,7 +125,7 @@ class _World:
                     self.caches[worker].touch(unpack_u64_array(tiers.get(tier, b"")))
 
     def serve(self, worker: str, chain: Sequence[int]) -> int:
-        """The blocks that were there; from then on all are."""
+        """Return the number of blocks that were cached, and cache all."""
         cache = self.caches[worker]
         hit = cache.match(chain)
         cache.touch(chain)
@@ -132,7 +133,7 @@ class _World:
 
 
 class _Policy:
-    """A scheduler whose workers are always idle when the next request comes."""
+    """Runs a scheduler whose workers are always idle when the next request comes."""
 
     def __init__(self, world: _World, settings: SchedulerSettings, seed: int) -> None:
         self.shed: Counter[str] = Counter()
@@ -150,7 +151,7 @@ class _Policy:
             self._report(worker)
 
     def place(self, record: Routed, chain: Sequence[int]) -> tuple[str, int] | None:
-        """Where it goes and how many blocks are there; None when it is refused."""
+        """Place a request. Return its worker and the blocks cached there; None if it is refused."""
         self._now_s += PAUSE_S
         request = Waiting(
             id=record.id,

@@ -1,4 +1,4 @@
-"""A worker's prefix cache as replays model it: least-recently-used blocks, with the net changes since the last look."""
+"""Model of a worker's prefix cache for replays: least-recently-used blocks, with the net changes since the last call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class PrefixCache:
-    """Blocks by recency. The blocks of one prompt are touched from the last to the first, so that the tail is evicted first."""
+    """Keeps blocks by recency. Those of a prompt are touched from the last to the first, so that the tail is evicted first."""
 
     def __init__(self, blocks: int) -> None:
         self._most = blocks
@@ -22,7 +22,7 @@ class PrefixCache:
         return block in self._blocks
 
     def match(self, chain: Sequence[int]) -> int:
-        """Leading blocks that are here."""
+        """Count the leading blocks that are cached."""
         held = self._blocks
         for count, block in enumerate(chain):
             if block not in held:
@@ -30,7 +30,7 @@ class PrefixCache:
         return len(chain)
 
     def touch(self, chain: Sequence[int]) -> None:
-        """Make them the most recent ones, storing what is missing and evicting what is too much."""
+        """Make these the most recent blocks: store the missing ones, and evict those beyond the capacity."""
         held, stored, removed = self._blocks, self._stored, self._removed
         for block in reversed(chain):
             if block in held:
@@ -49,7 +49,7 @@ class PrefixCache:
                 removed[block] = None
 
     def changes(self) -> tuple[Sequence[int], Sequence[int]]:
-        """(stored, removed) since the last call, net."""
+        """Return the net changes (stored, removed) since the last call."""
         if not self._stored and not self._removed:
             return (), ()
         changed = list(self._stored), list(self._removed)

@@ -1,6 +1,6 @@
-"""A record of every placement, for later: what would another policy have done?
+"""Records of placements, from which another policy can be replayed later.
 
-Sent without waiting for an ack: a record that is lost costs nothing, one that is waited for costs time on the way of a request.
+They are sent without waiting for an ack: a lost record costs nothing, and waiting for one would delay a request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HASH_BYTES = 8
 
 
 class Recorder:
-    """Records of one router in one pool: `placed` is what a session's `record` wants."""
+    """Sends the records of one router in one pool. `placed` is made for the `record` of a session."""
 
     def __init__(
         self, messaging: Messaging, subjects: Subjects, *, pool: str, router: str, wall: Callable[[], float] = time.time
@@ -32,7 +32,7 @@ class Recorder:
         self._wall = wall
 
     def placed(self, held: HeldRequest, placement: Placement) -> None:
-        """Never raises."""
+        """Send the record of a placement. Never raises."""
         head = held.head
         routed = Routed(
             at=self._wall(),

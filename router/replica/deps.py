@@ -13,7 +13,7 @@ from headrace.router.replica.settings import SnapshotSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDeps:
-    """One pool's replica in one router. `block_size` is in tokens; `wall` returns Unix time."""
+    """Dependencies of one pool's replica in one router. `block_size` is in tokens; `wall` returns Unix time."""
 
     messaging: Messaging
     subjects: Subjects

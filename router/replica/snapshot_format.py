@@ -1,4 +1,4 @@
-"""The format of a snapshot: who holds which blocks, up to which message of which stream.
+"""The format of a snapshot: the blocks of every worker, up to a message of a stream.
 
     magic     8 bytes, b"HRKVSNAP"
     version   u32
@@ -8,9 +8,9 @@
     digest    16 bytes, xxh3_128 of everything before
 
 All integers are little endian.  The blocks of a worker are as they were after the message `seq` of the stream, its own one: a
-snapshot is taken worker by worker while events go on.  Whoever replays the stream from the smallest of them on and skips, for
-each worker, what is not newer than its own, has exactly the index that a reader of the whole stream has, because one worker's
-events change only that worker's blocks.
+snapshot is taken worker by worker while events go on.  A reader that replays the stream from the smallest of them on and skips,
+for each worker, messages that are not newer than its own, has exactly the index that a reader of the whole stream has, because
+one worker's events change only that worker's blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_HEADER = 64 * 1024 * 1024
 
 
 class Source(NamedTuple):
-    """What a snapshot is of. `created`: when the stream was made, as its server says it."""
+    """The source of a snapshot. `created`: the time at which the stream was made, as its server writes it."""
 
     pool: str
     block_size: int
@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 
 class WorkerEntry(msgspec.Struct, frozen=True):
-    """One worker in the header. `blocks`: tier → how many values follow."""
+    """A worker in the header. `blocks`: the number of values that follow, by tier."""
 
     worker: str
     epoch: int
@@ -57,7 +57,7 @@ class WorkerEntry(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """`seq`: replay goes on behind it. `at`: Unix time."""
+    """The header of a snapshot. Replay goes on behind `seq`; `at` is Unix time."""
 
     pool: str
     block_size: int
@@ -78,7 +78,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(source: Source, slices: Sequence[WorkerSlice], *, seq: int, at: float) -> Iterator[Packed]:
-    """The pieces of a snapshot, in order. `seq` must not be above that of any slice."""
+    """Iterate over the pieces of a snapshot, in order. `seq` must not be above that of any slice, else ValueError."""
     entries = []
     for piece in slices:
         if piece.seq < seq:
@@ -99,7 +99,7 @@ def encode(source: Source, slices: Sequence[WorkerSlice], *, seq: int, at: float
 
 
 def read_header(data: bytes) -> tuple[Header, int]:
-    """The header and where the blocks begin. Raises SnapshotCorrupt, SnapshotTooNew."""
+    """Return the header and the offset of the blocks. Raises SnapshotCorrupt, SnapshotTooNew."""
     if len(data) < _FIXED.size:
         raise SnapshotCorrupt(f"a snapshot of {len(data)} bytes is none")
     magic, version, length = _FIXED.unpack_from(data)
@@ -117,9 +117,9 @@ def read_header(data: bytes) -> tuple[Header, int]:
 
 
 def decode(data: bytes, source: Source) -> tuple[Header, list[WorkerSlice]]:
-    """What is in a snapshot; blocks are views into `data`.
+    """Read a snapshot. Blocks are views into `data`.
 
-    Raises SnapshotCorrupt, SnapshotTooNew, and SnapshotForeign when it is of something else than `source`.
+    Raises SnapshotCorrupt, SnapshotTooNew, and SnapshotForeign if it is not of `source`.
     """
     header, start = read_header(data)
     check_source(header.source, source)
@@ -133,7 +133,7 @@ def decode(data: bytes, source: Source) -> tuple[Header, list[WorkerSlice]]:
 
 
 def check_source(found: Source, wanted: Source) -> None:
-    """Raises SnapshotForeign naming what differs."""
+    """Compare the sources. Raises SnapshotForeign naming the difference."""
     for name in Source._fields:
         have, want = getattr(found, name), getattr(wanted, name)
         if have != want:

@@ -1,7 +1,7 @@
-"""Where snapshots lie: objects in store `snapshots`, and the one pointer per pool in bucket `state` that says which count.
+"""The store of snapshots: objects in store `snapshots`, and one pointer per pool in bucket `state` that names the valid ones.
 
 A snapshot exists from the moment the pointer names it, and the pointer changes by compare-and-set only.  So a crash after the
-upload leaves an object that nobody looks at; objects have a few fixed names, taken in turn, and the next snapshot writes over
+upload leaves an object that is never read; objects have a few fixed names, taken in turn, and the next snapshot writes over
 it.  Two writers at once (a leader that does not know yet that it is none) may write to the same name: one of them loses at the
 pointer, and should the other one's pointer name an object that was written over, its digest tells, and the older snapshot is
 used.  That is why the stream is purged up to the oldest snapshot kept, not the newest.
@@ -34,7 +34,7 @@ _COPY_BYTES = 1024 * 1024
 
 
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One snapshot as the pointer names it. `workers`: (epoch, n) of the last message of each that is in it."""
+    """A snapshot in the pointer. `workers`: (epoch, n) of the last message of each worker that is in it."""
 
     object: str
     digest: str  # SHA-256, hex
@@ -47,7 +47,7 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Pointer(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """Bucket `state`, key `snapshot.<pool>`. `kept`: newest first."""
+    """The pointer: bucket `state`, key `snapshot.<pool>`. `kept`: newest first."""
 
     pool: str
     stream: str
@@ -56,7 +56,7 @@ class Pointer(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class SnapshotStore:
-    """The snapshots of one pool."""
+    """Stores the snapshots of one pool."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, pool: str) -> None:
         self.pool = pool
@@ -69,11 +69,11 @@ class SnapshotStore:
         self._objects = messaging.objects(subjects.bucket("snapshots"))
 
     async def state(self) -> StreamState:
-        """Of the stream, with the last event of this pool."""
+        """Return the state of the stream, with the last event of this pool."""
         return await self._messaging.stream_state(self.stream, subject=self.subject)
 
     async def pointer(self) -> tuple[Pointer | None, int]:
-        """With its revision, which is 0 when there is none. Raises UnreadablePointer."""
+        """Return the pointer and its revision, which is 0 if there is none. Raises UnreadablePointer."""
         entry = await self._bucket.get(self.key)
         if entry is None:
             return None, 0
@@ -87,7 +87,7 @@ class SnapshotStore:
             ) from None
 
     async def load(self, kept: Kept) -> bytes:
-        """Raises ObjectNotFound, ObjectCorrupt."""
+        """Load a snapshot. Raises ObjectNotFound, ObjectCorrupt."""
         return await self._objects.get(kept.object)
 
     async def save(
@@ -100,8 +100,10 @@ class SnapshotStore:
         keep: int = KEEP,
         leads: Callable[[], bool] = lambda: True,
     ) -> Pointer:
-        """Upload, then point to it. Raises LeaseLost when `leads` says no in between, RevisionConflict when somebody else was
-        faster."""
+        """Upload a snapshot, then point to it.
+
+        Raises LeaseLost if `leads` says no in between, RevisionConflict if another writer was faster.
+        """
         old, revision = await self.pointer_to_replace()
         before = [kept for kept in old.kept if kept.created == source.created] if old is not None else []
         before = [kept for kept in before if kept.digest not in self.unusable]
@@ -134,8 +136,10 @@ class SnapshotStore:
         return pointer
 
     async def purge(self, pointer: Pointer, *, keep: int = KEEP, before_s: float = float("inf")) -> int:
-        """Remove the events that are in the oldest snapshot kept, once there are `keep` of them and the oldest was made before
-        `before_s`. Returns how many."""
+        """Remove the events that are in the oldest snapshot kept, and return their number.
+
+        There must be `keep` snapshots, the oldest made before `before_s`; otherwise nothing is removed.
+        """
         if len(pointer.kept) < keep:
             return 0
         oldest = pointer.kept[-1]
@@ -149,8 +153,10 @@ class SnapshotStore:
         return removed
 
     async def pointer_to_replace(self) -> tuple[Pointer | None, int]:
-        """A damaged pointer counts as none and will be written over. Raises UnreadablePointer for one of a newer version: its
-        writers know better."""
+        """Return the pointer and its revision; a damaged one counts as none and will be written over.
+
+        Raises UnreadablePointer for a pointer of a newer version: its writers know better.
+        """
         try:
             return await self.pointer()
         except UnreadablePointer as error:

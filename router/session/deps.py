@@ -14,7 +14,10 @@ from headrace.router.settings import SessionOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterDeps:
-    """One router in one pool. `router` is the id of this session; `wall` returns Unix time. The owner runs `members`."""
+    """Dependencies of one router in one pool. `router` is the id of this session; `wall` returns Unix time.
+
+    The owner of the session runs `members`.
+    """
 
     messaging: Messaging
     subjects: Subjects

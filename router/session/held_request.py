@@ -1,4 +1,4 @@
-"""One request in the router's window: the part of its message that a router reads, and its states with their transitions.
+"""A request in the router's window: the part of its message that a router reads, and its states with their transitions.
 
 A request is in the window from its delivery on until its stored message is acknowledged or left to the server.  Everything that
 changes its state stands in this file, and nothing outside it assigns `HeldRequest.state`; an illegal transition raises, because
@@ -75,7 +75,7 @@ class RequestHead(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 @dataclass(eq=False, slots=True)
 class HeldRequest:
-    """One request that this router holds un-acked. `delivery` is the newest handle for acks."""
+    """A request that this router holds un-acked. `delivery` is the newest handle for acks."""
 
     delivery: Delivery
     head: RequestHead

@@ -1,4 +1,4 @@
-"""One router in one pool: it pulls requests, asks the scheduler, and carries out its decisions.
+"""A router in one pool: it pulls requests, asks the scheduler, and carries out its decisions.
 
 A request goes one way through the parts, each of which is constructed before the one that hands on to it:
 

@@ -40,7 +40,7 @@ class ServingPermission:
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """One router's requests and what it decides by. Set `changed` to have the dispatcher look at the window soon."""
+    """The requests of a router and the basis of its decisions. Set `changed` to have the dispatcher look at the window soon."""
 
     window: RequestWindow
     scheduler: Scheduling

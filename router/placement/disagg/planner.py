@@ -1,5 +1,5 @@
-"""What a scheduler knows and does about prompts that are computed on prefill workers: who is there, what is on its way to them,
-and for each placement the decision and its reason (`prefill.py` has the arithmetic)."""
+"""The disaggregation planner: it keeps the prefill workers and their jobs, and decides for each placement where its prompt is
+computed, with the reason (`prefill_costs.py` has the arithmetic)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DisaggPlan:
-    """Where the prompt of one placement is computed. `decision` is None in a pool where that is no question."""
+    """The plan for the prompt of one placement. `decision` is None in a pool without prefill workers."""
 
     decision: PrefillDecision | None
-    wait_s: float  # predicted, until that begins
-    service_s: float  # … and from then on to the first token
+    wait_s: float  # predicted, until the prompt begins to be computed
+    service_s: float  # predicted, from then on to the first token
     tokens: float = 0.0  # computed by the prefill worker
 
     @property
@@ -48,7 +48,7 @@ class DisaggPlan:
 
 
 class DisaggPlanner:
-    """The prefill side of one pool."""
+    """Plans the prefills of one pool."""
 
     def __init__(self, settings: SchedulerSettings, loads: LoadTable, view: CacheView) -> None:
         self._settings = settings
@@ -58,26 +58,26 @@ class DisaggPlanner:
         self.times = TransferTimes(fixed_s=settings.handover_s, per_token_s=settings.handover_token_s)
         self.known = False  # there is a prefill side, or there was one: placements say where prompts are computed
 
-    # -- workers and what they tell --------------------------------------------------------------------------------------
+    # -- workers and their reports --------------------------------------------------------------------------------------
 
     def put_worker(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
-        """Any worker. Returns whether the columns of the prefill workers have changed."""
+        """Note any worker. Return whether the columns of the prefill workers have changed."""
         self.known = self.known or not info.serves or info.takes_handovers
         return not info.serves and self.pool.put(info, speed)
 
     def remove_worker(self, worker: str) -> None:
-        """Any worker that has left."""
+        """Forget any worker that has left."""
         self.times.remove(worker)
 
     def on_report(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
-        """Of any worker."""
+        """Learn from the load report of any worker."""
         if self.pool.get(report.worker) is not None:
             self.pool.on_report(report, speed, now_s)
         elif report.handover_s:
             self.times.observe(report)
 
     def placed_elsewhere(self, event: JobEvent, now_s: float) -> None:
-        """Another router has placed this, and a prefill worker is to compute its prompt."""
+        """Count a prompt that another router has placed and a prefill worker is to compute."""
         load = self._loads.get(event.worker)
         self.pool.place(
             event.id,
@@ -94,7 +94,7 @@ class DisaggPlanner:
     # -- decisions -------------------------------------------------------------------------------------------------------
 
     def prefill_side(self, now_s: float) -> PrefillSide | None:
-        """As it is now; None: every prompt is computed where it is answered."""
+        """Describe the prefill workers as they are now; None: every prompt is computed where it is answered."""
         if not self.known:
             return None
         return make_prefill_side(self._loads, self.pool, self.times, self._settings, now_s)
@@ -110,7 +110,7 @@ class DisaggPlanner:
         remote: bool,
         congestion: float,
     ) -> DisaggPlan:
-        """For a request that is placed on this worker now. `local`: what it is there; `remote`: the way that was chosen."""
+        """Plan the prompt of a request that is placed on this worker now. `local`: the plan there; `remote`: the chosen way."""
         if not self.known:
             return local
         side = workers.prefill
@@ -123,7 +123,7 @@ class DisaggPlanner:
                     if remote:
                         return self._remote(found, side, uncached)
                     return self._local(self._why_local(row.request, load, side, found, uncached, local), local)
-        return self._local(self._why_nobody(load), local)
+        return self._local(self._why_never(load), local)
 
     def _remote(self, found: Computing, side: PrefillSide, uncached: float) -> DisaggPlan:
         column, wait_s = int(found.who[0]), float(found.wait_s[0])
@@ -157,7 +157,7 @@ class DisaggPlanner:
         here_s = local.wait_s + local.service_s + float(burden[0])
         return "queue" if away_s < here_s else "cheaper"
 
-    def _why_nobody(self, load: WorkerLoad) -> str:
+    def _why_never(self, load: WorkerLoad) -> str:
         if self._settings.prefill == "never":
             return "never"
         return "no_prefill_worker" if load.info.takes_handovers else "aggregated"
@@ -165,7 +165,7 @@ class DisaggPlanner:
     def place(
         self, request: Waiting, load: WorkerLoad, plan: DisaggPlan, overlaps: Mapping[str, Overlap], now_s: float
     ) -> None:
-        """A placement whose prompt is computed elsewhere has been made."""
+        """Count a placement, if a prefill worker computes its prompt."""
         decision = plan.decision
         if decision is None or not decision.remote:
             return
@@ -182,7 +182,7 @@ class DisaggPlanner:
         self._predict(handover, decision.worker, request.chain, now_s)
 
     def _predict(self, handover: str, worker: str, blocks: Sequence[int], now_s: float) -> None:
-        """The prefill worker that has this job, if that is known, will soon hold these: siblings had better go there too."""
+        """Predict these blocks on the prefill worker that has the job, if that is known: siblings had better go there too."""
         able = [one for one in self.pool if one.ready and one.info.handover == handover]
         if worker:
             self._view.predict(worker, blocks, now_s=now_s)
@@ -190,7 +190,7 @@ class DisaggPlanner:
             self._view.predict(able[0].info.worker, blocks, now_s=now_s)
 
     def refused(self, window: CostMatrix, side: PrefillSide | None) -> list[CostRow]:
-        """Requests that no worker may take without a prefill worker, where it is the wish that they end."""
+        """List requests that no worker may take without a prefill worker, where the settings say to refuse those."""
         if side is None or self._settings.prefill_unready != "refuse" or not side.bare.any() or not len(window):
             return []
         rows = list(window.rows.values())
@@ -200,24 +200,24 @@ class DisaggPlanner:
         return [rows[n] for n in np.flatnonzero(eligible.any(axis=1) & (bare == eligible).all(axis=1))]
 
     def next_wake_s(self, now_s: float) -> float:
-        """When the next prefill worker will have room; infinite when that is no question."""
+        """Predict when the next prefill worker will have room; infinite without any."""
         times = [one.free_s - self._settings.prefill_lookahead_s for one in self.pool if one.ready]
         return min((at for at in times if at > now_s), default=float("inf"))
 
     def speed(self) -> float:
-        """Prompt tokens per second that prefill workers add to the pool's."""
+        """Return the prompt tokens per second that prefill workers add to the pool's."""
         if self._settings.prefill == "never":
             return 0.0
         return sum(one.speed.prefill_tokens_per_s for one in self.pool if one.ready)
 
 
 def no_prefill_worker(request: Waiting) -> Shed:
-    """Refused because its prompt may not be computed by the worker that would answer it."""
+    """Refuse a request whose prompt may not be computed by the worker that would answer it."""
     message = "no prefill worker is ready, and decode workers are not to compute prompts (prefill_unready)"
     return Shed(request=request, code="no_prefill_worker", message=message, retry_after_s=_RETRY_S)
 
 
 def announced(placement: Placement) -> str:
-    """As the `placed` event tells it: a prefill worker, `*` for any of them, empty for the worker itself."""
+    """Name the prefill worker for the `placed` event: `*` for any of them, empty for the worker itself."""
     decision = placement.prefill
     return "" if decision is None or not decision.remote else decision.worker or ANY

@@ -1,4 +1,4 @@
-"""Where the prompt of a request is computed: on the worker that answers it, or on a prefill worker (remotely).
+"""Costs of computing a prompt on the worker that answers it, or on a prefill worker (remotely).
 
 For a request r, a decode worker d that takes hand-overs, and the prefill workers p that hand over in the same way:
 
@@ -6,9 +6,9 @@ For a request r, a decode worker d that takes hand-overs, and the prefill worker
                    work being uncached(r, d) / speed(d)
     remote(r, d) = dispatch + wait(p) + uncached(r, p) / speed(p) + step + handover(uncached(r, d))
 
-and both plus what the tokens computed cost those who wait (`cost.py`).  *Disturbance*: all that d decodes waits for each step
-that computes prompt, and a step beyond `itl`, the longest time between two tokens that is thought good, is worse than that;
-while the other way is bearable, it is no way at all.
+and both plus the cost of the computed tokens to those that wait (`cost.py`).  *Disturbance*: all that d decodes waits for each
+step that computes prompt, and a step beyond `itl`, the longest time between two tokens that is thought good, is worse than
+that; while the other way is bearable, it is no way at all.
 
 wait(p) is what the prefill queue holds: the more there is in it, the longer a prompt has to be for the way there to pay.  While
 no prefill worker has room, those in the window that are shorter count as well.  A prefix cached on d need neither be computed
@@ -37,9 +37,9 @@ NAME_GAIN_S = 0.005  # a particular worker is named only if that saves so much
 ALIKE_S = 0.02  # workers whose waits differ by less are equally likely to pull a job first
 STEP_TOKENS = 8192  # of a worker that does not say how large its steps are
 MARGIN = 0.85  # predicted steps are to be that much shorter than the longest that is thought good
-ANSWER_TOKENS = 200  # about as long is an answer, during which everybody beside it waits a little longer
-LEAST_WAIT_S = 2.0  # that a decode worker gives the queue: what it then computes itself delays all that it decodes
-PATIENCE = 2.0  # … and in parts of the predicted wait
+ANSWER_TOKENS = 200  # about the length of an answer, during which every sequence beside it waits a little longer
+LEAST_WAIT_S = 2.0  # that a decode worker gives the queue: a prompt that it computes itself delays all that it decodes
+PATIENCE = 2.0  # wait that a decode worker gives the queue, in parts of the predicted one
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class PrefillGroup:
 
 @dataclass(slots=True)
 class PrefillSide:
-    """The prefill workers at one moment (a value per column of theirs), and what the way there costs."""
+    """The prefill workers at one moment (a value per column of theirs), and the cost of the way there."""
 
     names: list[str]
     wait_s: Floats
@@ -61,21 +61,21 @@ class PrefillSide:
     room: Bools
     groups: list[PrefillGroup]
     reachable: Bools  # per decode worker: some prefill worker is ready for it
-    bare: Bools  # per decode worker: it takes hand-overs, and nobody is ready for it
+    bare: Bools  # per decode worker: it takes hand-overs, and no prefill worker is ready for it
     takes: Bools  # per decode worker: a slot is free for a request whose prompt is computed elsewhere
     slot_wait_s: Floats  # per decode worker
     beside: Floats  # per decode worker: sequences that wait while it computes a prompt
-    free_s: Floats  # … and how much of a step may be computing prompts until it is longer than thought good
-    busy: Bools  # … and whether there are any by the last report
-    peace_s: Floats  # … and what it is worth that somebody else computes it, however short it is
+    free_s: Floats  # per decode worker: part of a step that may compute prompts until it is longer than thought good
+    busy: Bools  # per decode worker: sequences run by the last report
+    peace_s: Floats  # per decode worker: the worth of a prefill worker computing it, however short it is
     disturbance: float
     late: float
     itl_s: float
-    budget: Floats  # … and the most tokens of one step
-    queued: Floats  # … and those that come before
+    budget: Floats  # per decode worker: the most tokens of one step
+    queued: Floats  # per decode worker: the prompt tokens that come before
     own_token_s: Floats  # per decode worker: seconds per token computed there
-    joining_s: Floats  # per decode worker: what one more sequence costs the others
-    price_s: float  # what a token costs those who wait is counted by the same speed everywhere
+    joining_s: Floats  # per decode worker: the cost of one more sequence to the others
+    price_s: float  # seconds per token, the same everywhere, by which its cost to those that wait is counted
     way_s: float  # there and back, without the tokens
     fetch_s: float  # per token fetched
 
@@ -83,7 +83,7 @@ class PrefillSide:
 def make_prefill_side(
     loads: LoadTable, pool: PrefillPool, times: TransferTimes, settings: SchedulerSettings, now_s: float
 ) -> PrefillSide | None:
-    """None: there is no choice, every prompt is computed where it is answered."""
+    """Describe the prefill workers as they are now; None: every prompt is computed where it is answered."""
     if settings.prefill == "never":
         return None
     by_handover: dict[str, list[int]] = {}
@@ -120,7 +120,7 @@ def make_prefill_side(
         bare=bare,
         takes=np.array([load.takes_one_more(settings.spare_slots, settings.lookahead_s) or early for load in loads]),
         slot_wait_s=np.array([load.slot_wait_s() for load in loads]),
-        beside=running + 1.0,  # somebody may come meanwhile
+        beside=running + 1.0,  # another sequence may come meanwhile
         busy=busy,
         peace_s=np.where(busy, settings.prefill_patience_s, 0.0),
         disturbance=settings.prefill_disturbance,
@@ -138,7 +138,7 @@ def make_prefill_side(
 
 
 def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(None)) -> Floats:
-    """What computing so many tokens (per candidate and worker) costs those decoded beside it."""
+    """Compute the cost of so many tokens (per candidate and worker) to the sequences decoded beside them."""
     budget, token_s = side.budget[columns], side.own_token_s[columns]
     together = tokens + side.queued[columns]
     over_s = np.minimum(together, budget) * token_s - side.free_s[columns]
@@ -148,7 +148,7 @@ def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(No
 
 
 def disturbs(tokens: Floats, side: PrefillSide) -> Bools:
-    """Where computing so many tokens makes those who decode wait longer than is thought good."""
+    """Mark where computing so many tokens delays sequences being decoded longer than is thought good."""
     longest_s = np.minimum(tokens + side.queued, side.budget) * side.own_token_s
     found: Bools = side.busy & (longest_s > side.free_s)
     return found
@@ -156,18 +156,18 @@ def disturbs(tokens: Floats, side: PrefillSide) -> Bools:
 
 @dataclass(slots=True)
 class Computing:
-    """Per candidate: its prompt computed by the best of a group of prefill workers. Seconds, without the way there and back."""
+    """Seconds to compute the prompt of each candidate by the best of some prefill workers, without the way there and back."""
 
-    cost: Floats  # by whoever is best
-    here: Floats  # by whoever has room and is best; infinite if nobody has
-    service_s: Floats  # of that one, or else of the best
+    cost: Floats  # by the best worker
+    here: Floats  # by the best worker with room; infinite if none has room
+    service_s: Floats  # of the best worker with room, or else of the best
     wait_s: Floats
     tokens: Floats
     who: Ints  # its column if it is to be named, -1 = any
 
 
 def computing(tokens: Floats, side: PrefillSide, group: PrefillGroup, congestion: float) -> Computing:
-    """`tokens`: per candidate and worker of the group, what it would have to compute."""
+    """Compute these costs. `tokens`: those to be computed, per candidate and worker of the group."""
     columns = group.prefill
     wait, room = side.wait_s[columns], side.room[columns]
     service = tokens * side.token_s[columns] + side.step_s[columns]
@@ -183,7 +183,7 @@ def computing(tokens: Floats, side: PrefillSide, group: PrefillGroup, congestion
     named = wait + service + _times(price, tokens)
     named_here = np.where(room, named, np.inf)
     cost = np.minimum(any_cost, named.min(axis=1) + NAME_GAIN_S)
-    # Where nobody has room the best of all is described, for nothing is decided by it.
+    # Where no worker has room the best of all is described, because nothing is decided by it.
     pick = (named_here if room.any() else named).argmin(axis=1)
     every = np.arange(len(tokens))
     best = (named_here if room.any() else named)[every, pick] + NAME_GAIN_S
@@ -199,12 +199,12 @@ def computing(tokens: Floats, side: PrefillSide, group: PrefillGroup, congestion
 
 
 def _times(price: float, tokens: Floats) -> Floats:
-    """Tokens are infinite where a worker can not compute a prompt, and nothing times infinity is no number."""
+    """Multiply. Tokens are infinite where a worker cannot compute a prompt, and zero times infinity is no number."""
     return price * tokens if price else np.zeros(tokens.shape)
 
 
 def ahead_s(work_s: Floats, workers: int) -> Floats:
-    """Per candidate: how long the shorter ones among them keep so many prefill workers busy."""
+    """Return, per candidate, the seconds for which the shorter candidates keep so many prefill workers busy."""
     order = work_s.argsort(kind="stable")
     before = np.zeros(len(work_s))
     before[order[1:]] = work_s[order].cumsum()[:-1]
@@ -212,11 +212,11 @@ def ahead_s(work_s: Floats, workers: int) -> Floats:
 
 
 def remote_decision(reason: str, *, worker: str, wait_s: float, settings: SchedulerSettings) -> PrefillDecision:
-    """`wait_s`: predicted, until a prefill worker takes it."""
+    """Decide for a prefill worker. `wait_s`: predicted, until one takes the job."""
     patience_s = min(max(LEAST_WAIT_S, settings.prefill_dispatch_s + wait_s * PATIENCE), settings.prefill_wait_s)
     return PrefillDecision(remote=True, worker=worker, reason=reason, wait_s=round(patience_s, 3))
 
 
 def local_decision(reason: str) -> PrefillDecision:
-    """The worker that answers computes the prompt."""
+    """Decide for the worker that answers."""
     return PrefillDecision(remote=False, reason=reason)

@@ -1,9 +1,9 @@
-"""The prefill workers of a pool as one router knows them: who they are, and when each will be through with what it has.
+"""The prefill workers of a pool as one router knows them, and the time at which each will have finished its jobs.
 
-Jobs for any of them wait in one queue and are pulled by whoever has room, so a job is counted at the worker that will be free
-first.  When that will be (`free_s`) is a prediction: it moves on with every job placed, by whatever router, falls back when a
-prompt turns out to be done earlier, and is set right by the workers' load reports.  It passes by itself: a job of which nothing
-is ever heard holds nobody up for longer than its own work takes.
+Jobs for any of them wait in one queue and are pulled by the worker that has room, so a job is counted at the worker that will
+be free first.  That time (`free_s`) is a prediction: it moves on with every job placed, by whatever router, falls back when a
+prompt turns out to be done earlier, and is corrected by the workers' load reports.  It passes by itself: a job that is never
+reported delays others no longer than its own work takes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from headrace.router.placement.types import WorkerInfo
 from headrace.router.placement.worker_columns import WorkerColumns
 
 IN_TRANSIT_S = 0.25  # a job placed longer ago than this has reached its prefill worker, if that had nothing else to do
-ANY = "*"  # in a job event: whoever pulls it
+ANY = "*"  # in a job event: any prefill worker
 
 
 @dataclass(slots=True)
 class PrefillLoad:
-    """One prefill worker. Times are seconds of the scheduler's clock."""
+    """Load of a prefill worker. Times are seconds of the scheduler's clock."""
 
     info: WorkerInfo
     column: int
     speed: SpeedEstimate
-    free_s: float = 0.0  # when it will be through with all it has, predicted
+    free_s: float = 0.0  # predicted end of all its jobs
     jobs: dict[str, PrefillEntry] = field(default_factory=dict)  # counted here, in the order of placement
 
     @property
@@ -34,16 +34,16 @@ class PrefillLoad:
         return not self.info.draining
 
     def service_s(self, tokens: float) -> float:
-        """To compute that many tokens, steps included."""
+        """Predict the time to compute that many tokens, steps included."""
         steps = 1.0 if not self.info.step_tokens else max(1.0, tokens / self.info.step_tokens)
         return tokens / self.speed.prefill_tokens_per_s + steps * self.speed.base_s
 
     def wait_s(self, now_s: float) -> float:
-        """Until it could begin with one more."""
+        """Predict the wait until the worker could begin with one more prompt."""
         return max(0.0, self.free_s - now_s)
 
     def shift(self, by_s: float, after_s: float) -> None:
-        """It will be through so much later (or earlier) than thought; so will be its jobs that end after that time."""
+        """Move the predicted end by `by_s`, and that of its jobs that end after `after_s`."""
         self.free_s += by_s
         for job in self.jobs.values():
             if job.done_s > after_s:
@@ -52,7 +52,7 @@ class PrefillLoad:
 
 @dataclass(slots=True)
 class PrefillEntry:
-    """A prompt that is computed, or going to be."""
+    """A prompt that a prefill worker computes, or will compute."""
 
     worker: str  # where it is counted
     decode: str
@@ -65,8 +65,10 @@ class PrefillEntry:
 
 
 class PrefillPool(WorkerColumns[PrefillLoad]):
-    """Prefill workers have columns of their own. `grace_s`: how much later than predicted a job may be reported before it is
-    forgotten."""
+    """Holds the prefill workers, in columns of their own, and their jobs.
+
+    A job that is reported later than predicted by more than `grace_s` is forgotten.
+    """
 
     def __init__(self, grace_s: float) -> None:
         super().__init__(PrefillLoad)
@@ -77,7 +79,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def remove(self, worker: str, now_s: float) -> PrefillLoad | None:
-        """Its jobs go to others, or their decode workers compute them: they are counted at whoever is there."""
+        """Remove a worker, and count its jobs at those that are left: they get them, or the decode workers compute them."""
         load = self._remove(worker)
         if load is None:
             return None
@@ -95,7 +97,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         return load
 
     def on_report(self, report: LoadReport, speed: SpeedEstimate, now_s: float) -> None:
-        """A load report of one of them."""
+        """Correct the prediction by a load report."""
         load = self._by_name[report.worker]
         load.speed = speed
         wait_s = load.wait_s(now_s)
@@ -105,7 +107,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
                 load.free_s = max(load.free_s, now_s)
                 load.shift(least_s - wait_s, now_s)
             return
-        # It has nothing to do, so of what is counted here only what was placed just now can still be on its way.
+        # The worker has nothing to do, so only those of its jobs that were placed just now can still be on their way.
         coming_s = sum(job.service_s for job in load.jobs.values() if job.placed_s > now_s - IN_TRANSIT_S)
         if coming_s < wait_s:
             load.shift(coming_s - wait_s, now_s)
@@ -115,7 +117,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
     def place(
         self, job_id: str, *, decode: str, handover: str, tokens: float, blocks: int, now_s: float, worker: str = ""
     ) -> None:
-        """`tokens`: those that a prefill worker has to compute. `worker`: the one named for it, empty = any."""
+        """Count a job. `tokens`: those that a prefill worker has to compute. `worker`: the one named for it, empty = any."""
         self.close(job_id, now_s)
         load = self._by_name.get(worker) if worker else None
         if load is None:
@@ -135,7 +137,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         self._awaited[decode] = self._awaited.get(decode, 0) + blocks
 
     def close(self, job_id: str, now_s: float) -> PrefillEntry | None:
-        """Its prompt is there, or nobody wants it any more. Fine when unknown."""
+        """Drop a job whose prompt is computed or no longer wanted, and return it. An unknown one is ignored."""
         job = self.jobs.pop(job_id, None)
         if job is None:
             return None
@@ -161,11 +163,11 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def awaited_blocks(self, decode: str) -> int:
-        """KV blocks that this decode worker will need for prompts computed elsewhere now."""
+        """Count the KV blocks that this decode worker will need for prompts that prefill workers compute now."""
         return self._awaited.get(decode, 0)
 
     def queued_tokens(self, now_s: float) -> float:
-        """Tokens of jobs that are placed and, as far as can be known, not computed yet."""
+        """Predict the tokens of jobs that are placed and not computed yet."""
         queued = 0.0
         for job in self.jobs.values():
             if job.done_s > now_s and job.service_s > 0:

@@ -1,8 +1,8 @@
-"""How long it takes until a decode worker goes on with a prompt that another worker has computed, learnt from load reports.
+"""Hand-over times, from a computed prompt to the first token on its decode worker, learnt from load reports.
 
     handover_s ≈ fixed_s + tokens fetched × per_token_s
 
-From the moment the blocks are ready to the first token: messages, the transfer, and the decode worker's own first step.  Least
+They begin when the blocks are ready, and include messages, the transfer, and the decode worker's own first step.  Least
 squares of relative errors with exponential forgetting, as in `calibration.py`, on two unknowns; samples far off (the decode
 worker was busy with something else) count less, and a prior fades with the first dozens.
 """
@@ -26,10 +26,10 @@ LEAST_ERROR = 0.02
 
 
 class TransferTimes:
-    """One model for a pool: who hands over to whom changes from prompt to prompt."""
+    """The model of one pool. It has one for all workers, because the pairs that hand over change from prompt to prompt."""
 
     def __init__(self, *, fixed_s: float, per_token_s: float) -> None:
-        """Both are what is assumed at first; above 0."""
+        """Assume these at first; both are above 0."""
         self._prior = (fixed_s, per_token_s)
         self._factors = (1.0, 1.0)  # estimate = prior × factors
         self._prior_weight = PRIOR_SAMPLES
@@ -48,11 +48,11 @@ class TransferTimes:
         return self._prior[1] * self._factors[1]
 
     def seconds(self, tokens: float) -> float:
-        """Predicted, for this many fetched tokens."""
+        """Predict the hand-over time for this many fetched tokens."""
         return self.fixed_s + tokens * self.per_token_s
 
     def observe(self, report: LoadReport) -> bool:
-        """Learn from what a decode worker reports. False when there is nothing new, or nothing that can be believed, in it."""
+        """Learn from the report of a decode worker. Return False if it has nothing new, or nothing that can be believed."""
         sample = (report.handover_s, report.handover_tokens)
         if sample == self._last.get(report.worker, (0.0, 0)):
             return False
@@ -65,7 +65,7 @@ class TransferTimes:
         return True
 
     def remove(self, worker: str) -> None:
-        """It has left; what was learnt from it stays. Fine when unknown."""
+        """Drop a worker that has left, and keep what was learnt from it. An unknown one is ignored."""
         self._last.pop(worker, None)
 
     def _learn(self, took_s: float, tokens: int) -> None:
@@ -86,7 +86,7 @@ class TransferTimes:
         self._solve()
 
     def _solve(self) -> None:
-        """The factors that fit best, none below LEAST_FACTOR: where the plain solution is, the other one alone."""
+        """Find the factors that fit best, none below LEAST_FACTOR: one that is gets it, and the other is solved alone."""
         old0, old1 = self._factors
         hold0, hold1 = HOLD / max(old0, 1.0) ** 2, HOLD / max(old1, 1.0) ** 2
         pull = self._prior_weight

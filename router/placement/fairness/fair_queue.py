@@ -1,14 +1,14 @@
-"""Whose turn it is: the order of the scheduling window between classes, tenants and requests.
+"""Fair order of the scheduling window: between classes, tenants and requests.
 
 *Classes.* Lower rank first. A request that has waited for its class's ageing time also gets in through a second door: the
 requests that have aged, whatever their class, have `aged_share` of the tokens placed while they wait, and cannot be denied
 that by any flood of a better class; nor can they take more from it. So every request's wait is bounded by its ageing time plus
 what aged before it over that share of the pool's speed. A class that is `always_first` (moved work) goes before both.
 
-*Tenants.* Virtual token counters, see `accounts`, over all classes: a tenant's share comes before its class, so that a flood in
-a better class takes nothing from others. All tenants within `slack_tokens` of the smallest counter are eligible at once, which
-leaves the scheduler a choice of pairings (request × cached prefix) and bounds what one may get ahead of another; classes are
-in order among those.
+*Tenants.* Virtual token counters, see `virtual_tokens.py`, over all classes: a tenant's share comes before its class, so that
+a flood in a better class takes nothing from others. All tenants within `slack_tokens` of the smallest counter are eligible at
+once, which leaves the scheduler a choice of pairings (request × cached prefix) and bounds what one may get ahead of another;
+classes are in order among those.
 
 *Requests of a tenant.* `priority`, then arrival; one whose deadline is less than `tight_s` after its arrival counts as having
 arrived when its deadline would not have been tight. So it overtakes only what came in the `tight_s` before it.
@@ -30,20 +30,23 @@ from headrace.router.placement.fairness.virtual_tokens import Tenant, VirtualTok
 from headrace.router.placement.types import Waiting
 
 UNKNOWN_CLASSES = 64  # names of classes that nobody configured are counted up to this many
-_NOBODY: frozenset[str] = frozenset()
+_NO_REQUESTS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ClassGroup:
-    """Requests among which the choice is free. `over_share`: their tenants have had more than others that wait; they are for
-    room that none of those can use, not for room that one of those does not want yet."""
+    """Requests among which the choice is free.
+
+    `over_share`: their tenants have had more than others that wait.  They may have the room that none of those can use, not the
+    room that one of those does not want yet.
+    """
 
     requests: Sequence[Waiting]
     over_share: bool = False
 
 
 class FairQueue:
-    """The waiting requests in fair order. Times are seconds of the caller's one clock; tokens are uncached prompt tokens.
+    """Keeps the waiting requests in fair order. Times are seconds of the caller's one clock; tokens are uncached prompt tokens.
 
     A request is added, then either removed (cancelled, shed, expired: costs its tenant nothing) or placed (charged); what was
     charged is corrected as more becomes known, and settled when the request ends.
@@ -59,8 +62,8 @@ class FairQueue:
         self._first_lanes = [self._lanes[rank] for rank in ranks if rank in first]
         self._other_lanes = [self._lanes[rank] for rank in ranks if rank not in first]
         self._aged = Lane()
-        self._balance = 0.0  # what the aged have had beyond their share, as a negative number; they save nothing up
-        self._door: frozenset[str] = _NOBODY  # offered as aged, the last time
+        self._balance = 0.0  # tokens that the aged have had beyond their share, as a negative number; they save nothing up
+        self._door: frozenset[str] = _NO_REQUESTS  # offered as aged, the last time
         self._entries: dict[str, QueueEntry] = {}
         self._active: Counter[str] = Counter()  # requests in a lane, by tenant
         self._ageing: ExpiryHeap[QueueEntry] = ExpiryHeap()
@@ -91,13 +94,13 @@ class FairQueue:
         return entry.request if entry else None
 
     def __iter__(self) -> Iterator[Waiting]:
-        """In the order they were added."""
+        """Iterate in the order in which requests were added."""
         return (entry.request for entry in self._entries.values())
 
-    # -- what waits --------------------------------------------------------------------------------------------------
+    # -- waiting requests --------------------------------------------------------------------------------------------------
 
     def add(self, request: Waiting, *, tokens: float | None = None) -> None:
-        """`tokens`: uncached ones, by default all. A request of the same id is replaced."""
+        """Add a request, in place of one of the same id. `tokens`: uncached ones, by default all."""
         self.remove(request.id)
         fair_class = self._classes.get(request.request_class)
         if fair_class is None:
@@ -127,7 +130,7 @@ class FairQueue:
         self._enter(entry)
 
     def remove(self, request_id: str) -> Waiting | None:
-        """It waits no more and costs nothing. Fine when unknown."""
+        """Remove a request; its tenant is charged nothing. An unknown one is ignored."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return None
@@ -140,40 +143,42 @@ class FairQueue:
         return entry.request
 
     def update(self, request_id: str, tokens: float) -> None:
-        """More or less of its prompt is cached by now. Fine when unknown."""
+        """Correct the uncached tokens of a request. An unknown one is ignored."""
         entry = self._entries.get(request_id)
         if entry is not None and tokens != entry.tokens:
             self.backlog.add(entry.class_name, entry.request.tenant, tokens=tokens - entry.tokens)
             entry.tokens = tokens
 
     def hold(self, request_id: str) -> None:
-        """Do not offer it until `release` (it waits for one particular worker, say). It stays counted and its deadline watched,
-        but its tenant is idle if it has nothing else. Fine when unknown or held."""
+        """Do not offer a request until `release` (it waits for one particular worker, say). Unknown or held ones are ignored.
+
+        The request stays counted and its deadline watched, but its tenant is idle if it has nothing else.
+        """
         entry = self._entries.get(request_id)
         if entry is not None and not entry.held:
             self._leave(entry)
             entry.held = True
 
     def release(self, request_id: str) -> None:
-        """Offer it again, in its old place. Fine when unknown or not held."""
+        """Offer a held request again, in its old place. Others are ignored."""
         entry = self._entries.get(request_id)
         if entry is not None and entry.held:
             entry.held = False
             self._enter(entry)
 
     def expired(self, now_s: float) -> list[Waiting]:
-        """Take out those whose deadline has passed, soonest first. They cost their tenants nothing."""
+        """Take out the requests whose deadline has passed, soonest first. Their tenants are charged nothing."""
         late = [entry.request for entry in self._deadlines.pop_due(now_s)]
         for request in late:
             self.remove(request.id)
         return late
 
     def next_deadline_s(self) -> float:
-        """inf = none."""
+        """Return the next deadline; inf = none."""
         return self._deadlines.next_s()
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Waiting requests by (class, tenant)."""
+        """Count waiting requests by (class, tenant)."""
         return self.backlog.counts()
 
     def _enter(self, entry: QueueEntry) -> None:
@@ -197,15 +202,18 @@ class FairQueue:
             self.accounts.deactivate(tenant)
         self._groups = None
 
-    # -- whose turn it is --------------------------------------------------------------------------------------------
+    # -- turns --------------------------------------------------------------------------------------------
 
     def heads(self, limit: int, now_s: float) -> Sequence[Waiting]:
-        """The `groups` in one row."""
+        """List the requests of all `groups` in order."""
         return [request for group in self.groups(limit, now_s) for request in group.requests]
 
     def groups(self, limit: int, now_s: float) -> Sequence[ClassGroup]:
-        """The candidates, at most `limit` in all. Within a group choose freely; from a later group only when nothing of the
-        earlier ones can be placed now. Costs O(limit), nothing when nothing has changed. Not to be kept over a change."""
+        """Group the candidates, at most `limit` in all. Do not keep the groups over a change of the queue.
+
+        Choose freely within a group, and from a later group only if nothing of the earlier ones can be placed now. Costs
+        O(limit), and nothing if nothing has changed.
+        """
         if self._ageing.next_s() <= now_s:
             self._age(now_s)
         if self._groups is None or self._groups_limit != limit:
@@ -215,7 +223,7 @@ class FairQueue:
     def _make_groups(self, limit: int) -> list[ClassGroup]:
         most = self.accounts.floor + self._settings.slack_tokens
         groups: list[ClassGroup] = []
-        self._door = _NOBODY
+        self._door = _NO_REQUESTS
         left = limit
         for lane in self._first_lanes:
             left -= self._add(groups, lane, [*chain.from_iterable(lane.split(most, left))], left)
@@ -251,14 +259,17 @@ class FairQueue:
         self._groups = None
 
     def ahead_at_most(self, request_class: str) -> float:
-        """Tokens that could be placed before a request of this class that came now: an upper bound of `ahead`, O(classes)."""
+        """Bound `ahead` from above for a request of this class that came now. O(classes)."""
         rank = self._classes.get(request_class, self._last_class).rank
         better = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank <= rank)
         return better + self._aged_part(better, rank)
 
     def ahead(self, request: Waiting) -> float:
-        """Tokens that would be placed before this request if it came now and nothing came after it: better classes, and of its
-        own class what every tenant gets until its own turn comes, by counters and weights. O(tenants waiting in the class)."""
+        """Count the tokens that would be placed before this request if it came now and nothing came after it.
+
+        These are those of better classes, and of its own class those that each tenant gets until the request's turn comes, by
+        counters and weights. O(tenants waiting in the class).
+        """
         rank = self._classes.get(request.request_class, self._last_class).rank
         better = sum(self.backlog.of_class(one.name).tokens for one in self._settings.classes if one.rank < rank)
         accounts = self.accounts
@@ -283,11 +294,13 @@ class FairQueue:
         share = self._settings.aged_share
         return min(worse, before * share / (1.0 - share))
 
-    # -- what it costs -----------------------------------------------------------------------------------------------
+    # -- charges -----------------------------------------------------------------------------------------------
 
     def place(self, request_id: str, *, uncached: float) -> Waiting:
-        """It goes to a worker now: take it out and charge its tenant `uncached` and the predicted output. Raises KeyError for
-        one that does not wait."""
+        """Take out a request that goes to a worker now, and charge its tenant `uncached` and the predicted output.
+
+        Raises KeyError for a request that does not wait.
+        """
         entry = self._entries[request_id]
         aged = request_id in self._door
         self.remove(request_id)
@@ -301,24 +314,27 @@ class FairQueue:
         return request
 
     def unplace(self, request: Waiting, *, tokens: float | None = None) -> None:
-        """The placement did not happen: take the charge back, and it waits again in its old place."""
+        """Take back the charge of a placement that did not happen, and let the request wait again in its old place."""
         self.settle(request.id, uncached=0.0, output=0.0, complete=False)
         self.add(request, tokens=tokens)
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """What this queue did not place (another router did). Negative takes back."""
+        """Charge tokens that another router placed. Negative amounts take back."""
         self.accounts.charge(self.accounts.tenant(tenant), tokens)
         self._groups = None
 
     def correct(self, request_id: str, *, uncached: float | None = None, output: float | None = None) -> bool:
-        """Measured instead of predicted. Returns whether a charge of this request is known here."""
+        """Replace predictions by measured figures. Return whether a charge of this request is known here."""
         self._groups = None
         return self.accounts.correct(request_id, uncached=uncached, output=output)
 
     def settle(
         self, request_id: str, *, uncached: float | None = None, output: float | None = None, complete: bool = True
     ) -> bool:
-        """A placed request has ended, with this many output tokens (None = as predicted). An answer that was cut short is not
-        `complete` and says nothing about how long answers are. Returns whether a charge of this request was known here."""
+        """Settle the charge of a placed request that has ended with this many output tokens (None = as predicted).
+
+        An answer that was cut short is not `complete`, and the length of answers is not learnt from it. Return whether a charge
+        of this request was known here.
+        """
         self._groups = None
         return self.accounts.settle(request_id, uncached=uncached, output=output, complete=complete)

@@ -1,4 +1,4 @@
-"""Where requests stand while they wait: queues of tenants, side by side in a lane."""
+"""Queues of waiting requests: one per tenant, side by side in a lane."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Row = tuple[float, float, int, "QueueEntry"]
 
 
 class QueueEntry:
-    """A waiting request. `row` is its place in its class's lane, `aged_row` that among the aged. The number, which is nobody
-    else's, keeps comparisons of rows from reaching the entry."""
+    """A waiting request. `row` is its place in its class's lane, `aged_row` that among the aged.
+
+    The number is unique, so that comparisons of rows never reach the entry.
+    """
 
     __slots__ = ("aged_row", "class_name", "due_s", "held", "number", "rank", "request", "row", "tenant", "tokens", "waiting")
 
@@ -34,7 +36,7 @@ class QueueEntry:
 
 
 class Lane:
-    """Queues of tenants, and the tenants that have one by their counters."""
+    """Holds queues of tenants, and the tenants that have one by their counters."""
 
     __slots__ = ("order", "queues")
 
@@ -58,7 +60,7 @@ class Lane:
             self.order.leave(tenant)
 
     def split(self, most: float, limit: int) -> tuple[list[Tenant], list[Tenant]]:
-        """The first `limit` tenants: those with a counter of at most `most`, and the others."""
+        """Split the first `limit` tenants: those with a counter of at most `most`, and the others."""
         if not self.order:
             return [], []
         first = list(islice(self.order, limit))
@@ -66,7 +68,7 @@ class Lane:
         return first[:cut], first[cut:]
 
     def interleaved(self, tenants: Iterable[Tenant]) -> Iterator[QueueEntry]:
-        """Everybody's first, everybody's second, …"""
+        """Iterate over the first entry of every queue, then over the second of each, and so on."""
         queues = [self.queues[tenant.name] for tenant in tenants]
         depth = 0
         while len(queues) > 1:

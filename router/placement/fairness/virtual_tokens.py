@@ -1,14 +1,13 @@
-"""What each tenant has had: virtual token counters.
+"""Virtual token counters: the tokens charged to each tenant.
 
 Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), the Virtual Token Counter. A tenant's counter is
-the tokens charged to it over its weight; whoever has the smallest counter is served next; one that comes back from being idle
-is lifted to the smallest counter of those that wait, so that nobody saves up credit by being away.
+the tokens charged to it over its weight; the tenant with the smallest counter is served next; one that comes back from being
+idle is lifted to the smallest counter of those that wait, so that no tenant saves up credit by being away.
 
 Differences: a tenant without a waiting request but with some that run is not idle: it is lifted only to `slack` below, or to
-what it was behind when its last request was placed, else who sends the next request upon each answer or each placement would
-never get its weight. Prompt tokens count as far as they are not cached, and
-are charged together with the predicted output when a request is placed, not token by token as the output appears; `correct`
-and `settle` put that right.
+as far as it was behind when its last request was placed. Otherwise a tenant that sends the next request upon each answer or
+each placement would never get its weight. Prompt tokens count as far as they are not cached, and are charged together with the
+predicted output when a request is placed, not token by token as the output appears; `correct` and `settle` adjust the charge.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-MOST_TOKENS = 10_000_000.0  # of one request; what a message says beyond that is not believed
+MOST_TOKENS = 10_000_000.0  # of one request; a message that says more is not believed
 CLASSES_LEARNT = 64  # means are kept of this many classes; others are predicted by the default
 FORGET_SCAN = 8  # of the longest idle tenants, how many are looked at for one that gains least by being forgotten
 
@@ -45,8 +44,8 @@ class Tenant:
         self.number = number
         self.weight = weight
         self.counter = 0.0
-        self.lifts = 0  # how often it was lifted …
-        self.gap = 0.0  # … and by how much the last time
+        self.lifts = 0  # times the counter was lifted
+        self.gap = 0.0  # height of the last lift
         self.running = 0  # open charges
         self.left_at = 0.0  # the smallest counter of the others when nothing of it waited any more
         self.orders: list[TenantOrder] = []  # where it stands sorted by its counter
@@ -54,7 +53,7 @@ class Tenant:
 
 
 class TenantOrder:
-    """Tenants by counter, smallest first. Adding and dropping cost a bisection and the shifting of a list of pointers."""
+    """Keeps tenants by counter, smallest first. Adding and dropping cost a bisection and the shifting of a list of pointers."""
 
     __slots__ = ("_rows",)
 
@@ -81,7 +80,7 @@ class TenantOrder:
         del self._rows[self._find(tenant)]
 
     def move(self, tenant: Tenant, counter: float) -> None:
-        """To where it belongs with this counter, which the tenant itself does not have yet."""
+        """Move a tenant to its place by this counter, which the tenant itself does not have yet."""
         del self._rows[self._find(tenant)]
         insort(self._rows, (counter, tenant.number, tenant))
 
@@ -91,7 +90,7 @@ class TenantOrder:
 
 @dataclass(slots=True)
 class Charge:
-    """What was charged for a placed request that has not ended."""
+    """The charge for a placed request that has not ended."""
 
     tenant: Tenant
     request_class: str
@@ -102,8 +101,11 @@ class Charge:
 
 
 class VirtualTokenCounters:
-    """The counters of all tenants, and the charges of requests that run. Bounded: of `idle` tenants without waiting requests
-    and of `open_charges` requests the oldest are forgotten (a forgotten charge stands as predicted)."""
+    """Keeps the counters of all tenants, and the charges of requests that run.
+
+    Memory is bounded: of `idle` tenants without waiting requests and of `open_charges` requests the oldest are forgotten (a
+    forgotten charge stands as predicted).
+    """
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class VirtualTokenCounters:
         self._class_outputs: dict[str, Mean] = {}
 
     def __len__(self) -> int:
-        """Tenants remembered, idle or not."""
+        """Count the tenants remembered, idle or not."""
         return len(self._tenants)
 
     @property
@@ -149,12 +151,12 @@ class VirtualTokenCounters:
         return self._weights.get(tenant, self._default_weight)
 
     def counter(self, tenant: str) -> float:
-        """0 for an unknown one."""
+        """Return the counter of a tenant; 0 for an unknown one."""
         known = self._tenants.get(tenant)
         return known.counter if known else 0.0
 
     def tenant(self, name: str) -> Tenant:
-        """Known from now on; idle when it is new."""
+        """Return a tenant of this name: a new, idle one if it is unknown."""
         known = self._tenants.get(name)
         if known is None:
             self._numbers += 1
@@ -172,7 +174,7 @@ class VirtualTokenCounters:
     # -- active and idle ---------------------------------------------------------------------------------------
 
     def activate(self, tenant: Tenant) -> None:
-        """Something of it begins to wait: no saved credit."""
+        """Make a tenant active, because a request of it begins to wait. Credit saved while it was idle is lost."""
         height = self.floor
         if tenant.running:  # as far behind as it was before what has been charged since
             height -= max(self._slack, tenant.left_at - tenant.counter)
@@ -185,7 +187,7 @@ class VirtualTokenCounters:
         self._active.enter(tenant)
 
     def deactivate(self, tenant: Tenant) -> None:
-        """Nothing of it waits any more."""
+        """Make a tenant idle, because no request of it waits any more."""
         self._floor = self._active.least
         self._active.leave(tenant)
         tenant.left_at = self.floor
@@ -196,21 +198,24 @@ class VirtualTokenCounters:
     # -- charging ------------------------------------------------------------------------------------------------
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
-        """Negative takes back."""
+        """Charge tokens to a tenant. Negative amounts take back."""
         counter = tenant.counter + tokens / tenant.weight
         for order in tenant.orders:
             order.move(tenant, counter)
         tenant.counter = counter
 
     def predicted_output(self, tenant: str, request_class: str, most: float) -> float:
-        """Tokens of the answer: the tenant's mean in this class, else the class's, else the default; at most `most`."""
+        """Predict the tokens of an answer: the tenant's mean in this class, or the class's, or the default; at most `most`."""
         known = self._tenants.get(tenant)
         mean = (known.outputs.get(request_class) if known else None) or self._class_outputs.get(request_class)
         return min(most, mean.value if mean else self._default_output)
 
     def place(self, request_id: str, tenant: Tenant, request_class: str, *, uncached: float, most_output: float) -> float:
-        """Charge a request that is placed now. Returns the tokens charged. One that was placed before (it has moved) keeps the
-        charge for that prompt, which was computed, and gets back the output predicted then."""
+        """Charge a request that is placed now. Return the tokens charged.
+
+        A request that was placed before (it has moved) keeps the charge for that prompt, which was computed, and gets back the
+        output predicted then.
+        """
         if request_id in self._open:
             self.settle(request_id, output=0.0, complete=False)
         output = self.predicted_output(tenant.name, request_class, most_output)
@@ -223,8 +228,10 @@ class VirtualTokenCounters:
         return uncached + output
 
     def correct(self, request_id: str, *, uncached: float | None = None, output: float | None = None) -> bool:
-        """Put what is known now in the place of what was predicted, as far as it can be true: from 0 to MOST_TOKENS, and no
-        more output than the request allows. Returns whether the request is known here."""
+        """Replace predictions by measured figures, as far as they can be true. Return whether the request is known here.
+
+        Figures from 0 to MOST_TOKENS count, and no more output than the request allows.
+        """
         charge = self._open.get(request_id)
         if charge is None:
             return False
@@ -251,13 +258,13 @@ class VirtualTokenCounters:
     def settle(
         self, request_id: str, *, uncached: float | None = None, output: float | None = None, complete: bool = True
     ) -> bool:
-        """The request has ended: correct its charge and forget it. The output of a `complete` answer is learnt from."""
+        """Correct and drop the charge of a request that has ended. The output of a `complete` answer is learnt from."""
         if not self.correct(request_id, uncached=uncached, output=output):
             return False
         charge = self._open.pop(request_id)
         charge.tenant.running -= 1
         if complete and output is not None:
-            output = charge.output  # as it was believed
+            output = charge.output  # as far as it was believed
             for means in (charge.tenant.outputs, self._class_outputs):
                 if charge.request_class in means or len(means) < CLASSES_LEARNT:
                     means.setdefault(charge.request_class, Mean()).add(output, self._smoothing)
