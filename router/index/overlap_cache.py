@@ -66,7 +66,7 @@ class OverlapCache:
         """The number of blocks whose changes are noticed."""
         return len(self._watchers)
 
-    # -- requests
+    # Requests.
 
     def track(self, request_id: str, chain: Sequence[int]) -> None:
         self.untrack(request_id)
@@ -147,7 +147,7 @@ class OverlapCache:
             self._stale.discard(request_id)
         return found
 
-    # -- changes in the index
+    # Changes in the index.
 
     def touched(self, worker: str, blocks: Iterable[int]) -> None:
         """Note that a worker has got or lost these blocks."""
@@ -180,7 +180,7 @@ class OverlapCache:
             if run.odd:  # cannot be watched, so everything may concern it
                 self._stale |= run.requests
 
-    # -- runs
+    # Runs.
 
     def _refresh(self, run: _Run) -> None:
         reach = run.reach

@@ -46,7 +46,7 @@ class PurePrefixIndex:
         self._entries = [0] * PLANES
         self._used: dict[int, None] = {}  # blocks, longest unused first; only kept where there is a limit
 
-    # -- workers
+    # Workers.
 
     def add_worker(self, worker: str) -> None:
         if worker in self._slots:
@@ -67,7 +67,7 @@ class PurePrefixIndex:
     def workers(self) -> list[str]:
         return list(self._slots)
 
-    # -- blocks
+    # Blocks.
 
     def store(self, worker: str, tier: Tier, blocks: Sequence[int]) -> None:
         self._add(self._slot(worker), plane_of(tier), blocks)
@@ -118,7 +118,7 @@ class PurePrefixIndex:
                 if self.max_entries and not any(block in other for other in self._tables):
                     del self._used[block]
 
-    # -- questions
+    # Questions.
 
     def match(self, chain: Sequence[int]) -> dict[str, Overlap]:
         if not len(chain):
@@ -202,7 +202,7 @@ class PurePrefixIndex:
         blocks = max(len(self._used), *(len(table) for table in self._tables))
         return sum(map(sys.getsizeof, dicts)) + sum(map(sys.getsizeof, sets)) + blocks * sys.getsizeof(1 << 63)
 
-    # -- parts
+    # Parts.
 
     def _slot(self, worker: str) -> int:
         slot = self._slots.get(worker)

@@ -41,7 +41,7 @@ class Caches:
         for worker in index.workers():  # it may come from a snapshot
             self._assumed[worker] = PredictedBlocks(predicted_ttl_s)
 
-    # -- workers
+    # Workers.
 
     def add_worker(self, worker: str, *, approximate: bool = False, capacity_blocks: int = 0) -> None:
         self.index.add_worker(worker)
@@ -71,7 +71,7 @@ class Caches:
         """The workers that send no events."""
         return frozenset(self._approximate)
 
-    # -- what they hold
+    # What they hold.
 
     def apply(
         self,
@@ -116,7 +116,7 @@ class Caches:
             self._unassume(worker, assumed.expire(now_s))
         self._next_expiry_s = min((assumed.next_s() for assumed in self._assumed.values()), default=float("inf"))
 
-    # -- requests that wait
+    # Requests that wait.
 
     def track(self, request_id: str, chain: Sequence[int]) -> None:
         self._chains.track(request_id, chain)
@@ -135,7 +135,7 @@ class Caches:
         """Return the overlap of a worker with every block compared. Raises UnknownWorker."""
         return self.index.match_worker(worker, chain)
 
-    # -- figures, for metrics
+    # Figures, for metrics.
 
     @property
     def tracked(self) -> int:
@@ -146,7 +146,7 @@ class Caches:
         """Blocks whose changes concern a waiting request."""
         return self._chains.watched
 
-    # -- parts
+    # Parts.
 
     def _known(self, worker: str) -> PredictedBlocks:
         assumed = self._assumed.get(worker)

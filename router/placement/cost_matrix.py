@@ -129,7 +129,7 @@ class CostMatrix:
         rows = self.rows
         return np.fromiter((rows[request.id].number for request in requests), dtype=np.intp, count=len(requests))
 
-    # -- parts -------------------------------------------------------------------------------------------------------
+    # Parts.
 
     def _fill(self, row: CostRow, now_s: float) -> None:
         columns = eligible_columns(row.request, self._loads)

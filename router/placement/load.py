@@ -42,7 +42,7 @@ class WorkerLoad:
     full_s: float | None = None  # since when it has refused a placement
     opened_s: float | None = None  # since when it has had room
 
-    # -- what is on its way ------------------------------------------------------------------------------------------
+    # What is on its way.
 
     def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, alone: bool = False) -> None:
         self.remove_entry(request_id)
@@ -76,7 +76,7 @@ class WorkerLoad:
             self.remove_entry(request_id)
         return late
 
-    # -- figures -----------------------------------------------------------------------------------------------------
+    # Figures.
 
     @property
     def running(self) -> int:

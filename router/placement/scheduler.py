@@ -59,7 +59,7 @@ class Scheduler:
         self._backoff = RouterBackoff(name, settings.turn_s)
         self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
 
-    # -- workers -----------------------------------------------------------------------------------------------------
+    # Workers.
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
         """Add a worker, or update one whose lease says something new: its role, for example."""
@@ -102,7 +102,7 @@ class Scheduler:
         self._window.columns_changed(now_s)
         self._unplaceable.recheck()
 
-    # -- load --------------------------------------------------------------------------------------------------------
+    # Load.
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
         """Learn from a load report. That of an unknown worker is ignored: its lease comes first."""
@@ -160,7 +160,7 @@ class Scheduler:
         if event.kind == "settled":
             self._queue.settle(event.id, output=event.tokens)
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # Requests.
 
     @property
     def waiting(self) -> int:
@@ -233,7 +233,7 @@ class Scheduler:
         self._view.untrack(request_id)
         self._unplaceable.remove(request_id)
 
-    # -- decisions ---------------------------------------------------------------------------------------------------
+    # Decisions.
 
     def decide(self, now_s: float) -> list[Decision]:
         """Decide all that can be decided now. Call it after any change, and at `next_wake_s`."""
@@ -387,7 +387,7 @@ class Scheduler:
         """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""
         return self.disagg.pool.queued_tokens(now_s)
 
-    # -- explanations ------------------------------------------------------------------------------------------------
+    # Explanations.
 
     def explain(self, request_id: str, now_s: float) -> Explanation | None:
         """Explain a remembered decision, or the present state of a waiting request. `at` is on this scheduler's clock."""

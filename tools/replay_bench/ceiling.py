@@ -1,4 +1,4 @@
-"""What a cache could give at best: the same requests in the same order on one cache, without any placement."""
+"""The ceiling of the hit rate: the same requests in the same order on a single cache, without any placement."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from headrace.tools.replay_bench.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """Blocks that hit, as parts of all blocks. `pooled`: one LRU cache as large as all workers' together. It is no strict
-    bound: a placement that keeps the right blocks can beat it."""
+    """Blocks that hit, as parts of all blocks, in an infinite cache and in a pooled one.
+
+    `pooled` is an LRU cache as large as those of all workers together. It is no strict bound: a placement that keeps the right
+    blocks can beat it.
+    """
 
     infinite: float
     pooled: float
@@ -19,12 +22,12 @@ class Ceiling:
 
 
 def ceiling(trace: Trace, *, pooled_blocks: int) -> Ceiling:
-    """Both, computed."""
+    """Compute the ceiling of a trace."""
     return Ceiling(infinite=_infinite_rate(trace), pooled=lru_rate(trace, blocks=pooled_blocks), pooled_blocks=pooled_blocks)
 
 
 def lru_rate(trace: Trace, *, blocks: int) -> float:
-    """Hit rate in blocks of one LRU cache that sees the requests one after the other."""
+    """Compute the hit rate in blocks of an LRU cache that sees the requests one after the other."""
     cache = PrefixCache(blocks)
     hits = 0
     for request in trace.requests:

@@ -1,4 +1,4 @@
-"""The policy `classic`: what KV-aware routers commonly do, to compare with.
+"""The policy `classic`: the common way of KV-aware routers, to compare with.
 
 Source: the cost function of NVIDIA Dynamo 1.6 (`lib/kv-router/src/scheduling/selector.rs`), device tier only, temperature 0:
 
@@ -26,7 +26,8 @@ from headrace.router.placement.types import Decision, Placement, Shed, Waiting, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassicWeights:
-    """`scale` weighs prefill against decode load (`prefill_load_scale`), `credit` the overlap (`overlap_score_credit`)."""
+    """Weights of `classic`: `scale` of prefill against decode load (`prefill_load_scale`), `credit` of the overlap
+    (`overlap_score_credit`)."""
 
     scale: float = 1.0
     credit: float = 1.0
@@ -37,7 +38,7 @@ class ClassicWeights:
 
 SCALES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SWEEP = tuple(ClassicWeights(scale=scale) for scale in SCALES)
-"""What is tried when the best weight is looked for. The documented range of the credit ends at 1."""
+"""The weights that are tried in the search for the best. The documented range of the credit ends at 1."""
 
 WIDE_SWEEP = tuple(ClassicWeights(scale=scale, credit=credit) for scale in SCALES for credit in (1.0, 1.5, 2.0, 3.0))
 """The same with credits beyond that range, which count a cached block as worth more than its computation."""
@@ -45,7 +46,7 @@ WIDE_SWEEP = tuple(ClassicWeights(scale=scale, credit=credit) for scale in SCALE
 
 @dataclass(slots=True)
 class _Load:
-    """What has been sent to a worker and has not ended."""
+    """The requests that were sent to a worker and have not ended."""
 
     prefill_tokens: int = 0
     blocks: Counter[int] = field(default_factory=Counter)  # block → requests that use it
@@ -54,7 +55,7 @@ class _Load:
 
 @dataclass(slots=True)
 class _Active:
-    """One request on a worker."""
+    """A request on a worker."""
 
     worker: str
     uncached: int  # 0 once prefilled
@@ -63,7 +64,7 @@ class _Active:
 
 
 class Classic:
-    """Has the methods of `headrace.router.placement.scheduler.Scheduler` that a replay needs."""
+    """Decides at arrival. Has the methods of `headrace.router.placement.scheduler.Scheduler` that a replay needs."""
 
     def __init__(self, view: CacheView, *, weights: ClassicWeights | None = None, name: str = "", seed: int = 0) -> None:
         self._view = view
@@ -80,14 +81,14 @@ class Classic:
         return len(self._new)
 
     def set_routers(self, names: Iterable[str]) -> None:
-        """It takes no notice of others but for what they place."""
+        """Ignore the other routers, except for their placements."""
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
         self._workers.setdefault(info.worker, _Load())
         self._block_size = info.block_size or self._block_size
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
-        """It goes by what was sent and what has ended."""
+        """Ignore reports: only requests sent and ended count."""
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
         if event.kind == "placed" and event.by != self._name:
@@ -138,7 +139,7 @@ class Classic:
             worker=worker,
             uncached=uncached,
             new_blocks=chain[held:],
-            predicted_ttft_s=0.0,  # it predicts no times
+            predicted_ttft_s=0.0,  # this policy predicts no times
             waited_s=now_s - request.arrived_s,
             reason="policy",
         )

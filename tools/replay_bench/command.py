@@ -108,7 +108,7 @@ def _add_replay(actions: Any) -> None:
 
 
 def run_replay(parsed: argparse.Namespace) -> int:
-    """Raises CommandError for a trace or an option that cannot be used."""
+    """Run the replay command. Raises CommandError for a trace or an option that cannot be used."""
     configure(level="warning")
     try:
         report = _measure(parsed)
@@ -176,7 +176,7 @@ def _progress(parsed: argparse.Namespace) -> Callable[[str], None]:
     return show
 
 
-# -- values of options ---------------------------------------------------------------------------------------------------------
+# Values of options.
 
 
 def _list(item: Callable[[str], T]) -> Callable[[str], list[T]]:
@@ -204,7 +204,7 @@ def _positive(text: str) -> float:
 
 
 def _shares(text: str) -> dict[str, float]:
-    """`a:0.2,b:0.8`; without a share it is 1."""
+    """Parse `a:0.2,b:0.8`. A name without a share has 1."""
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, colon, share = part.strip().partition(":")
@@ -215,7 +215,7 @@ def _shares(text: str) -> dict[str, float]:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """`name=value`, the value as JSON if it is that."""
+    """Parse `name=value`; the value is JSON if it can be."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

@@ -1,4 +1,4 @@
-"""All policies side by side on one pool."""
+"""Comparison of policies, side by side on one pool."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ AROUND_KNEE = (0.5, 0.8, 1.1)  # parts of the classic's knee at which all are co
 
 
 def _silent(_text: str) -> None:
-    """Progress that nobody wants to see."""
+    """Drop a line about progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Policies on a pool. `sweep`: the weights of `classic` that are tried, of which the best count. `progress` gets a line
-    about each measurement that is done."""
+    """Measures policies on a pool.
+
+    `sweep`: the weights of `classic` that are tried, of which the best count. `progress` gets a line about each measurement.
+    """
 
     pool: Pool
     policies: Sequence[Policy]
@@ -45,7 +47,7 @@ class Comparison:
     progress: Callable[[str], None] = _silent
 
     def sequential(self) -> Scenario:
-        """One request after the other. `classic` has its default weights: there is no load that they could weigh."""
+        """Replay one request after the other. `classic` has its default weights: there is no load that they could weigh."""
         limit = self.pool.ceiling()
         done = []
         for policy in self.policies:
@@ -54,13 +56,15 @@ class Comparison:
         return self._scenario(limit, sequential=done)
 
     def in_time(self, rates: Sequence[float]) -> Scenario:
-        """Every policy at every rate, `classic` at each with the weights that are best there."""
+        """Replay every policy at every rate, `classic` at each with the weights that are best there."""
         limit = self.pool.ceiling()
         return self._scenario(limit, runs=[self._run(p, rate, limit) for rate in rates for p in self.policies])
 
     def knees(self) -> Scenario:
-        """The sustainable load of every policy; then all of them at parts of that of `classic`, whose weights stay those of its
-        knee."""
+        """Find the sustainable load of every policy, then replay all of them at parts of that of `classic`.
+
+        The weights of `classic` stay those of its knee.
+        """
         limit = self.pool.ceiling()
         found = [(policy, self._knee(policy, limit)) for policy in self.policies]
         rates = {policy.name: knee.rate for policy, knee in found if knee is not None}

@@ -23,7 +23,7 @@ from headrace.tools.replay_bench.trace import BLOCK_TOKENS, TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
-    """What an engine can do: a mid-size model on one accelerator. `blocks` is the size of its cache."""
+    """Speed and size of an engine: a mid-size model on one accelerator. `blocks` is the size of its cache."""
 
     blocks: int
     slots: int = 64
@@ -35,7 +35,7 @@ class EngineModel:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A request on its way through an engine, and what became of it. Times are seconds, -1 = not yet."""
+    """A request on its way through an engine, and its outcome. Times are seconds, -1 = not yet."""
 
     index: int
     request: TraceRequest
@@ -45,13 +45,13 @@ class Job:
     first_s: float = -1.0  # first token
     end_s: float = -1.0
     cached_blocks: int = 0
-    uncached: int = 0  # tokens to be prefilled: known when admitted, until then what it was when it came
+    uncached: int = 0  # tokens to be prefilled, by the cache on arrival, and from its admission on by the cache then
     left: int = 0  # prompt tokens still to be computed
 
 
 @dataclass(slots=True)
 class Step:
-    """What one step (or several alike) has done, for those who look on."""
+    """The outcome of a step, or of several alike."""
 
     prefilled: list[Job] = field(default_factory=list)
     settled: list[Job] = field(default_factory=list)
@@ -64,23 +64,25 @@ class Step:
 
 
 class Engine:
-    """One worker's engine. The caller keeps the clock: it calls `end_step` at `step_ends_s`, which `submit` may bring
-    forward."""
+    """Models the engine of a worker.
+
+    The caller keeps the clock: it calls `end_step` at `step_ends_s`, which `submit` may bring forward.
+    """
 
     def __init__(self, model: EngineModel, *, index: int = 0) -> None:
         self.index = index
         self.model = model
         self.cache = PrefixCache(model.blocks)
         self.step_ends_s: float | None = None  # None = idle
-        # of the step that runs, or the last one
+        # These are of the step that runs, or of the last one.
         self.step_s = 0.0
         self.step_prefill_tokens = 0
         self.step_decodes = 0
         self.blocks_used = 0
         self.queued_prefill_tokens = 0  # of prompts, and parts of them, that no step has begun with
         self._waiting: deque[Job] = deque()
-        self._partial: Job | None = None  # whose prompt is partly computed: at most one
-        self._done: list[Job] = []  # whose prompt this step completes
+        self._partial: Job | None = None  # the request whose prompt is partly computed: at most one
+        self._done: list[Job] = []  # requests whose prompt this step completes
         self._decoding: list[tuple[int, int, Job]] = []  # heap by the number of the step that gives the last token
         self._step = 0  # number of the last step of those that run together
         self._began_s = 0.0
@@ -99,15 +101,18 @@ class Engine:
         return self.step_ends_s is None
 
     def prompt_tokens_left(self, now_s: float) -> int:
-        """Prompt tokens still to be computed: those that no step has begun with, and what is left of the step that runs."""
+        """Estimate the prompt tokens still to be computed, of the step that runs and of those that no step has begun with."""
         left = self.queued_prefill_tokens
         if self.step_ends_s is not None and self.step_prefill_tokens:
             left += round(self.step_prefill_tokens * min(max((self.step_ends_s - now_s) / self.step_s, 0.0), 1.0))
         return left
 
     def submit(self, job: Job, now_s: float) -> None:
-        """Queue a request. An idle engine begins a step at once, that is when `end_step` is called for this same instant, so
-        that all that arrive together get into it."""
+        """Queue a request.
+
+        An idle engine begins a step at once, that is when `end_step` is called for this same instant, so that all requests that
+        arrive together get into it.
+        """
         job.worker, job.arrived_s = self.index, now_s
         job.uncached = _uncached(job, self.cache.match(job.request.chain))
         self.queued_prefill_tokens += job.uncached
@@ -122,7 +127,7 @@ class Engine:
                 self.step_ends_s = self._began_s + done * self.step_s
 
     def end_step(self, now_s: float) -> Step:
-        """The running step is over: give what it did, and begin the next one."""
+        """End the running step, return its outcome, and begin the next one."""
         step = Step()
         for job in self._done:
             job.first_s = now_s
@@ -158,7 +163,7 @@ class Engine:
         tokens = self.model.step_tokens - budget
         self.step_prefill_tokens, self.step_decodes = tokens, decodes
         self.step_s = self.model.base_s + tokens / self.model.prefill_rate + self.model.decode_s * decodes
-        # Without a prompt in hand nothing changes before a sequence ends: those that wait, wait for its slot.
+        # Without a prompt in hand nothing changes before a sequence ends: the waiting requests need its slot.
         self._alike = 1 if tokens else self._decoding[0][0] - self._step
         self._step += self._alike
         self._began_s = now_s
@@ -175,7 +180,7 @@ class Engine:
         self.blocks_used += len(chain)
 
     def _compute(self, job: Job, budget: int, number: int) -> int:
-        """A part of its prompt in the step `number`; returns the tokens."""
+        """Compute a part of a prompt in the step `number`, and return its tokens."""
         tokens = min(budget, job.left)
         job.left -= tokens
         self.queued_prefill_tokens -= tokens
@@ -189,5 +194,5 @@ class Engine:
 
 
 def _uncached(job: Job, cached_blocks: int) -> int:
-    """At least the last token is always computed."""
+    """Count the tokens to be computed: at least the last one always is."""
     return max(job.request.tokens - cached_blocks * BLOCK_TOKENS, 1)

@@ -1,4 +1,4 @@
-"""Traces made up here, for tuning and tests on something else than a published trace.
+"""Generated traces, for tuning and tests on other load than a published trace.
 
 `conversations`: all requests share their first block (one system prompt) and many multi-turn conversations interleave, every
 turn bringing back the whole history. Affinity that follows the longest match sends all newcomers to one worker here."""
@@ -22,8 +22,9 @@ def conversations(
     turns: float = 6.0,
     think_s: float = 30.0,
 ) -> Trace:
-    """Conversations that begin as a Poisson process, with `turns` turns on average (geometric) and think times of `think_s` on
-    average (exponential) between them.
+    """Generate conversations that begin as a Poisson process.
+
+    They have `turns` turns on average (geometric) and think times of `think_s` on average (exponential) between them.
 
     The system prompt fills one block and reaches into the next. A conversation belongs to one of `users` documents of very
     different popularity, which follow the system prompt; a few of the documents are very long. Half of the conversations are
@@ -50,8 +51,10 @@ def conversations(
 
 
 def one_shot(*, requests: int = 4000, rate: float = 4.0, seed: int = 0, tokens: int = 12_000) -> Trace:
-    """Nothing is shared and nothing comes back; prompt lengths are spread widely around `tokens`. No policy can save work here:
-    what differs is balance and the fate of the long ones."""
+    """Generate requests that share nothing and do not come back, with prompt lengths spread widely around `tokens`.
+
+    No policy can save work here: policies differ in balance and in the wait of long prompts.
+    """
     rng = random.Random(f"one-shot {seed}")  # noqa: S311
     made = []
     at_s = 0.0
@@ -66,7 +69,7 @@ GENERATORS: dict[str, Callable[..., Trace]] = {"conversations": conversations, "
 
 
 def generate(kind: str, *, requests: int, seed: int) -> Trace:
-    """Raises TraceInvalid for a kind that is not in GENERATORS."""
+    """Generate a trace of this kind. Raises TraceInvalid for a kind that is not in GENERATORS."""
     if kind not in GENERATORS:
         raise TraceInvalid(f"trace kind {kind!r}: there are {', '.join(GENERATORS)}")
     return GENERATORS[kind](requests=requests, seed=seed)
@@ -75,7 +78,7 @@ def generate(kind: str, *, requests: int, seed: int) -> Trace:
 def _conversation(
     rng: random.Random, at_s: float, document: list[int], *, system_tokens: int, turns: float, think_s: float
 ) -> list[tuple[float, int, int, tuple[int, ...]]]:
-    # Whole blocks of the system prompt are everybody's; the block it ends in is the document's, or the conversation's own.
+    # All conversations share whole blocks of the system prompt; the block it ends in is the document's, or the conversation's.
     shared = [chain_value(n) for n in range(system_tokens // BLOCK_TOKENS)]
     tokens = system_tokens + len(document) * BLOCK_TOKENS
     blocks = shared + document

@@ -1,4 +1,4 @@
-"""What a replay has shown, in figures."""
+"""Figures of a replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOAL_TTFT_S = 3.0
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a time in seconds. Requests that were shed count as infinitely late; infinite figures are None."""
+    """Percentiles of a time in seconds. Requests that were shed count as infinitely late; infinite figures are None."""
 
     mean: float | None
     p50: float | None
@@ -38,7 +38,7 @@ class Unluckiest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replay. Rates are parts of 1; hits are in blocks."""
+    """Figures of a replay. Rates are parts of 1; hits are in blocks."""
 
     policy: str
     routers: int
@@ -54,8 +54,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     balance_uncached: float  # the same in computed prompt tokens
     ttft_s: Percentiles
     e2e_s: Percentiles
-    goodput: float  # part of the requests with a first token within GOAL_TTFT_S …
-    goodput_per_s: float  # … and how many that is per second, from the first arrival to the last end
+    goodput: float  # part of the requests with a first token within GOAL_TTFT_S
+    goodput_per_s: float  # requests with a first token within GOAL_TTFT_S, from the first arrival to the last end
     window_wait_s: Percentiles | None = None  # in the router, until placed
     longest_wait: Unluckiest | None = None
     classes: dict[str, Percentiles] = {}  # TTFT
@@ -76,7 +76,7 @@ def summarise(
     decisions: int = 0,
     cpu_s: float = 0.0,
 ) -> Summary:
-    """The figures of a replay in time."""
+    """Compute the figures of a replay in time."""
     served = [o for o in outcomes if not o.shed]
     jobs = [o.job for o in served]
     hit = hit_rate(jobs)
@@ -115,12 +115,12 @@ def summarise(
 
 
 def hit_rate(jobs: Sequence[Job]) -> float:
-    """Blocks found in the cache, as part of all blocks."""
+    """Compute the blocks found in the cache, as part of all blocks."""
     return _ratio(sum(j.cached_blocks for j in jobs), sum(len(j.request.chain) for j in jobs))
 
 
 def balance(amounts: Iterable[float], jobs: Sequence[Job], *, workers: int) -> float:
-    """Most over mean, of what the workers had to do."""
+    """Compute the largest amount of a worker over the mean."""
     per_worker = [0.0] * workers
     for amount, job in zip(amounts, jobs, strict=True):
         per_worker[job.worker] += amount
@@ -128,7 +128,7 @@ def balance(amounts: Iterable[float], jobs: Sequence[Job], *, workers: int) -> f
 
 
 def percentiles(times: Sequence[float]) -> Percentiles:
-    """Nearest rank. `times` must not be empty."""
+    """Compute percentiles by nearest rank. `times` must not be empty."""
     ordered = sorted(times)
 
     def at(part: float) -> float | None:
@@ -140,7 +140,7 @@ def percentiles(times: Sequence[float]) -> Percentiles:
 
 
 def as_builtins(value: object) -> Any:
-    """Plain maps and lists with figures of at most five digits after the point, for JSON."""
+    """Convert to plain maps and lists with at most five digits after the point, for JSON."""
     plain = msgspec.to_builtins(value)
     return _rounded(plain)
 

@@ -15,12 +15,12 @@ MOST_HASHES = 512  # in one `placed` event
 
 
 def worker_name(index: int) -> str:
-    """Of the worker with this place in the pool."""
+    """Name the worker with this place in the pool."""
     return f"worker-{index}"
 
 
 def worker_info(name: str, model: EngineModel) -> WorkerInfo:
-    """As the worker's lease would describe it."""
+    """Describe a worker as its lease would."""
     return WorkerInfo(
         worker=name,
         slots=model.slots,
@@ -32,8 +32,10 @@ def worker_info(name: str, model: EngineModel) -> WorkerInfo:
 
 
 def waiting_of(job: Job, *, arrived_s: float | None = None, deadline_s: float = float("inf")) -> Waiting:
-    """As the router would read it from its envelope. The length of the answer is nobody's to know. It arrives when the trace
-    says so, unless `arrived_s` is given; `deadline_s` counts from then."""
+    """Describe a request as a router reads it from its envelope, without the length of its answer.
+
+    It arrives when the trace says so, unless `arrived_s` is given; `deadline_s` counts from then.
+    """
     request = job.request
     arrived_s = request.at_s if arrived_s is None else arrived_s
     return Waiting(
@@ -50,14 +52,14 @@ def waiting_of(job: Job, *, arrived_s: float | None = None, deadline_s: float = 
 
 
 def job_event(kind: EventKind, job: Job, worker: str) -> JobEvent:
-    """`settled` tells the tokens of the answer, the others those of the prompt."""
+    """Make a job event. `settled` has the tokens of the answer, the others those of the prompt."""
     request = job.request
     tokens = request.output if kind == "settled" else request.tokens
     return JobEvent(kind, str(job.index), 1, worker, tokens=tokens, uncached=job.uncached, blocks=len(request.chain))
 
 
 def placed_event(placement: Placement, by: str) -> JobEvent:
-    """What a router tells the others when it places a request."""
+    """Make the event by which other routers learn of a placement."""
     request = placement.request
     return JobEvent(
         "placed",
@@ -73,7 +75,7 @@ def placed_event(placement: Placement, by: str) -> JobEvent:
 
 
 def load_report(engine: Engine, worker: str, *, n: int, now_s: float) -> LoadReport:
-    """The load of an engine as its worker would report it."""
+    """Report the load of an engine as its worker would."""
     return LoadReport(
         worker=worker,
         epoch=1,
@@ -82,7 +84,7 @@ def load_report(engine: Engine, worker: str, *, n: int, now_s: float) -> LoadRep
         slots=engine.model.slots,
         running=engine.running + engine.waiting,  # all it has, as a worker counts
         waiting=engine.waiting,
-        # The engine model has no limit of KV memory, so it tells nothing of blocks.
+        # The engine model has no limit of KV memory, so it reports no blocks.
         queued_prefill_tokens=engine.prompt_tokens_left(now_s),
         step_s=engine.step_s,
         step_prefill_tokens=engine.step_prefill_tokens,
@@ -91,7 +93,7 @@ def load_report(engine: Engine, worker: str, *, n: int, now_s: float) -> LoadRep
 
 
 def apply_changes(view: CacheView, worker: str, *, stored: Sequence[int], removed: Sequence[int], now_s: float) -> None:
-    """The cache changes of one step."""
+    """Apply the cache changes of one step."""
     view.apply(
         worker,
         removed={"device": removed} if removed else {},
@@ -101,5 +103,5 @@ def apply_changes(view: CacheView, worker: str, *, stored: Sequence[int], remove
 
 
 def job_index(request: Waiting) -> int:
-    """The place of the request in its trace."""
+    """Return the place of the request in its trace."""
     return int(request.id)

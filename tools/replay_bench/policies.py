@@ -1,4 +1,4 @@
-"""The policies that are compared, each as the way to make a router that has it."""
+"""The policies that are compared; each makes the routers that have it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ EARLY = "+early"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """`name` is one of ALL, perhaps with EARLY behind it: the scheduler's policy, but a request goes to its worker at once.
+    """A policy of the comparison. `name` is one of ALL, perhaps with EARLY behind it: a request goes to its worker at once.
 
     `weights` are those of `classic`, which is early by itself; `settings` are further ones of the scheduler, by dotted name.
-    `make_scheduler` and `make_view` put something else in the place of the real ones.
+    `make_scheduler` and `make_view` replace the real scheduler and view.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Policy:
         return f"{self.name} ({self.weights})" if self.name == CLASSIC else self.name
 
     def router(self, name: str, seed: int) -> Router:
-        """A router with an empty view. Raises SettingsInvalid."""
+        """Make a router with an empty view. Raises SettingsInvalid."""
         view = Caches(create_index()) if self.make_view is None else self.make_view()
         if self.name == CLASSIC:
             scheduler: Scheduling = Classic(view, weights=self.weights, name=name, seed=seed)
@@ -58,7 +58,7 @@ class Policy:
         return Router(name=name, scheduler=scheduler, view=view)
 
     def scheduler_settings(self) -> SchedulerSettings:
-        """Raises SettingsInvalid for a setting that does not exist or cannot be so."""
+        """Make the settings of the scheduler. Raises SettingsInvalid for one that does not exist or cannot have its value."""
         own = {"policy": self.name.removesuffix(EARLY)}
         if self.name.endswith(EARLY):
             own["binding"] = "early"
@@ -66,7 +66,7 @@ class Policy:
 
 
 def changed(settings: T, values: Mapping[str, Any]) -> T:
-    """A settings record with other values; `a.b` is the field `b` of the record in the field `a`. Raises SettingsInvalid."""
+    """Change values of a settings record; `a.b` is the field `b` of the record in the field `a`. Raises SettingsInvalid."""
     known = {f.name for f in fields(settings)}  # type: ignore[arg-type]  # every caller has a dataclass
     own: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""What the benchmark needs of a router."""
+"""Ports of the benchmark: the router as it uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.router.placement.types import Decision, Shed, Waiting, WorkerInfo
 
 
 class Scheduling(Protocol):
-    """What the world needs of a scheduler: the methods of `headrace.router.placement.scheduler.Scheduler`."""
+    """The methods of `headrace.router.placement.scheduler.Scheduler` that the world calls."""
 
     def set_routers(self, names: Iterable[str]) -> None: ...
 

@@ -15,12 +15,12 @@ from headrace.tools.replay_bench.trace import Trace, accelerate
 from headrace.tools.replay_bench.world import Delays, Outcome, World
 
 KNEE_PRECISION = 0.01  # the knee is known when the bracket is so narrow, relatively
-LOWEST_RATE, HIGHEST_RATE = 1 / 64, 64.0  # where a knee is looked for
+LOWEST_RATE, HIGHEST_RATE = 1 / 64, 64.0  # a knee is searched between these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What is replayed, and on what."""
+    """A trace, and the pool that it is replayed on."""
 
     trace: Trace
     workers: int
@@ -36,7 +36,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A replay's figures and all that happened in it."""
+    """Figures of a replay, and the outcome of every request."""
 
     summary: Summary
     outcomes: list[Outcome]
@@ -53,8 +53,10 @@ class Knee:
 
 
 def replay(pool: Pool, policy: Policy, *, rate: float, limit: Ceiling) -> Replay:
-    """One replay at `rate` times the trace's own speed. `limit` is the pool's ceiling. Raises ReplayStalled,
-    SettingsInvalid."""
+    """Replay a trace at `rate` times its own speed. `limit` is the pool's ceiling.
+
+    Raises ReplayStalled, SettingsInvalid.
+    """
     world = World(
         trace=accelerate(pool.trace, rate),
         model=pool.model,
@@ -84,7 +86,7 @@ def replay(pool: Pool, policy: Policy, *, rate: float, limit: Ceiling) -> Replay
 def replay_classic(
     pool: Pool, policy: Policy, *, rate: float, limit: Ceiling, sweep: Sequence[ClassicWeights] = SWEEP
 ) -> Replay:
-    """`classic` with the weights that give the lowest TTFT p90 at this rate, then the lowest mean."""
+    """Replay `classic` with the weights that give the lowest TTFT p90 at this rate, then the lowest mean."""
 
     def rank(done: Replay) -> tuple[float, float]:
         ttft = done.summary.ttft_s
@@ -152,7 +154,7 @@ def find_classic_knee(
     precision: float = KNEE_PRECISION,
     progress: Callable[[Summary], None] | None = None,
 ) -> Knee | None:
-    """The best knee of `classic` over all weights: weights that do not bear what others did already are passed over."""
+    """Find the best knee of `classic` over all weights. Weights that fail at the best rate so far are passed over."""
     best: Knee | None = None
     for weights in sweep:
         tried = replace(policy, weights=weights)

@@ -1,4 +1,4 @@
-"""What `headrace bench replay` emits, as records."""
+"""The records that `headrace bench replay` emits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.tools.replay_bench.trace import Trace
 
 
 class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was replayed."""
+    """Facts about the trace."""
 
     name: str
     requests: int
@@ -23,7 +23,7 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """As in `ceiling.Ceiling`."""
+    """The ceiling, as in `ceiling.Ceiling`."""
 
     infinite: float
     pooled: float
@@ -49,7 +49,7 @@ class KneeFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One pool, and everything measured on it."""
+    """A pool, and everything measured on it."""
 
     workers: int
     blocks: int
@@ -70,7 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts(trace: Trace) -> TraceFacts:
-    """About the requests as they will arrive at rate 1."""
+    """Describe the requests as they arrive at rate 1."""
     count = len(trace.requests)
     return TraceFacts(
         name=trace.name,

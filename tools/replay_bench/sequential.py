@@ -1,4 +1,4 @@
-"""Requests one after the other, without any timing: what placement alone does to the hit rate and to the balance.
+"""Replay of requests one after the other, without any timing: the effect of placement alone on hit rate and balance.
 
 Every request has left its worker before the next one comes, and all job events and load reports have arrived; only the cache
 changes of a request reach the routers late: after the next one is placed.
@@ -34,7 +34,7 @@ from headrace.tools.replay_bench.replay import Pool
 from headrace.tools.replay_bench.world import WAKE_AGAIN_S
 
 LAG_BATCHES = 1  # batches of cache changes that are under way when a request is placed
-PATIENCE_S = 60.0  # a request that is not placed on idle workers by then never will be
+PATIENCE_S = 60.0  # a request that is not placed on idle workers within this never will be
 PAUSE_S = 0.01  # from the end of a request to the next one
 
 
@@ -55,7 +55,7 @@ class Sequential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def replay_sequential(pool: Pool, policy: Policy, *, limit: Ceiling) -> Sequential:
-    """The whole trace. Raises ReplayStalled for a request that is not placed, and SettingsInvalid."""
+    """Replay the whole trace. Raises ReplayStalled for a request that is not placed, and SettingsInvalid."""
     began = time.process_time()
     run = _Run(pool, policy)
     for index in range(len(pool.trace.requests)):
@@ -96,7 +96,7 @@ class _Run:
             self._report(name)
 
     def one(self, index: int) -> None:
-        """Place a request, let it run to its end, and tell everybody."""
+        """Place a request, let it run to its end, and tell all routers."""
         job = Job(index=index, request=self._pool.trace.requests[index])
         router = self._rng.choice(self._routers)
         placement = self._placement(router, job)

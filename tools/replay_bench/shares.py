@@ -1,9 +1,9 @@
-"""How the work was shared between tenants, over windows of time, against what was fair.
+"""Shares of tenants in the work, over windows of time, against fair shares.
 
-What a tenant gets is counted in uncached prompt tokens, while they are computed, and in output tokens, from the first to the
-last. Fair is max-min: what all got in the window is divided by weight, but nobody is given more than it asked for, and what it
-leaves the others share. A tenant asks for what it got and for what still waits at the end of the window. Only windows count in
-which some request waited all the time: else nobody was short of anything.
+The share of a tenant is counted in uncached prompt tokens, while they are computed, and in output tokens, from the first to the
+last. Fair is max-min: the work of the window is divided by weight, but no tenant is given more than it asked for, and the
+others share the rest. A tenant asks for the work that it got and for the work that still waits at the end of the window. Only
+windows count in which some request waited all the time: otherwise no tenant was short of anything.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from headrace.tools.replay_bench.engine import Job
 
 WINDOW_S = 60.0
 STRIDE_S = 15.0
-SATURATED = 0.99  # of the window something waited
+SATURATED = 0.99  # part of a saturated window in which some request waited
 SHORTEST_PART_S = 1e-6
 
 
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one tenant. Shares are parts of what all got in a window, as means over the saturated windows in which it asked for
-    something. `short`: in how many of these it wanted more than its fair part, so that its weight set the limit; `worst` is the
-    share / fair - 1 farthest from 0 in these, None without any."""
+    """The share of a tenant, as part of all work in a window: the mean over the saturated windows in which it asked for work.
+
+    `short` counts the windows in which it wanted more than its fair part, so that its weight set the limit; `worst` is the
+    share / fair - 1 farthest from 0 in these, None without any.
+    """
 
     tenant: str
     weight: float
@@ -41,7 +43,7 @@ class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One tenant in one window: parts of what all got."""
+    """A tenant in a window: parts of all work."""
 
     share: float
     fair: float
@@ -51,7 +53,7 @@ class _Window:
 def tenant_shares(
     jobs: Sequence[Job], *, weights: Mapping[str, float] | None = None, window_s: float = WINDOW_S
 ) -> list[TenantShare]:
-    """In the order of the tenants' names. A tenant without a weight has 1."""
+    """Compute the shares, in the order of the tenants' names. A tenant without a weight has 1."""
     weights = weights or {}
     by_tenant: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
@@ -75,10 +77,10 @@ def tenant_shares(
 
 
 def max_min(amount: float, asked: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Divide `amount` by weight (1 unless given), to nobody more than it asks for."""
+    """Divide `amount` by weight (1 unless given), giving no tenant more than it asks for."""
     fair: dict[str, float] = {}
     open_weight = sum(weights.get(t, 1.0) for t in asked)
-    # Those that are content soonest first: after each, what is left per weight can only have grown.
+    # The tenants that are content soonest come first: after each, the rest per weight can only have grown.
     for t in sorted(asked, key=lambda t: asked[t] / weights.get(t, 1.0)):
         weight = weights.get(t, 1.0)
         fair[t] = min(asked[t], amount * weight / open_weight)
@@ -135,7 +137,7 @@ def _covered(spans: Sequence[tuple[float, float]], start_s: float, end_s: float)
 
 
 def _within(job: Job, start_s: float, end_s: float) -> float:
-    """Tokens of the job that fall into the window."""
+    """Count the tokens of the job that fall into the window."""
     prompt = job.uncached * _part(job.admitted_s, job.first_s, start_s, end_s)
     return prompt + job.request.output * _part(job.first_s, job.end_s, start_s, end_s)
 

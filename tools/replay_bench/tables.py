@@ -19,7 +19,7 @@ _TENANT = ("TENANT", "WEIGHT", "REQUESTS", "TOKENS", "TTFT p90", "WINDOWS", "SHA
 
 
 def render(report: Report) -> str:
-    """All scenarios, one after the other."""
+    """Render all scenarios, one after the other."""
     t = report.trace
     what = f"{t.name}: {t.requests} requests in {t.duration_s:.0f} s ({t.requests_per_s:.2f}/s)"
     each = f"{t.mean_tokens:.0f} prompt and {t.mean_output:.0f} output tokens on average"
@@ -125,7 +125,7 @@ def _time(value: float | None) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side, the first to the left and figures to the right."""
+    """Align columns: the first to the left, figures to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for first, *others in rows:

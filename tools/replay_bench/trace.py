@@ -1,6 +1,9 @@
-"""Traces of requests in the format of the Mooncake release: one JSON object a line with `timestamp` (milliseconds from the
-start), `input_length`, `output_length` (tokens) and `hash_ids`, one for each 512-token block of the prompt, the last of them
-perhaps not full. Equal ids mean equal prompts up to the end of that block."""
+"""Traces of requests in the format of the Mooncake release.
+
+A line is a JSON object with `timestamp` (milliseconds from the start), `input_length`, `output_length` (tokens) and `hash_ids`,
+an id for each 512-token block of the prompt, the last of them perhaps not full. Equal ids mean equal prompts up to the end of
+that block.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """One request. `at_s` counts from the first request of the trace."""
+    """A request of a trace. `at_s` counts from the first request."""
 
     at_s: float
     tokens: int
@@ -55,7 +58,7 @@ class Trace:
 
 
 def read_trace(path: Path | str, *, limit: int | None = None) -> Trace:
-    """The whole file or its first `limit` requests. Raises TraceInvalid with file, line, field and value."""
+    """Read the whole file or its first `limit` requests. Raises TraceInvalid with file, line, field and value."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -65,7 +68,7 @@ def read_trace(path: Path | str, *, limit: int | None = None) -> Trace:
 
 
 def parse_trace(lines: Iterable[bytes], *, name: str, limit: int | None = None) -> Trace:
-    """The same from lines; blank ones are skipped. Raises TraceInvalid."""
+    """Read a trace from lines; blank ones are skipped. Raises TraceInvalid."""
     decoder = msgspec.json.Decoder()
     requests: list[TraceRequest] = []
     for number, line in enumerate(lines, 1):
@@ -89,7 +92,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, limit: int | None = None) 
 
 
 def chain_value(hash_id: int) -> int:
-    """A trace's block id as a chain value: spread over all 64 bits as real ones are, one to one (finaliser of SplitMix64)."""
+    """Map a block id to a chain value, one to one, spread over all 64 bits as real ones are (finaliser of SplitMix64)."""
     x = (hash_id + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -97,7 +100,7 @@ def chain_value(hash_id: int) -> int:
 
 
 def accelerate(trace: Trace, factor: float) -> Trace:
-    """The same requests arriving `factor` times as fast. Raises TraceInvalid for a factor that is not above 0."""
+    """Let the requests arrive `factor` times as fast. Raises TraceInvalid for a factor that is not above 0."""
     if not 0 < factor < float("inf"):
         raise TraceInvalid(f"rate factor {factor!r}: must be a number above 0")
     return Trace(trace.name, tuple(replace(r, at_s=r.at_s / factor) for r in trace.requests))
@@ -114,7 +117,7 @@ def assign(
     """Give every request a class (drawn by the shares in `classes`) and a tenant.
 
     Tenants are named t0, t1, …; t0 sends most: the load of the n-th goes as 1 / (n + 1) ** skew, 0 being even. Requests with
-    the same first two blocks are taken for one conversation and have the same tenant; the first block alone may be everybody's.
+    the same first two blocks are taken for one conversation and have the same tenant; all may share the first block alone.
     """
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
     names = list(classes or {})

@@ -1,7 +1,7 @@
-"""A pool in virtual time: routers, workers and the messages between them, moved by a heap of things to come.
+"""A pool in virtual time: routers, workers and the messages between them, moved by a heap of future events.
 
 Routers are the real scheduler over the real cache view, or anything with the same methods. Every request goes to a router drawn
-at random, as pull consumers share a stream. Everything that is said takes time: a placement until the worker has it, job events
+at random, as pull consumers share a stream. Every message takes time: a placement until the worker has it, job events
 and load reports until routers know them, and the cache changes of a step, which go as one batch after the step's end. No clock
 is read and nothing is random but for the seed, so a run can be repeated exactly.
 """
@@ -31,24 +31,24 @@ from headrace.tools.replay_bench.messages import (
 from headrace.tools.replay_bench.ports import MakeRouter, Router
 from headrace.tools.replay_bench.trace import Trace
 
-STALL_S = 600.0  # nothing has moved for so long: nothing ever will
+STALL_S = 600.0  # a replay in which nothing has moved for so long has come to a halt
 WAKE_AGAIN_S = 0.001  # a scheduler that wants to be woken at once gets this much later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """How long messages take, in seconds."""
+    """Delays of messages, in seconds."""
 
     place_s: float = 0.001  # placement → worker
     event_s: float = 0.001  # job event or load report → router
     kv_s: float = 0.002  # cache changes → router, after the end of their step
-    report_s: float = 0.02  # load reports of a worker are at least so far apart …
-    heartbeat_s: float = 0.2  # … and at most so far
+    report_s: float = 0.02  # least time between load reports of a worker
+    heartbeat_s: float = 0.2  # most time between load reports of a worker
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of a request, beside its job."""
+    """The outcome of a request, beside its job."""
 
     job: Job
     router: int = -1
@@ -56,7 +56,7 @@ class Outcome:
     predicted_ttft_s: float = -1.0
     predicted_uncached: int = -1
     reason: str = ""
-    shed: str = ""  # the code, if it was
+    shed: str = ""  # the code of its refusal, if it was shed
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Clocked:
 
 @dataclass(slots=True)
 class _Reporting:
-    """What a worker has told of its load."""
+    """The state of a worker's load reports."""
 
     n: int = 0
     last_s: float = float("-inf")
@@ -80,7 +80,7 @@ class _Reporting:
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """One pool. `run` replays a trace once; a world is used once."""
+    """Simulates a pool. `run` replays a trace once; a world is used once."""
 
     trace: Trace
     model: EngineModel
@@ -105,7 +105,7 @@ class World:
     _worker_of: dict[str, int] = field(default_factory=dict, init=False)
 
     def run(self) -> list[Outcome]:
-        """All requests, in the order of the trace. Raises ReplayStalled if the routers stop placing."""
+        """Replay all requests, and return their outcomes in the order of the trace. Raises ReplayStalled if placing stops."""
         self._begin()
         heap = self._heap
         while self._open:
@@ -124,13 +124,13 @@ class World:
 
     @property
     def decisions(self) -> int:
-        """How often the routers were asked to decide."""
+        """The number of times that routers were asked to decide."""
         return sum(c.decisions for c in self._clocked)
 
     def _stalled(self) -> bool:
         return all(engine.idle for engine in self._engines) and any(c.router.scheduler.waiting for c in self._clocked)
 
-    # -- the beginning -------------------------------------------------------------------------------------------------------
+    # Setup.
 
     def _begin(self) -> None:
         rng = random.Random(f"deal {self.seed}")  # noqa: S311 - reproducible, not secret
@@ -157,7 +157,7 @@ class World:
         self._pushed += 1
         heapq.heappush(self._heap, (at_s, self._pushed, act, subject))
 
-    # -- requests and routers ------------------------------------------------------------------------------------------------
+    # Requests and routers.
 
     def _arrive(self, outcome: Outcome) -> None:
         clocked = self._clocked[outcome.router]
@@ -209,7 +209,7 @@ class World:
         self._open -= 1
         self._moved_s = self._now_s
 
-    # -- workers -------------------------------------------------------------------------------------------------------------
+    # Workers.
 
     def _submit(self, subject: tuple[Job, int]) -> None:
         job, worker = subject
@@ -229,7 +229,7 @@ class World:
     def _end_step(self, subject: tuple[Engine, int]) -> None:
         engine, number = subject
         if number != self._step_of[engine.index]:
-            return  # an arrival has cut it short: that end came before
+            return  # an arrival has cut the steps short, and that end came before
         computed = engine.step_prefill_tokens
         step = engine.end_step(self._now_s)
         self._moved_s = self._now_s
@@ -244,7 +244,7 @@ class World:
             self._soon(engine)
         self._await_step(engine)
 
-    # -- what they tell ------------------------------------------------------------------------------------------------------
+    # Events and reports.
 
     def _say(self, kind: EventKind, job: Job) -> None:
         self._at(self._now_s + self.delays.event_s, self._hear, job_event(kind, job, self._names[job.worker]))
@@ -262,7 +262,7 @@ class World:
             clocked.dirty = True
 
     def _soon(self, engine: Engine) -> None:
-        """The load has changed: report it, but not too often."""
+        """Report a changed load, but not too often."""
         reporting = self._reporting[engine.index]
         if not reporting.due:
             reporting.due = True
@@ -273,7 +273,7 @@ class World:
         self._send_report(engine)
 
     def _report(self, engine: Engine) -> None:
-        """The heartbeat."""
+        """Send the heartbeat report."""
         reporting = self._reporting[engine.index]
         if self._now_s - reporting.last_s >= self.delays.heartbeat_s - 1e-9:
             self._send_report(engine)

@@ -58,7 +58,7 @@ class DisaggPlanner:
         self.times = TransferTimes(fixed_s=settings.handover_s, per_token_s=settings.handover_token_s)
         self.known = False  # there is a prefill side, or there was one: placements say where prompts are computed
 
-    # -- workers and their reports --------------------------------------------------------------------------------------
+    # Workers and their reports.
 
     def put_worker(self, info: WorkerInfo, speed: SpeedEstimate) -> bool:
         """Note any worker. Return whether the columns of the prefill workers have changed."""
@@ -91,7 +91,7 @@ class DisaggPlanner:
         if load is not None and event.hashes:
             self._predict(load.info.handover, "" if event.prefill == ANY else event.prefill, unpack_u64(event.hashes), now_s)
 
-    # -- decisions -------------------------------------------------------------------------------------------------------
+    # Decisions.
 
     def prefill_side(self, now_s: float) -> PrefillSide | None:
         """Describe the prefill workers as they are now; None: every prompt is computed where it is answered."""

@@ -76,7 +76,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         self.jobs: dict[str, PrefillEntry] = {}
         self._awaited: dict[str, int] = {}  # KV blocks by decode worker
 
-    # -- workers -------------------------------------------------------------------------------------------------------
+    # Workers.
 
     def remove(self, worker: str, now_s: float) -> PrefillLoad | None:
         """Remove a worker, and count its jobs at those that are left: they get them, or the decode workers compute them."""
@@ -112,7 +112,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         if coming_s < wait_s:
             load.shift(coming_s - wait_s, now_s)
 
-    # -- jobs ----------------------------------------------------------------------------------------------------------
+    # Jobs.
 
     def place(
         self, job_id: str, *, decode: str, handover: str, tokens: float, blocks: int, now_s: float, worker: str = ""
@@ -160,7 +160,7 @@ class PrefillPool(WorkerColumns[PrefillLoad]):
         for job_id in late:
             self.close(job_id, now_s)
 
-    # -- figures -------------------------------------------------------------------------------------------------------
+    # Figures.
 
     def awaited_blocks(self, decode: str) -> int:
         """Count the KV blocks that this decode worker will need for prompts that prefill workers compute now."""

@@ -29,7 +29,7 @@ from headrace.router.placement.fairness.settings import FairnessSettings
 from headrace.router.placement.fairness.virtual_tokens import Tenant, VirtualTokenCounters
 from headrace.router.placement.types import Waiting
 
-UNKNOWN_CLASSES = 64  # names of classes that nobody configured are counted up to this many
+UNKNOWN_CLASSES = 64  # names of classes that are not configured are counted up to this many
 _NO_REQUESTS: frozenset[str] = frozenset()
 
 
@@ -97,7 +97,7 @@ class FairQueue:
         """Iterate in the order in which requests were added."""
         return (entry.request for entry in self._entries.values())
 
-    # -- waiting requests --------------------------------------------------------------------------------------------------
+    # Waiting requests.
 
     def add(self, request: Waiting, *, tokens: float | None = None) -> None:
         """Add a request, in place of one of the same id. `tokens`: uncached ones, by default all."""
@@ -202,7 +202,7 @@ class FairQueue:
             self.accounts.deactivate(tenant)
         self._groups = None
 
-    # -- turns --------------------------------------------------------------------------------------------
+    # Turns.
 
     def heads(self, limit: int, now_s: float) -> Sequence[Waiting]:
         """List the requests of all `groups` in order."""
@@ -294,7 +294,7 @@ class FairQueue:
         share = self._settings.aged_share
         return min(worse, before * share / (1.0 - share))
 
-    # -- charges -----------------------------------------------------------------------------------------------
+    # Charges.
 
     def place(self, request_id: str, *, uncached: float) -> Waiting:
         """Take out a request that goes to a worker now, and charge its tenant `uncached` and the predicted output.

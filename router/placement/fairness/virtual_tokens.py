@@ -171,7 +171,7 @@ class VirtualTokenCounters:
         victim = min(first, key=lambda name: self._idle[name].counter, default=keep)
         del self._idle[victim], self._tenants[victim]
 
-    # -- active and idle ---------------------------------------------------------------------------------------
+    # Active and idle.
 
     def activate(self, tenant: Tenant) -> None:
         """Make a tenant active, because a request of it begins to wait. Credit saved while it was idle is lost."""
@@ -195,7 +195,7 @@ class VirtualTokenCounters:
         if len(self._idle) > self._most_idle:
             self._forget_one(tenant.name)
 
-    # -- charging ------------------------------------------------------------------------------------------------
+    # Charging.
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """Charge tokens to a tenant. Negative amounts take back."""
