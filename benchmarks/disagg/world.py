@@ -195,7 +195,7 @@ class World:
             served = node.named.popleft() if node.named else self.queue.popleft()
             request = served.request
             uncached = len(request.tokens) - node.manager.known(request.chain) * self._block_size
-            node.budget.take(served.id, uncached)
+            node.budget.reserve(served.id, uncached)
             node.runs += 1
             self._submit(node, served, Handover(kind="prefill"), 1)
 
@@ -264,7 +264,7 @@ class World:
             raise RuntimeError(f"request {output.id} was not handed over by {node.name}")
         node.runs -= 1
         full = not node.budget.credit
-        node.budget.give_back(served.id)
+        node.budget.release(served.id)
         if full and node.budget.credit:
             node.idle_since_s = self.clock.now_s
         self.clock.at(self.clock.now_s + DONE_S, self._handed_over, served, output.handover)
