@@ -20,7 +20,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
-from headrace.tools.chaos.client import Address, Reading, check_answer, refusal
+from headrace.tools.chaos.client import Address, StreamChecker, check_answer, refusal
 from headrace.tools.chaos.deployment import MODEL, Deployment, Process, Shape
 from headrace.tools.chaos.http import Cut, post
 from headrace.tools.chaos.ledger import Outcome
@@ -125,15 +125,15 @@ class Scene:
                     told = check_answer(asked.question, json.loads(await response.body()))
                     asked.end(told.outcome, told.detail)
                 else:
-                    reading = Reading(asked.question)
+                    checker = StreamChecker(asked.question)
                     async for data in response.events():
                         if data == b"[DONE]":
-                            told = reading.ended()
+                            told = checker.ended()
                             asked.end(told.outcome, told.detail)
                             return asked
                         event = json.loads(data)
                         asked.id = str(event.get("id", asked.id)).removeprefix("cmpl-")
-                        if (broken := reading.take(event)) is not None:
+                        if (broken := checker.feed(event)) is not None:
                             asked.end(broken.outcome, broken.detail)
                             return asked
                         asked.came.append(time.monotonic())

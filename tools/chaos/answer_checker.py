@@ -1,4 +1,4 @@
-"""What a client of any API hears, taken apart: texts, arguments of tool calls, the end, compared with what must come."""
+"""Checks an answer of any API against the expected one: texts, arguments of tool calls, log-probabilities and finish reason."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 from headrace.tools.chaos.api_questions import TOOL, ApiQuestion
 from headrace.tools.chaos.ledger import Ended, Outcome, divergence
 
-_CRASHED = "crashed"  # in the words of the one error that three crashes make; these APIs have no field for our code
+_CRASHED = "crashed"  # The poison error's message has this word. These APIs have no field for our error code.
 
 
 class AnswerChecker:
-    """One answer. `take` for each event of a stream, or `whole` for all at once."""
+    """Collects one answer and compares it: call `feed` for each event of a stream, or `check_whole` for a body."""
 
     def __init__(self, question: ApiQuestion) -> None:
         self._question = question
         self._parts: dict[str, str] = {"content": "", "reasoning": "", "logprobs": ""}
-        self._calls: dict[Any, list[str]] = {}  # place in the stream → name, arguments
+        self._calls: dict[Any, list[str]] = {}  # index in the stream → name, arguments
         self._finish: str | None = None
-        self.over = False  # the API has said that this was its last event
+        self.complete = False  # The last event of the API has come.
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def take(self, event: dict[str, Any]) -> Ended | None:
-        """One event; the end if it is one, or shows that something is wrong."""
+    def feed(self, event: dict[str, Any]) -> Ended | None:
+        """Add one event. Returns the end if the event is an error or shows that the answer is wrong, else None."""
         if "choices" in event:
             for choice in event["choices"]:
                 self._choice(choice.get("delta", choice), choice)
-        elif (failed := self._typed(event)) is not None:
+        elif (failed := self._typed_event(event)) is not None:
             return failed
-        return self._wrong(sure=True)
+        return self._find_divergence(sure=True)
 
     def _choice(self, delta: dict[str, Any], choice: dict[str, Any]) -> None:
         self._add("content", delta.get("content") or choice.get("text"))
@@ -41,7 +41,7 @@ class AnswerChecker:
             self._add("logprobs", entry["token"])
         self._finish = choice.get("finish_reason") or self._finish
 
-    def _typed(self, event: dict[str, Any]) -> Ended | None:
+    def _typed_event(self, event: dict[str, Any]) -> Ended | None:
         kind = event.get("type")
         if kind in ("error", "response.failed") or "error" in event:
             error = event.get("error") or (event.get("response") or {}).get("error") or event
@@ -54,7 +54,7 @@ class AnswerChecker:
             case "response.function_call_arguments.delta":
                 self._call(event["output_index"], arguments=event["delta"])
             case "response.completed" | "response.incomplete":
-                self._finish, self.over = event["response"]["status"], True
+                self._finish, self.complete = event["response"]["status"], True
             case "content_block_start" if event["content_block"]["type"] == "tool_use":
                 self._call(event["index"], name=event["content_block"]["name"])
             case "content_block_delta":
@@ -65,31 +65,31 @@ class AnswerChecker:
             case "message_delta":
                 self._finish = event["delta"]["stop_reason"]
             case "message_stop":
-                self.over = True
+                self.complete = True
         return None
 
     def _add(self, part: str, text: str | None) -> None:
         self._parts[part] += text or ""
 
-    def _call(self, place: Any, *, name: str | None = None, arguments: str | None = None, **_more: Any) -> None:
-        call = self._calls.setdefault(place, ["", ""])
+    def _call(self, index: Any, *, name: str | None = None, arguments: str | None = None, **_more: Any) -> None:
+        call = self._calls.setdefault(index, ["", ""])
         call[0] += name or ""
         call[1] += arguments or ""
 
-    # -- all at once -------------------------------------------------------------------------------------------------
+    # -- whole answers -----------------------------------------------------------------------------------------------
 
-    def whole(self, answer: dict[str, Any]) -> Ended:
-        """An answer that was not streamed."""
+    def check_whole(self, answer: dict[str, Any]) -> Ended:
+        """Check an answer that was not streamed."""
         if "choices" in answer:
             for choice in answer["choices"]:
                 self._choice(choice.get("message", choice), choice)
         else:
-            for place, item in enumerate(answer.get("output") or answer.get("content") or ()):
-                self._item(place, item)
+            for index, item in enumerate(answer.get("output") or answer.get("content") or ()):
+                self._item(index, item)
             self._finish = answer.get("stop_reason") or answer.get("status")
         return self.ended()
 
-    def _item(self, place: int, item: dict[str, Any]) -> None:
+    def _item(self, index: int, item: dict[str, Any]) -> None:
         match item["type"]:
             case "message":
                 for part in item["content"]:
@@ -97,9 +97,9 @@ class AnswerChecker:
             case "text":
                 self._add("content", item["text"])
             case "function_call":
-                self._call(place, name=item["name"], arguments=item["arguments"])
+                self._call(index, name=item["name"], arguments=item["arguments"])
             case "tool_use":
-                self._call(place, name=item["name"], arguments=json.dumps(item["input"]))
+                self._call(index, name=item["name"], arguments=json.dumps(item["input"]))
 
     # -- verdicts ----------------------------------------------------------------------------------------------------
 
@@ -111,23 +111,23 @@ class AnswerChecker:
             "logprobs": question.content if question.logprobs else "",
         }
 
-    def _wrong(self, *, sure: bool) -> Ended | None:
+    def _find_divergence(self, *, sure: bool) -> Ended | None:
         expected = self._expected()
         for part, text in self._parts.items():
             if part == "logprobs":
-                continue  # the end token has one too, after the text
+                continue  # The end token has a log-probability too, after the text.
             wrong = divergence(text, expected[part])
             if wrong is not None and (wrong.sure or not sure):
                 return Ended(wrong.outcome, f"{part} {wrong.detail}")
         return None
 
-    def so_far(self) -> Ended | None:
-        """What is wrong with that which has come."""
-        return self._wrong(sure=False)
+    def check_so_far(self) -> Ended | None:
+        """Compare the events so far with the beginning of the expected answer. Returns None if they agree."""
+        return self._find_divergence(sure=False)
 
     def ended(self) -> Ended:
-        """After the last event."""
-        if (wrong := self._wrong(sure=False)) is not None:
+        """Return the verdict on the answer, after its last event."""
+        if (wrong := self._find_divergence(sure=False)) is not None:
             return wrong
         for part, text in self._expected().items():
             got = self._parts[part]
@@ -153,8 +153,8 @@ class AnswerChecker:
 
 
 def faulted(error: dict[str, Any]) -> Ended:
-    """An error that came after the first event. It is the frontend's own only while that is down, which the ledger knows."""
-    told = f"after the first tokens, {error.get('code') or error.get('type')}: {error.get('message')}"
+    """Classify an error event after the first event. The ledger allows `CUT` only while that frontend was down."""
+    detail = f"after the first tokens, {error.get('code') or error.get('type')}: {error.get('message')}"
     if error.get("code") == "poison" or _CRASHED in str(error.get("message")):
-        return Ended(Outcome.POISONED, told)
-    return Ended(Outcome.CUT, told)
+        return Ended(Outcome.POISONED, detail)
+    return Ended(Outcome.CUT, detail)

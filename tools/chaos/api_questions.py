@@ -1,7 +1,8 @@
-"""Questions of the other APIs: chats, responses and messages, with reasoning, tool calls, log-probabilities, patterns.
+"""Draws chat, responses and messages requests with known answers: reasoning, tool calls, log-probabilities, patterns.
 
-The simulator is told the words of its answer (`sim_answer`), or makes them from a pattern, which can be computed here; what a
-client must see is what a parser makes of them.  The words are random, so that a piece of them stands in one place only.
+A request prescribes the simulator's answer (`sim_answer`), or has the simulator generate it from a pattern, which can be
+computed here as well. The client must see the parsed form of that answer. The words are random, so that each piece of the
+text occurs in one place only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PATHS: dict[Api, str] = {
     "completions": "/v1/completions",
 }
 PARSER_FLAGS = ("--tool-parser", "hermes", "--reasoning-parser", "think")
-"""What workers need to take these answers apart."""
+"""The parser flags that workers need to parse these answers."""
 
 TOOL = "lookup"
 _PARAMETERS = {
@@ -50,7 +51,7 @@ _FIRST_ID, _LAST_ID = 200, 3000
 
 @dataclass(frozen=True)
 class ApiQuestion:
-    """One request, and the parts of its answer: `content`, `reasoning`, and the arguments of each tool call in order."""
+    """A request with the expected parts of its answer: `content`, `reasoning`, and the arguments of each tool call in order."""
 
     number: int
     api: Api
@@ -61,7 +62,7 @@ class ApiQuestion:
     reasoning: str = ""
     calls: tuple[tuple[str, ...], ...] = ()
     logprobs: bool = False
-    pattern: str = ""  # completions: what the answer must look like, made by the simulator itself
+    pattern: str = ""  # Completions only: the regular expression from which the simulator generates the answer.
     prompt: tuple[int, ...] = field(default=())
     cancel_after: int | None = None
 
@@ -71,7 +72,7 @@ class ApiQuestion:
 
     @property
     def finish(self) -> str:
-        """As the API calls it."""
+        """Return the expected finish reason, in the API's words."""
         if self.api == "messages":
             return "tool_use" if self.calls else "end_turn"
         if self.api == "responses":
@@ -79,41 +80,41 @@ class ApiQuestion:
         return "tool_calls" if self.calls else "stop"
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request."""
-        told: dict[str, Any] = {"model": model, "stream": self.stream, "temperature": 0}
+        """Return the request body."""
+        body: dict[str, Any] = {"model": model, "stream": self.stream, "temperature": 0}
         if self.api == "completions":
             return {
-                **told,
+                **body,
                 "prompt": list(self.prompt),
                 "max_tokens": _MOST_TOKENS,
                 "structured_outputs": {"regex": self.pattern},
             }
-        told["vllm_xargs"] = {"sim_answer": self.says}
+        body["vllm_xargs"] = {"sim_answer": self.says}
         tool = {"name": TOOL, "description": "Looks names up"}
         if self.api == "responses":
-            told |= {"input": self.asked, "max_output_tokens": _MOST_TOKENS, "store": False}
+            body |= {"input": self.asked, "max_output_tokens": _MOST_TOKENS, "store": False}
             if self.calls:
-                told["tools"] = [{"type": "function", **tool, "parameters": _PARAMETERS}]
-            return told
-        told |= {"messages": [{"role": "user", "content": self.asked}], "max_tokens": _MOST_TOKENS}
+                body["tools"] = [{"type": "function", **tool, "parameters": _PARAMETERS}]
+            return body
+        body |= {"messages": [{"role": "user", "content": self.asked}], "max_tokens": _MOST_TOKENS}
         if self.api == "messages":
             if self.calls:
-                told["tools"] = [{**tool, "input_schema": _PARAMETERS}]
-            return told
+                body["tools"] = [{**tool, "input_schema": _PARAMETERS}]
+            return body
         if self.calls:
-            told["tools"] = [{"type": "function", "function": {**tool, "parameters": _PARAMETERS}}]
+            body["tools"] = [{"type": "function", "function": {**tool, "parameters": _PARAMETERS}}]
         if self.logprobs:
-            told |= {"logprobs": True, "top_logprobs": 2}
-        return told
+            body |= {"logprobs": True, "top_logprobs": 2}
+        return body
 
 
-def draw_spoken(number: int, rng: random.Random) -> ApiQuestion:
-    """One of any kind, two thirds of them streams, some of which their client leaves."""
+def draw_api_question(number: int, rng: random.Random) -> ApiQuestion:
+    """Draw a request of any kind. Two thirds are streams; the client cancels a tenth of the streams."""
     kind = rng.choice(_KINDS)
     stream = rng.random() < 0.67
     leaves = rng.randint(0, 20) if stream and rng.random() < 0.1 else None
     if kind == "pattern":
-        return _patterned(number, rng, stream=stream, cancel_after=leaves)
+        return _pattern_question(number, rng, stream=stream, cancel_after=leaves)
     api: Api = "responses" if "responses" in kind else "messages" if "messages" in kind else "chat"
     content, reasoning = _words(rng, rng.randint(3, 60)), ""
     calls: tuple[tuple[str, ...], ...] = ()
@@ -138,7 +139,7 @@ def draw_spoken(number: int, rng: random.Random) -> ApiQuestion:
     )
 
 
-def _patterned(number: int, rng: random.Random, *, stream: bool, cancel_after: int | None) -> ApiQuestion:
+def _pattern_question(number: int, rng: random.Random, *, stream: bool, cancel_after: int | None) -> ApiQuestion:
     prompt = tuple(rng.randint(_FIRST_ID, _LAST_ID) for _ in range(rng.randint(4, 60)))
     length = rng.randint(4, 120)
     pattern = f"[a-z]{{{length},{length + 20}}}"

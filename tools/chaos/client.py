@@ -1,4 +1,4 @@
-"""The ledger's client: asks questions whose answer it knows, and enters how each one ended."""
+"""Sends requests with known answers to the frontends and records in the ledger how each one ended."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headrace.tools.chaos.questions import DEADLINE_S, Question
 
 _GIVE_UP_S = DEADLINE_S + 20.0
 _AFTER_REFUSAL_S = 0.3
-_AVOID_S = 2.0  # a frontend that nobody reached gets nothing for so long, if there is another one
-_LEAVING = ("draining", "cancelled")  # codes of a frontend that goes away under an answer
+_AVOID_S = 2.0  # An unreachable frontend gets no requests for so long, if there is another one.
+_LEAVING = ("draining", "cancelled")  # error codes of a frontend that shuts down during an answer
 _CODE_POISON = "poison"
 _CRASHED = "crashed"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a frontend listens."""
+    """The name and the listening address of a frontend."""
 
     name: str
     host: str
@@ -32,7 +32,7 @@ class Address:
 
 
 class LedgerClient:
-    """`run` keeps `clients` requests open until `stop`; each in turn at the next frontend."""
+    """Keeps a number of requests open until `stop`, each at the next frontend in turn."""
 
     def __init__(
         self,
@@ -52,23 +52,23 @@ class LedgerClient:
         self._avoid_until_s: dict[str, float] = {}
 
     def stop(self) -> None:
-        """Ask nothing more; what is open goes on."""
+        """Send no more requests. Open requests go on to their end."""
         self._stopping.set()
 
     async def run(self, clients: int) -> None:
-        """Returns once `stop` was called and every request has ended."""
+        """Keep `clients` requests open. Returns once `stop` was called and every request has ended."""
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
-                group.create_task(self._ask_on())
+                group.create_task(self._ask_repeatedly())
 
-    async def _ask_on(self) -> None:
+    async def _ask_repeatedly(self) -> None:
         while not self._stopping.is_set():
             entry = await self.ask(next(self._questions))
             if entry.outcome in (Outcome.REFUSED, Outcome.UNREACHED, Outcome.CUT):
                 await asyncio.sleep(_AFTER_REFUSAL_S)
 
     async def ask(self, question: Question | ApiQuestion) -> Entry:
-        """Send one and see it to its end."""
+        """Send one request and record its end."""
         frontend = self._choose(question.number)
         entry = self._ledger.begin(Entry(question.number, frontend.name, self._clock(), stream=question.stream))
         try:
@@ -85,7 +85,7 @@ class LedgerClient:
         return entry
 
     def _choose(self, number: int) -> Address:
-        """In turn, as a load balancer does that notices who is down."""
+        """Choose the frontends in turn and leave out unreachable ones, as a load balancer with health checks does."""
         now = self._clock()
         up = [frontend for frontend in self._frontends if self._avoid_until_s.get(frontend.name, 0.0) <= now]
         among = up or self._frontends
@@ -100,33 +100,33 @@ class LedgerClient:
             if question.stream:
                 return await self._read_stream(question, response, entry)
             answer = json.loads(await response.body())
-            return (
-                AnswerChecker(question).whole(answer) if isinstance(question, ApiQuestion) else check_answer(question, answer)
-            )
+            if isinstance(question, ApiQuestion):
+                return AnswerChecker(question).check_whole(answer)
+            return check_answer(question, answer)
 
     async def _read_stream(self, question: Question | ApiQuestion, response: Response, entry: Entry) -> Ended:
-        reading = AnswerChecker(question) if isinstance(question, ApiQuestion) else Reading(question)
+        checker = AnswerChecker(question) if isinstance(question, ApiQuestion) else StreamChecker(question)
         async for data in response.events():
             if data == b"[DONE]":
-                return reading.ended()
+                return checker.ended()
             event = json.loads(data)
             if not entry.id:
                 entry.id = str(event.get("id", "")).removeprefix("cmpl-")
-            if (broken := reading.take(event)) is not None:
+            if (broken := checker.feed(event)) is not None:
                 return broken
             if event.get("choices") or str(event.get("type")).endswith("delta"):
                 entry.came.append(self._clock())
             if question.cancel_after is not None and len(entry.came) > question.cancel_after:
-                return reading.so_far() or Ended(Outcome.CANCELLED)
-            if reading.over:
-                return reading.ended()
+                return checker.check_so_far() or Ended(Outcome.CANCELLED)
+            if checker.complete:
+                return checker.ended()
         return Ended(Outcome.LOST, "the stream ended without [DONE]")
 
 
-class Reading:
-    """A stream that is compared with what must come, piece by piece."""
+class StreamChecker:
+    """Compares a streamed completion with the expected texts, piece by piece."""
 
-    over = False  # it ends with [DONE]
+    complete = False  # Such a stream ends with [DONE], not with an event of its own.
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -134,10 +134,10 @@ class Reading:
         self._finishes: list[str | None] = [None] * question.choices
         self._usage: dict[str, Any] | None = None
 
-    def take(self, event: dict[str, Any]) -> Ended | None:
-        """One event; the end if it is one, or shows that something is wrong."""
+    def feed(self, event: dict[str, Any]) -> Ended | None:
+        """Add one event. Returns the end if the event is an error or shows that the answer is wrong, else None."""
         if "error" in event:
-            return broken_off(event["error"])
+            return classify_late_error(event["error"])
         self._usage = event.get("usage") or self._usage
         for choice in event["choices"]:
             index = choice["index"]
@@ -150,15 +150,15 @@ class Reading:
                 return Ended(wrong.outcome, f"choice {index} {wrong.detail}")
         return None
 
-    def so_far(self) -> Ended | None:
-        """What is wrong with that which has come."""
+    def check_so_far(self) -> Ended | None:
+        """Compare the texts so far with the beginnings of the expected ones. Returns None if they agree."""
         for index, (text, expected) in enumerate(zip(self._texts, self._question.texts, strict=True)):
             if (wrong := divergence(text, expected)) is not None:
                 return Ended(wrong.outcome, f"choice {index} {wrong.detail}")
         return None
 
     def ended(self) -> Ended:
-        """After the last event."""
+        """Return the verdict on the answer, after its last event."""
         choices = [
             {"index": i, "text": text, "finish_reason": finish}
             for i, (text, finish) in enumerate(zip(self._texts, self._finishes, strict=True))
@@ -167,7 +167,7 @@ class Reading:
 
 
 def check_answer(question: Question, answer: dict[str, Any]) -> Ended:
-    """A whole answer: texts, ends and counts."""
+    """Check a whole answer: texts, finish reasons and token counts."""
     choices = {choice["index"]: choice for choice in answer["choices"]}
     if sorted(choices) != list(range(question.choices)):
         return Ended(Outcome.WRONG, f"choices {sorted(choices)} instead of {question.choices}")
@@ -188,24 +188,24 @@ def check_answer(question: Question, answer: dict[str, Any]) -> Ended:
 
 
 def refusal(status: int, headers: dict[str, str], body: bytes) -> Ended:
-    """An answer that is an error from the start."""
+    """Classify an error response, which has a status other than 200."""
     try:
         error = json.loads(body)["error"]
         code, typed = error.get("code"), bool(error["type"] and error["message"])  # Anthropic's errors have no code
     except (ValueError, KeyError, TypeError):
         return Ended(Outcome.FAILED, f"status {status} without a typed error: {body[:200]!r}")
-    told = f"status {status}, {code}: {error['message']}"
+    detail = f"status {status}, {code}: {error['message']}"
     if code == _CODE_POISON or (code is None and _CRASHED in error["message"]):
-        return Ended(Outcome.POISONED, told)
+        return Ended(Outcome.POISONED, detail)
     if status in (429, 503, 529) and typed and headers.get("x-should-retry") != "false":
-        return Ended(Outcome.REFUSED, told)
-    return Ended(Outcome.FAILED, told)
+        return Ended(Outcome.REFUSED, detail)
+    return Ended(Outcome.FAILED, detail)
 
 
-def broken_off(error: dict[str, Any]) -> Ended:
-    """An error that came after the first tokens."""
+def classify_late_error(error: dict[str, Any]) -> Ended:
+    """Classify an error event after the first tokens."""
     code = error.get("code")
-    told = f"after the first tokens, {code}: {error.get('message')}"
+    detail = f"after the first tokens, {code}: {error.get('message')}"
     if code == _CODE_POISON:
-        return Ended(Outcome.POISONED, told)
-    return Ended(Outcome.CUT if code in _LEAVING else Outcome.FAILED, told)
+        return Ended(Outcome.POISONED, detail)
+    return Ended(Outcome.CUT if code in _LEAVING else Outcome.FAILED, detail)

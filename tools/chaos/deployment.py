@@ -1,6 +1,6 @@
-"""A deployment of the simulator whose every process can be hurt: started part by part, and kept running.
+"""Runs a deployment of the simulator into whose processes faults can be injected, and restarts each one that ends.
 
-Unlike `headrace up` it brings everything back at once, also what left on purpose, and there may be several frontends.
+Unlike `headrace up` it restarts every process at once, also one that ended on purpose, and it may run several frontends.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Self, TextIO
 from headrace.errors import StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.tasks import TaskScope
 from headrace.tools.chaos.api_questions import PARSER_FLAGS
 from headrace.tools.chaos.client import Address
 from headrace.tools.chaos.proxy import NetworkProxy
@@ -34,21 +35,21 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many of each, and how the simulator behaves."""
+    """The number of processes of each kind, and the settings of the simulator."""
 
     mode: str = "aggregated"
     workers: int = 3  # that answer requests
     prefill_workers: int = 2  # only with the mode disagg
     routers: int = 2
     frontends: int = 2
-    drain_grace_s: float = 3.0  # shorter than the longest answers, so that some are handed over …
-    frontend_grace_s: float = 3.0  # … or cut
+    drain_grace_s: float = 3.0  # Shorter than the longest answers, so that some are handed over.
+    frontend_grace_s: float = 3.0  # Shorter than the longest answers, so that some are cut.
     engine_arguments: Sequence[str] = ('timing_overrides={"decode_base_s": 0.02, "prefill_tokens_per_s": 20000}',)
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One part. `kind`: worker, prefill, router or frontend. `started`: Unix time of its last start."""
+    """A process of the deployment. `kind`: worker, prefill, router or frontend. `started`: Unix time of its last start."""
 
     name: str
     kind: str
@@ -60,7 +61,7 @@ class Process:
     started: float = 0.0
     frozen: bool = False
     leaving: bool = False
-    link: NetworkProxy | None = None  # between it and the NATS server
+    link: NetworkProxy | None = None  # between the process and the NATS server
     cut: bool = False  # or slow
 
     @property
@@ -69,20 +70,20 @@ class Process:
 
     @property
     def can_be_hurt(self) -> bool:
-        """It runs, and nothing else is being done to it."""
+        """Return whether the process runs and no fault is being made to it."""
         return self.child is not None and not (self.frozen or self.leaving or self.cut)
 
 
 class Deployment:
-    """`async with` runs it; it has ended, and nothing of it is left, after the block."""
+    """Runs the deployment as an async context manager. After the block all its processes have ended."""
 
     def __init__(self, folder: Path, shape: Shape) -> None:
-        """`folder`: for the server's data and everybody's log."""
+        """`folder` holds the server's data and the log of each process."""
         self.folder = folder
         self.shape = shape
         self.server = EmbeddedServer(folder / "nats")
         self.processes: list[Process] = []
-        self._keepers: asyncio.TaskGroup | None = None
+        self._scope = TaskScope()
         self._tasks: list[asyncio.Task[None]] = []
         self._links = AsyncExitStack()
         self._ending = False
@@ -94,12 +95,12 @@ class Deployment:
             await self.server.start_async()
         except (JetStreamError, OSError) as error:
             raise StartFailed(f"the NATS server does not start: {error}") from error
-        self._keepers = await asyncio.TaskGroup().__aenter__()
+        await self._scope.__aenter__()
         self.processes = self._plan()
         for process in self.processes:
             process.link = await self._links.enter_async_context(NetworkProxy(HOST, self.server.port))
             process.env = {**process.env, "HEADRACE_NATS_URL": process.link.url}
-        self._tasks = [self._keepers.create_task(self._keep(process), name=process.name) for process in self.processes]
+        self._tasks = [self._scope.spawn(self._keep_running(process), name=process.name) for process in self.processes]
         return self
 
     async def __aexit__(self, *_raised: object) -> None:
@@ -113,8 +114,7 @@ class Deployment:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._keepers is not None:
-            await self._keepers.__aexit__(None, None, None)
+        await self._scope.__aexit__(None, None, None)
         await self._links.aclose()
         for process in self.processes:
             process.log.close()
@@ -128,9 +128,9 @@ class Deployment:
     def frontends(self) -> list[Address]:
         return [Address(process.name, HOST, process.port) for process in self.of_kind("frontend")]
 
-    # -- hurting -----------------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------------------------------
     def kill(self, process: Process) -> None:
-        """SIGKILL to it and all it has started."""
+        """Send SIGKILL to the process and all processes that it has started."""
         if process.child is not None:
             kill_group(process.pid)
 
@@ -145,7 +145,7 @@ class Deployment:
             kill_group(process.pid, signal.SIGCONT)
 
     def cut(self, process: Process, *, late_s: float | None = None) -> None:
-        """Its link carries nothing, or, with `late_s`, everything that much later, until `mend`."""
+        """Until `mend`, let the link of the process carry nothing, or with `late_s` everything that much later."""
         if process.link is not None:
             process.cut = True
             if late_s is None:
@@ -159,7 +159,7 @@ class Deployment:
         process.cut = False
 
     async def drain(self, process: Process, *, timeout_s: float) -> bool:
-        """SIGTERM, and wait for its end. False when it had to be killed."""
+        """Send SIGTERM and wait until the process has ended. Returns False if it had to be killed."""
         child = process.child
         if child is None:
             return True
@@ -179,7 +179,7 @@ class Deployment:
         return all(status == 200 for status, _ in answers)
 
     # -- running -----------------------------------------------------------------------------------------------------------
-    async def _keep(self, process: Process) -> None:
+    async def _keep_running(self, process: Process) -> None:
         while not self._ending:
             process.started = time.time()
             child = await Child.start(
@@ -234,7 +234,7 @@ class Deployment:
             "HEADRACE_WORKER_DRAIN_GRACE_S": f"{self.shape.drain_grace_s:g}",
             "HEADRACE_ROUTER_DRAIN_GRACE_S": f"{self.shape.drain_grace_s:g}",
             "HEADRACE_FRONTEND_DRAIN_GRACE_S": f"{self.shape.frontend_grace_s:g}",
-            # A deployment that is there before its server has to wait for it.
+            # The frontends may be up before the NATS server is, and then have to wait for it.
             "HEADRACE_FRONTEND_START_TIMEOUT_S": "60",
         }
         if self.shape.mode == "disagg":

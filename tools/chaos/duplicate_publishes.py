@@ -1,4 +1,4 @@
-"""Messages stored twice: what a publisher makes that was not told that its first try had arrived."""
+"""Injects duplicate publishes, as a publisher does whose first acknowledgement was lost."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MSG_ID = "nats-msg-id"
 _PUBLISH_TIMEOUT_S = 1.0
 
 
-async def repeat(connection: Connection, names: Subjects, *, for_s: float) -> int:
-    """Publish again every request and every placement that passes by for so long, at most 16; how many there were.
+async def publish_duplicates(connection: Connection, names: Subjects, *, for_s: float) -> int:
+    """Publish again every request and placement seen within `for_s` seconds, at most 16. Returns their number.
 
-    The copy has no message id, or the server would leave it out.
+    The copy has no message id, because the server would drop it as a duplicate.
     """
     seen: asyncio.Queue[Message] = asyncio.Queue(_MOST)
-    known: set[tuple[str, bytes]] = set()  # our copies come by as well
+    known: set[tuple[str, bytes]] = set()  # The subscriptions also deliver the copies.
 
     def on_message(message: Message) -> None:
         key = (message.subject, message.data)
@@ -41,7 +41,7 @@ async def repeat(connection: Connection, names: Subjects, *, for_s: float) -> in
             try:
                 await connection.publish(message.subject, message.data, headers=headers, timeout_s=_PUBLISH_TIMEOUT_S)
             except JetStreamError:
-                continue  # it is hurt as well just now
+                continue  # A fault may be made to the server at the same time.
             count += 1
     except (TimeoutError, WireError):
         pass

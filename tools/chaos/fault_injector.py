@@ -1,4 +1,4 @@
-"""Faults as they are made and mended: kills, freezes, drains, partitions, and a NATS server that is away for a while."""
+"""Injects the drawn faults and ends them: kills, freezes, drains, partitions, and interruptions of the NATS server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.deployment import Deployment, Process
-from headrace.tools.chaos.duplicate_publishes import repeat
+from headrace.tools.chaos.duplicate_publishes import publish_duplicates
 from headrace.tools.chaos.ledger import Injury, Ledger
 from headrace.tools.chaos.quiescence import until_well
 from headrace.tools.chaos.schedule import Fault
@@ -27,12 +27,12 @@ _WELL_TIMEOUT_S = 60.0
 _DRAIN_TIMEOUT_S = 30.0
 _ASK_TIMEOUT_S = 3.0
 _POLL_S = 0.1
-_LATE_S = 1.2  # each way: an answer comes when more than half of a lease is over
+_LATE_S = 1.2  # Each way: a reply arrives when more than half of a lease is over.
 _STOPS_S, _RUNS_S = 0.25, 0.05
 
 
 class FaultInjector:
-    """Makes one fault after the other and enters them in the ledger. `troubles`: what did not mend, in words."""
+    """Injects the faults in order and records them in the ledger. `troubles` describes each one that did not mend."""
 
     def __init__(
         self, deployment: Deployment, ledger: Ledger, connection: Connection, names: Subjects, *, clock: Callable[[], float]
@@ -46,7 +46,7 @@ class FaultInjector:
         self.troubles: list[str] = []
 
     async def run(self, faults: Iterator[Fault], *, until_s: float) -> None:
-        """Make no fault after `until_s` (of the clock); return once the last one is mended and all is well."""
+        """Inject no fault after `until_s` (of the clock). Returns once the last one is mended and the deployment is well."""
         async with asyncio.TaskGroup() as mending:
             for fault in faults:
                 await asyncio.sleep(min(fault.gap_s, max(0.0, until_s - self._clock())))
@@ -64,7 +64,7 @@ class FaultInjector:
             self.troubles.append(f"not well again within {_WELL_TIMEOUT_S:g} s {when}")
 
     def _victims(self, fault: Fault) -> list[Process] | None:
-        """Whom it hits; None = nobody can be hit now. One worker that answers is always left alone."""
+        """Choose the processes to hit. Returns None if none can be hit now. One serving worker is always left alone."""
         if fault.part == "nats":
             return None if self._nats_hurt else []
         if fault.part == "requests":
@@ -77,7 +77,7 @@ class FaultInjector:
 
     async def _injure(self, fault: Fault, victims: list[Process]) -> None:
         held = await self._held(fault, victims)
-        victims = [victim for victim in victims if victim.can_be_hurt]  # asking took time
+        victims = [victim for victim in victims if victim.can_be_hurt]  # Their state may have changed during `_held`.
         if not victims and fault.part not in ("nats", "requests"):
             return
         name = ", ".join(victim.name for victim in victims) or fault.part
@@ -87,7 +87,7 @@ class FaultInjector:
         if fault.part == "nats":
             await self._hurt_nats(fault)
         elif fault.part == "requests":
-            count = await repeat(self._connection, self._names, for_s=fault.duration_s)
+            count = await publish_duplicates(self._connection, self._names, for_s=fault.duration_s)
             injury.note = f"{count} messages"
         else:
             await asyncio.gather(*(self._hurt(fault, victim) for victim in victims))
@@ -145,7 +145,7 @@ class FaultInjector:
             await asyncio.sleep(_RUNS_S)
 
     async def _held(self, fault: Fault, victims: list[Process]) -> frozenset[str] | None:
-        """The requests that the victim has in hand; None = it cannot be asked, or the fault is everybody's."""
+        """Return the ids of the victims' requests, or None if they cannot be asked or the fault concerns all requests."""
         if fault.part == "frontend":
             names = {victim.name for victim in victims}
             return frozenset(entry.id for entry in self._ledger if entry.frontend in names and entry.id)

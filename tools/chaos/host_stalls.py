@@ -1,4 +1,4 @@
-"""What the machine did by itself meanwhile: pauses that no fault explains."""
+"""Measures stalls of the host itself: pauses that no injected fault explains."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from headrace.tools.chaos.ledger import Ledger
 _POLL_S = 0.05
 _ASK_EVERY_S = 0.25
 _KEY = "chaos.pulse"
-_AFTERWARDS_S = 2.0  # a server that was hurt is slow for a moment
+_AFTERWARDS_S = 2.0  # The server may still be slow for so long after a fault.
 
 
 class HostStalls:
-    """`own_s`: the longest time that this process did not run when it should have. `server_s`: the longest that the server took
-    to store a few bytes, where no fault was made to it."""
+    """Measures the longest stalls of this process and of the NATS server.
+
+    `own_s`: the longest time that this process did not run when it should have. `server_s`: the longest time that the server
+    took to store a few bytes while no fault was made to it.
+    """
 
     def __init__(self, connection: Connection, names: Subjects, ledger: Ledger, *, clock: Callable[[], float]) -> None:
         self.own_s = 0.0
@@ -29,7 +32,7 @@ class HostStalls:
         self._clock = clock
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         async with asyncio.TaskGroup() as both:
             both.create_task(self._watch_self())
             both.create_task(self._watch_server())
@@ -43,7 +46,7 @@ class HostStalls:
     async def _watch_server(self) -> None:
         while True:
             began = self._clock()
-            with suppress(JetStreamError):  # it took longer than anybody waits: counted like the others
+            with suppress(JetStreamError):  # A write that timed out counts with the time it took.
                 await self._bucket.put(_KEY, b"")
             ended = self._clock()
             if not self._hurt(began, ended):

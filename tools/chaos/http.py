@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for one POST per connection, which tells how an exchange ended: whole, cut, or never begun."""
+"""Sends one POST per HTTP/1.1 connection and reports how the exchange ended: complete, cut, or never begun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 class Cut(Exception):
-    """The connection ended before the answer did. `began`: some of the answer had come."""
+    """The connection ended before the answer did. `began`: some of the answer had arrived."""
 
     def __init__(self, why: str, *, began: bool) -> None:
         super().__init__(why)
@@ -23,7 +23,7 @@ class Cut(Exception):
 
 
 class Response:
-    """The head of an answer, and its body as it comes."""
+    """The head of a response, and its body as it arrives."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self.status = 0
@@ -34,7 +34,7 @@ class Response:
         self._whole = False
         self._parser = httptools.HttpResponseParser(self)
 
-    # httptools calls these -----------------------------------------------------------------------------------------------
+    # callbacks of httptools ----------------------------------------------------------------------------------------------
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -50,12 +50,12 @@ class Response:
 
     # reading -------------------------------------------------------------------------------------------------------------
     async def read_head(self) -> None:
-        """Raises Cut."""
+        """Read until the head is complete. Raises Cut."""
         while not self._head:
             await self._feed()
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Pieces of the body. Raises Cut."""
+        """Yield the pieces of the body as they arrive. Raises Cut."""
         while True:
             parts, self._parts = self._parts, []
             for part in parts:
@@ -65,11 +65,11 @@ class Response:
             await self._feed()
 
     async def body(self) -> bytes:
-        """All of it. Raises Cut."""
+        """Return the whole body. Raises Cut."""
         return b"".join([part async for part in self.parts()])
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The data of server-sent events. Raises Cut."""
+        """Yield the data of each server-sent event. Raises Cut."""
         rest = b""
         async for part in self.parts():
             *events, rest = (rest + part).split(b"\n\n")
@@ -95,9 +95,10 @@ class Response:
 async def post(
     host: str, port: int, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[Response]:
-    """The head has come when the block begins. Leaving the block closes the connection, whatever is still on its way.
+    """Send the request and read the head of the response before the block begins.
 
-    Raises Cut, and OSError or TimeoutError when nobody listens.
+    Leaving the block closes the connection, also before the response is complete. Raises Cut, and OSError or TimeoutError if
+    no process listens.
     """
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(host, port)

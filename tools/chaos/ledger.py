@@ -1,4 +1,4 @@
-"""The account of a run under faults: every request that was sent, how it ended, and whether that was allowed."""
+"""Records every request of a chaos run: how it ended, and whether the promises allow that end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 
 
 class Outcome(StrEnum):
-    """How a request ended."""
+    """The end of a request."""
 
     OPEN = "open"
     ANSWERED = "answered"  # once, and exactly right
-    CANCELLED = "cancelled"  # by its client, on purpose; what had come was right
+    CANCELLED = "cancelled"  # by its client, on purpose; the answer was right so far
     REFUSED = "refused"  # with a typed error that says to try again, before anything was sent
-    UNREACHED = "unreached"  # nobody listened: the frontend was down
-    CUT = "cut"  # its frontend died or left, and the answer with it
+    UNREACHED = "unreached"  # the frontend was down
+    CUT = "cut"  # its frontend died or shut down during the answer
     POISONED = "poisoned"  # three workers crashed under it
     LOST = "lost"  # no end, or an end without a reason
     FAILED = "failed"  # any other error
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 
 FINE = (Outcome.ANSWERED, Outcome.CANCELLED, Outcome.REFUSED)
-# What is fine only while the frontend that had it was down.
+# These are allowed only while the request's frontend was down.
 FRONTENDS_OWN = (Outcome.UNREACHED, Outcome.CUT)
 BROKEN = (Outcome.OPEN, Outcome.LOST, Outcome.FAILED, Outcome.WRONG, Outcome.DUPLICATED, Outcome.MISSING)
 POISON_CRASHES = 3
@@ -37,7 +37,7 @@ PIECE = 24  # characters
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an exchange ended."""
+    """The outcome of a request, and its details in words."""
 
     outcome: Outcome
     detail: str = ""
@@ -45,7 +45,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Entry:
-    """One request. Times are seconds of one monotonic clock; `came`: when each piece of its stream did."""
+    """A request that was sent. Times are seconds of one monotonic clock; `came` are the arrival times of stream pieces."""
 
     number: int
     frontend: str
@@ -66,8 +66,11 @@ class Entry:
 
 @dataclass(slots=True)
 class Injury:
-    """A fault that was made. `over_s`: when its victim ran again, or is meant to; `held`: the requests that the victim had in
-    hand, None where that is everybody's; `crash`: a worker died under its work."""
+    """An injected fault.
+
+    `over_s`: the time when its victim ran again, or is meant to. `held`: the requests that the victim had in hand; None if the
+    fault concerns all requests. `crash`: a worker died with runs on it.
+    """
 
     kind: str
     victim: str
@@ -80,7 +83,7 @@ class Injury:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A stream that stood still from `from_s` on, under a fault of this kind made to `victim` at `fault_s`."""
+    """A pause of a stream from `from_s` on, under a fault of this kind made to `victim` at `fault_s`."""
 
     kind: str
     victim: str
@@ -92,7 +95,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an answer leaves what it must be. `sure`: enough has come to tell a repetition from a hole from anything else."""
+    """A difference from the expected answer. `sure`: there is enough text to tell duplicated, missing and wrong text apart."""
 
     outcome: Outcome
     detail: str
@@ -100,13 +103,13 @@ class Divergence:
 
 
 def divergence(got: str, expected: str) -> Divergence | None:
-    """What is wrong with the beginning `got` of an answer; None = nothing, so far."""
+    """Find the first difference in `got`, the beginning of an answer. Returns None if there is none so far."""
     if expected.startswith(got):
         return None
     at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
     piece = got[at : at + PIECE]
     detail = f"at character {at}: got {piece!r}, expected {expected[at : at + PIECE]!r}"
-    # Words are drawn from thousands, so that a piece of this length stands in one place only.
+    # Words are drawn from thousands, so that a piece of this length occurs in one place only.
     if piece in expected[: at + len(piece) - 1]:
         outcome = Outcome.DUPLICATED
     else:
@@ -115,7 +118,7 @@ def divergence(got: str, expected: str) -> Divergence | None:
 
 
 class Ledger:
-    """All entries of a run and the faults that were made meanwhile."""
+    """The requests of a chaos run and the faults that were injected meanwhile."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -136,7 +139,7 @@ class Ledger:
         return Counter(entry.outcome for entry in self.entries)
 
     def broken(self) -> list[Entry]:
-        """Those whose end breaks a promise."""
+        """Return the requests whose end breaks a promise."""
         return [entry for entry in self.entries if not self._allowed(entry)]
 
     def _allowed(self, entry: Entry) -> bool:
@@ -152,9 +155,10 @@ class Ledger:
         return False
 
     def pauses(self) -> dict[str, list[float]]:
-        """Kind of fault → for every stream that it touched, the longest pause between two pieces, in seconds.
+        """Return, by kind of fault, the longest pause between two pieces of each stream it touched, in seconds.
 
-        Requests that an earlier crash had hit already count apart, as "… again": after the second they wait to run alone.
+        Requests that an earlier crash had hit already count apart, under the kind with " again" appended: after the second
+        crash they wait to run alone.
         """
         found: dict[str, list[float]] = {}
         for pause in self.each_pause():
@@ -162,9 +166,9 @@ class Ledger:
         return found
 
     def each_pause(self) -> list[Pause]:
-        """The longest one of each stream under each fault.
+        """Return the longest pause of each stream under each fault.
 
-        A pause belongs to the last fault that was made before the piece ahead of it had come, or right after that.
+        A pause belongs to the last fault that was made before the piece ahead of the pause arrived, or right after that.
         """
         found: list[Pause] = []
         crashed: set[str] = set()
@@ -185,7 +189,7 @@ class Ledger:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed; 0 without values."""
+    """Return the smallest value that at least this share of the values does not exceed, or 0 without values."""
     ordered = sorted(values)
     if not ordered:
         return 0.0

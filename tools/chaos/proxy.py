@@ -1,7 +1,7 @@
-"""A network link that can be cut or made slow: what stands between one part and the NATS server.
+"""Relays the connections between a process and the NATS server over a link that can be cut or slowed down.
 
-A cut link loses no bytes and closes no connection, it just carries nothing, as a partition does that TCP outlasts.  A slow one
-carries everything late, both ways: answers to a refreshed lease too, so that its owner has to count from when it asked.
+A cut link loses no bytes and closes no connection; it carries nothing, as a partition that TCP outlasts. A slow link delays
+everything in both directions, also the replies to lease refreshes, so that a lease's owner has to count from the request.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _CONNECT_TIMEOUT_S = 2.0
 _END = b""
 
 Late = tuple[float, bytes]
-"""When it is due, and the bytes."""
+"""The time at which the bytes are due, and the bytes."""
 
 
 class NetworkProxy:
-    """`async with` listens on a port of its own and passes connections on to `host:port`."""
+    """Listens on a port of its own while entered, and relays connections to `host:port`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = (host, port)
@@ -44,7 +44,7 @@ class NetworkProxy:
 
     @property
     def url(self) -> str:
-        """What to give a NATS client."""
+        """Return the URL of this link for a NATS client. Raises RuntimeError if the link is not open."""
         if self._server is None:
             raise RuntimeError("the link is not open")
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -99,7 +99,7 @@ class NetworkProxy:
         await queue.put((0.0, _END))
 
     async def _deliver(self, queue: asyncio.Queue[Late], writer: asyncio.StreamWriter) -> None:
-        """Returns when the source has ended, or nobody takes any more."""
+        """Write each chunk when it is due. Returns when the source has ended or the receiver has closed."""
         loop = asyncio.get_running_loop()
         with suppress(OSError):
             while True:

@@ -1,7 +1,7 @@
-"""Requests whose exact answer is known beforehand, drawn from a seed.
+"""Draws completion requests with known answers from a seed.
 
-The simulator answers with a pure function of the prompt, so what a client must see can be computed here: every text, how each
-choice ends, and the counts.
+The simulator's answer is a pure function of the prompt, so the expected texts, finish reasons and token counts can be computed
+here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from headrace.broker.messages import Sampling
-from headrace.tools.chaos.api_questions import ApiQuestion, draw_spoken
+from headrace.tools.chaos.api_questions import ApiQuestion, draw_api_question
 from headrace.workers.sim.answers.tokens import expected_text
 
-# Token ids that the bundled tokenizer surely has and that are no special ones.
+# Token ids in this range exist in the bundled tokenizer and are no special tokens.
 _FIRST_ID, _LAST_ID = 200, 3000
 _SHARED_PREFIXES = 8
 _PREFIX_TOKENS = 96
@@ -25,7 +25,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Question:
-    """One request. `cancel_after`: the client leaves once it has seen this many pieces of a stream."""
+    """A completion request. `cancel_after`: the client cancels once it has seen this many pieces of a stream."""
 
     number: int
     prompt: tuple[int, ...]
@@ -39,7 +39,7 @@ class Question:
     path = "/v1/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request."""
+        """Return the request body."""
         body: dict[str, Any] = {
             "model": model,
             "prompt": list(self.prompt),
@@ -59,7 +59,7 @@ class Question:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The answer, one text for each choice."""
+        """Return the expected text of each choice."""
         return tuple(
             expected_text(self.prompt, self.max_tokens, stop=self._stops, sampling=self._sampling(n))
             for n in range(self.choices)
@@ -67,7 +67,7 @@ class Question:
 
     @cached_property
     def finishes(self) -> tuple[str, ...]:
-        """How each choice ends."""
+        """Return the expected finish reason of each choice."""
         if self.stop is None:
             return ("length",) * self.choices
         whole = (expected_text(self.prompt, self.max_tokens, sampling=self._sampling(n)) for n in range(self.choices))
@@ -75,7 +75,7 @@ class Question:
 
     @property
     def completion_tokens(self) -> int | None:
-        """Of all choices together; None where a stop string makes it more than a product."""
+        """Return the completion tokens of all choices together, or None with a stop string, where they are no product."""
         return None if self.stop is not None else self.choices * self.max_tokens
 
     @property
@@ -89,10 +89,11 @@ class Question:
 
 
 def draw_questions(seed: int, *, longest: int = 250) -> Iterator[Question | ApiQuestion]:
-    """Without end: two thirds streams, some cancelled on purpose, some with several choices, seeds, stop strings, long prompts,
-    some very long; and a third that goes through the other APIs (`headrace.tools.chaos.api_questions`).
+    """Draw requests without end.
 
-    The same seed gives the same questions. `longest`: most tokens of an answer, of one in thirty four times as many.
+    Two thirds are streams. Some are cancelled on purpose, some have several choices, seeds, stop strings, long or very long
+    prompts. About a third go through the other APIs (`headrace.tools.chaos.api_questions`). The same seed gives the same
+    requests. `longest`: the most tokens of an answer; one answer in thirty may have four times as many.
     """
     rng = random.Random(f"questions {seed}")  # noqa: S311  # a load, not a secret
     prefixes = [[rng.randint(_FIRST_ID, _LAST_ID) for _ in range(_PREFIX_TOKENS)] for _ in range(_SHARED_PREFIXES)]
@@ -100,7 +101,7 @@ def draw_questions(seed: int, *, longest: int = 250) -> Iterator[Question | ApiQ
     while True:
         number += 1
         if rng.random() < 0.35:
-            yield draw_spoken(number, rng)
+            yield draw_api_question(number, rng)
             continue
         prefix = rng.choice(prefixes) if rng.random() < 0.5 else []
         own = rng.randint(4, 60) if rng.random() < 0.85 else rng.randint(200, 1500)
@@ -124,7 +125,7 @@ def _length(rng: random.Random, longest: int) -> int:
 
 
 def _with_twist(question: Question, rng: random.Random) -> Question:
-    """A stop string that comes, or a client that leaves."""
+    """Add a stop string that occurs in the answer, or a cancellation by the client, to some requests."""
     kind = rng.random()
     fields = {name: getattr(question, name) for name in question.__dataclass_fields__}
     if kind < 0.15:

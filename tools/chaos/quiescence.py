@@ -1,4 +1,4 @@
-"""Whether a deployment is well, and whether it has come to rest: nothing in flight, queued, held or left behind."""
+"""Checks that a deployment is well, and that it is quiescent: nothing in flight, queued, held or left behind."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _OWN_CONSUMER = re.compile(r"W_(?P<work>.+)|P_(?P<prefill>.+)_own")
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """`counts`: what must be zero, by a name for people. `orphans`: consumers whose worker is gone."""
+    """State left in an idle deployment. `counts`, by displayed name, must be zero. `orphans`: consumers whose worker is gone."""
 
     counts: dict[str, int]
     orphans: list[str]
 
 
 async def is_well(deployment: Deployment, connection: Connection, names: Subjects) -> bool:
-    """Every process of the deployment runs and takes part under a lease of its own."""
+    """Return whether every process of the deployment runs, and each worker and router holds a lease."""
     processes = deployment.processes
     if not deployment.server.running or not all(process.can_be_hurt for process in processes):
         return False
@@ -59,7 +59,7 @@ async def is_well(deployment: Deployment, connection: Connection, names: Subject
 
 
 async def until_well(deployment: Deployment, connection: Connection, names: Subjects, *, timeout_s: float) -> bool:
-    """False when it is not within that time."""
+    """Wait until the deployment is well. Returns False if it is not within `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             while not await is_well(deployment, connection, names):
@@ -70,7 +70,7 @@ async def until_well(deployment: Deployment, connection: Connection, names: Subj
 
 
 async def until_at_rest(connection: Connection, names: Subjects, frontends: Sequence[Address], *, timeout_s: float) -> Residue:
-    """What is left once all is zero, or when the time is up."""
+    """Wait until all counts are zero or `timeout_s` is over. Returns the last residue."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
@@ -81,7 +81,7 @@ async def until_at_rest(connection: Connection, names: Subjects, frontends: Sequ
 
 
 async def residue(connection: Connection, names: Subjects, frontends: Sequence[Address]) -> Residue:
-    """What a deployment without requests should have nothing of. What cannot be asked counts as one."""
+    """Count the state that a deployment without requests should not have. A process that does not reply counts as one."""
     workers = await live_workers(connection, names)
     ids = [member.worker for member in workers]
     states = await ask_all(connection, names, ids, Inspect(), Inspection)
@@ -106,7 +106,7 @@ async def residue(connection: Connection, names: Subjects, frontends: Sequence[A
 
 
 def orphans(consumers: Sequence[str], workers: Sequence[str]) -> list[str]:
-    """Consumers of one worker's own whose worker is not live."""
+    """Return the worker-owned consumers whose worker is not live."""
     found = []
     for name in consumers:
         match = _OWN_CONSUMER.fullmatch(name)
@@ -116,7 +116,7 @@ def orphans(consumers: Sequence[str], workers: Sequence[str]) -> list[str]:
 
 
 async def _reports(connection: Connection, names: Subjects, workers: Sequence[WorkerMember]) -> list[LoadReport | None]:
-    """The next load report of each worker; None for one that sends none."""
+    """Return the next load report of each worker, None for a worker that sends none."""
     found: dict[str, LoadReport] = {}
 
     def on_report(message: Message) -> None:
@@ -135,4 +135,4 @@ async def _reports(connection: Connection, names: Subjects, workers: Sequence[Wo
 async def _open_requests(frontend: Address) -> int:
     status_code, body = await get(frontend.host, frontend.port, "/metrics")
     match = _OPEN_REQUESTS.search(body)
-    return int(float(match[1])) - 1 if status_code == 200 and match else 1  # the question itself is one
+    return int(float(match[1])) - 1 if status_code == 200 and match else 1  # This request for the metrics is in flight itself.

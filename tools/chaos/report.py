@@ -1,4 +1,4 @@
-"""What a run under faults says at its end, for people and as data."""
+"""Reports the result of a chaos run as text and as data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The whole account. `dead_letters`: those in the stream at the end.
+    """The result of a chaos run. `dead_letters`: the number of messages in the dead-letter stream at the end.
 
-    What the machine itself did, which bounds what the pauses can tell: `longest_stall_s` of the clients' own process,
-    `server_stall_s` of the NATS server storing a small message while nothing was done to it.
+    Stalls of the host bound the accuracy of the pauses: `longest_stall_s` is the longest of the clients' own process,
+    `server_stall_s` the longest time that the NATS server took to store a small message while no fault was made to it.
     """
 
     seed: int
@@ -34,7 +34,7 @@ class Report:
 
     @property
     def broken(self) -> list[str]:
-        """Every promise that was not kept, in words; empty when all is well."""
+        """Describe every promise that was not kept. Empty if all were kept."""
         found = [
             f"request {entry.number} ({entry.id or 'no id'}, {entry.frontend}) {entry.outcome.value}: {entry.detail}"
             for entry in self.ledger.broken()
@@ -77,7 +77,7 @@ class Report:
         }
 
     def _longest_pauses(self) -> list[dict[str, Any]]:
-        """The longest of all, with what is needed to find them in the logs: whose they are and when (Unix time) they began."""
+        """Return the longest pauses with victim, request and Unix time of their begin, by which the logs can be searched."""
         longest = sorted(self.ledger.each_pause(), key=lambda pause: -pause.length_s)[:_MOST_SHOWN]
         return [
             {
@@ -93,7 +93,7 @@ class Report:
 
 
 def render(report: Report) -> str:
-    """For people."""
+    """Render the report as text."""
     data = report.as_data()
     counts = data["outcomes"]
     rows = [["faults", ""]] + [[f"  {kind}", str(count)] for kind, count in data["faults"].items()]

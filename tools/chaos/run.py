@@ -1,4 +1,4 @@
-"""`headrace chaos`: a deployment of its own on this machine, faults drawn from a seed, mixed load, and the account of it."""
+"""Runs `headrace chaos`: a deployment of its own on this machine, faults drawn from a seed, mixed load, and the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REST_TIMEOUT_S = 45.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
-    """What to run. `kinds` None = all that make sense; `folder` None = one that is removed when every promise was kept."""
+    """Options of a chaos run. `kinds` None: all of the mode. `folder` None: a folder that is removed if all promises held."""
 
     minutes: float = 3.0
     seed: int = 0
@@ -49,7 +49,7 @@ class ChaosOptions:
     folder: Path | None = None
 
     def chosen(self) -> list[str]:
-        """The kinds of faults. Raises CommandError naming one that is unknown here."""
+        """Return the kinds of faults to inject. Raises CommandError if a kind is unknown in this mode."""
         possible = kinds_of(self.shape.mode)
         for kind in self.kinds or ():
             if kind not in possible:
@@ -58,7 +58,7 @@ class ChaosOptions:
 
 
 def run_chaos(options: ChaosOptions, *, as_json: bool, log_level: str = "warning") -> int:
-    """`headrace chaos`. Raises CommandError when it cannot be run at all."""
+    """Run the command and return its exit code. Raises CommandError if the run cannot start."""
     logs.configure(level=log_level, fields={"component": "chaos"})
     _check(options)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
@@ -82,7 +82,7 @@ def run_chaos(options: ChaosOptions, *, as_json: bool, log_level: str = "warning
 
 
 async def chaos(options: ChaosOptions, folder: Path) -> Report:
-    """The run itself. Raises CommandError when the deployment does not come up."""
+    """Run the deployment under load and faults. Raises CommandError if the deployment does not start."""
     names = Subjects()
     ledger = Ledger()
     async with Deployment(folder, options.shape) as deployment:
@@ -93,22 +93,22 @@ async def chaos(options: ChaosOptions, folder: Path) -> Report:
             _log.info("chaos.began", seed=options.seed, pid=os.getpid())
             questions = draw_questions(options.seed)
             client = LedgerClient(ledger, questions, deployment.frontends, model=MODEL, clock=time.monotonic)
-            injuring = FaultInjector(deployment, ledger, connection, names, clock=time.monotonic)
+            injector = FaultInjector(deployment, ledger, connection, names, clock=time.monotonic)
             load = asyncio.create_task(client.run(options.clients), name="load")
             stalls = HostStalls(connection, names, ledger, clock=time.monotonic)
-            watching = asyncio.create_task(stalls.run(), name="stalls")
+            stall_task = asyncio.create_task(stalls.run(), name="stalls")
             try:
                 until_s = time.monotonic() + 60.0 * options.minutes
-                await injuring.run(draw_faults(options.seed, options.chosen()), until_s=until_s)
+                await injector.run(draw_faults(options.seed, options.chosen()), until_s=until_s)
                 client.stop()
                 async with asyncio.timeout(2 * DEADLINE_S):
                     await load
             except TimeoutError:
-                injuring.troubles.append("requests are still open long after their deadline")
+                injector.troubles.append("requests are still open long after their deadline")
             finally:
                 load.cancel()
-                watching.cancel()
-                await asyncio.gather(load, watching, return_exceptions=True)
+                stall_task.cancel()
+                await asyncio.gather(load, stall_task, return_exceptions=True)
             residue = await until_at_rest(connection, names, deployment.frontends, timeout_s=_REST_TIMEOUT_S)
             dead = await letters(connection, names)
     return Report(
@@ -118,7 +118,7 @@ async def chaos(options: ChaosOptions, folder: Path) -> Report:
         ledger=ledger,
         residue=residue,
         dead_letters=len(dead),
-        troubles=injuring.troubles,
+        troubles=injector.troubles,
         longest_stall_s=stalls.own_s,
         server_stall_s=stalls.server_s,
         epoch_s=time.time() - time.monotonic(),

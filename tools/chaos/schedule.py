@@ -1,4 +1,4 @@
-"""Which fault comes when, drawn from a seed: the same seed and mode give the same faults."""
+"""Draws the schedule of faults from a seed: the same seed and kinds give the same faults."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal
 Act = Literal["kill", "freeze", "drain", "restart", "cut", "slow", "stutter", "repeat"]
 Part = Literal["worker", "prefill", "router", "routers", "frontend", "nats", "requests"]
 
-# A kind is part and act; its weight says how often it comes.
+# A kind is a part and an act; its weight is its relative frequency.
 KINDS: dict[str, float] = {
     "worker kill": 4,
     "worker freeze": 3,
     "worker drain": 2,
-    "worker cut": 3,  # its link to the NATS server carries nothing for a while
-    "worker slow": 2,  # … everything late, so that its lease is refreshed on an old clock
+    "worker cut": 3,  # The worker's link to the NATS server carries nothing for a while.
+    "worker slow": 2,  # The worker's link delays everything, so that its lease is refreshed on an old clock.
     "prefill kill": 3,
     "prefill freeze": 2,
     "prefill drain": 1,
@@ -26,14 +26,14 @@ KINDS: dict[str, float] = {
     "router drain": 1,
     "router cut": 1,
     "router slow": 1,
-    "routers kill": 1,  # all of them
+    "routers kill": 1,  # all routers at once
     "frontend kill": 1,
     "frontend freeze": 1,
     "frontend drain": 1,
     "frontend cut": 1,
     "nats restart": 2,  # killed, and started again
     "nats freeze": 1,
-    "nats stutter": 1,  # stops again and again, as one does that waits for its disk
+    "nats stutter": 1,  # The server stops again and again, as a server does that waits for its disk.
     "requests repeat": 2,  # messages with requests are stored twice
 }
 _DURATION_S = {
@@ -45,14 +45,15 @@ _DURATION_S = {
     "repeat": (1.0, 3.0),
 }
 _LONGEST_NATS_FREEZE_S = 4.0
-_SECOND_AT_ONCE = 0.2  # share of faults that come while the last one is still being mended
+_SECOND_AT_ONCE = 0.2  # share of faults that are injected while the last one is still being mended
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `pick` chooses among those that can be hit. `duration_s`: of whatever lasts. `gap_s`: before it.
+    """A fault of the schedule. `pick` chooses among the possible victims. `gap_s` is the time before the fault.
 
-    `settled`: it comes only after everything is well again, not beside the last one.
+    `duration_s`: the length of a fault that lasts. `settled`: the fault is injected only after the deployment is well again,
+    not while the last fault is being mended.
     """
 
     kind: str
@@ -71,12 +72,12 @@ class Fault:
 
 
 def kinds_of(mode: str) -> list[str]:
-    """Those that make sense: there are prefill workers in the mode `disagg` only."""
+    """Return the kinds possible in `mode`. Prefill workers exist in the mode `disagg` only."""
     return [kind for kind in KINDS if mode == "disagg" or not kind.startswith("prefill")]
 
 
 def draw_faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
-    """Without end. Each kind comes once, in any order, before any comes twice."""
+    """Draw faults without end. Each kind comes once, in random order, before any comes twice."""
     rng = random.Random(f"faults {seed}")  # noqa: S311  # a schedule, not a secret
     first = rng.sample(list(kinds), len(kinds))
     while True:

@@ -62,11 +62,11 @@ STREAMS: list[tuple[ApiQuestion, list[dict[str, Any]]]] = [
 
 
 def heard(question: ApiQuestion, stream: list[dict[str, Any]]) -> Outcome:
-    hearing = AnswerChecker(question)
+    checker = AnswerChecker(question)
     for event in stream:
-        if (ended := hearing.take(event)) is not None:
+        if (ended := checker.feed(event)) is not None:
             return ended.outcome
-    return hearing.ended().outcome
+    return checker.ended().outcome
 
 
 @pytest.mark.parametrize(("question", "stream"), STREAMS)
@@ -102,9 +102,9 @@ WHOLE: list[tuple[ApiQuestion, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("question", "answer"), WHOLE)
 def test_a_whole_answer_is_compared_part_by_part(question: ApiQuestion, answer: dict[str, Any]) -> None:
-    assert AnswerChecker(question).whole(answer).outcome is Outcome.ANSWERED
+    assert AnswerChecker(question).check_whole(answer).outcome is Outcome.ANSWERED
     other = replace(question, calls=(("c",),)) if question.calls else replace(question, content=TEXT + " more")
-    assert AnswerChecker(other).whole(answer).outcome in (Outcome.MISSING, Outcome.WRONG)
+    assert AnswerChecker(other).check_whole(answer).outcome in (Outcome.MISSING, Outcome.WRONG)
 
 
 def test_log_probabilities_must_spell_the_text() -> None:
@@ -114,8 +114,8 @@ def test_log_probabilities_must_spell_the_text() -> None:
         entries = [{"token": token} for token in tokens]
         return {"choices": [{"message": {"content": TEXT}, "finish_reason": "stop", "logprobs": {"content": entries}}]}
 
-    assert AnswerChecker(question).whole(answer(TEXT[:4], TEXT[4:], "<end>")).outcome is Outcome.ANSWERED
-    assert AnswerChecker(question).whole(answer(TEXT[:4])).outcome is Outcome.WRONG
+    assert AnswerChecker(question).check_whole(answer(TEXT[:4], TEXT[4:], "<end>")).outcome is Outcome.ANSWERED
+    assert AnswerChecker(question).check_whole(answer(TEXT[:4])).outcome is Outcome.WRONG
 
 
 def test_three_crashes_are_told_from_a_frontend_that_leaves() -> None:

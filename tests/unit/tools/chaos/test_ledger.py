@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.tools.chaos.api_questions import ApiQuestion
-from headrace.tools.chaos.client import Reading, broken_off, check_answer, refusal
+from headrace.tools.chaos.client import StreamChecker, check_answer, classify_late_error, refusal
 from headrace.tools.chaos.ledger import BROKEN, FINE, Entry, Injury, Ledger, Outcome, divergence, percentile
 from headrace.tools.chaos.questions import Question, draw_questions
 from headrace.tools.chaos.quiescence import Residue
@@ -89,11 +89,11 @@ def events(question: Question = QUESTION) -> list[dict[str, Any]]:
 
 
 def read(stream: list[dict[str, Any]]) -> Outcome:
-    reading = Reading(QUESTION)
+    checker = StreamChecker(QUESTION)
     for event in stream:
-        if (wrong := reading.take(event)) is not None:
+        if (wrong := checker.feed(event)) is not None:
             return wrong.outcome
-    return reading.ended().outcome
+    return checker.ended().outcome
 
 
 def test_a_stream_is_compared_as_it_comes() -> None:
@@ -134,8 +134,8 @@ def test_only_a_typed_error_that_says_try_again_is_a_refusal(
 
 
 def test_an_error_after_the_first_tokens_is_a_failure_unless_the_frontend_leaves() -> None:
-    assert broken_off({"code": "engine_error"}).outcome is Outcome.FAILED
-    assert broken_off({"code": "draining"}).outcome is Outcome.CUT
+    assert classify_late_error({"code": "engine_error"}).outcome is Outcome.FAILED
+    assert classify_late_error({"code": "draining"}).outcome is Outcome.CUT
 
 
 # -- what is allowed ----------------------------------------------------------------------------------------------------------
