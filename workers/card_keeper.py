@@ -1,4 +1,4 @@
-"""The model's card, stored again when the broker has lost it: without the card nobody knows that the model is served."""
+"""Stores the model's card again when the broker has lost it, because without the card the model is not discoverable."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.workers.registration import register_card
 
 log = structlog.get_logger()
 
-LOOK_S = 5.0
+CHECK_S = 5.0  # seconds between two checks
 
 
 class CardKeeper:
-    """Run `run` beside the session. A card that is gone while a worker lives was lost: only unserved models are forgotten."""
+    """Checks the card while the session runs. Cards of served models do not expire, so a missing one was lost."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, card: ModelCard, files: dict[str, bytes]) -> None:
         self._messaging = messaging
@@ -31,17 +31,17 @@ class CardKeeper:
         self._file_stream = next(spec for spec in stores if spec.name == subjects.bucket("models")).stream().name
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check periodically until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
-                if await self._lost():
+                if await self._is_lost():
                     await register_card(self._messaging, self._subjects, self._card, self._files)
                     log.warning("card.stored_again", pool=self._card.pool)
-            except HeadraceError as error:  # the next look is soon enough
+            except HeadraceError as error:  # The next check is soon enough.
                 log.debug("card.not_seen", pool=self._card.pool, error=str(error))
 
-    async def _lost(self) -> bool:
+    async def _is_lost(self) -> bool:
         if await self._cards.get(self._card.pool) is None:
             return True
         return bool(self._files) and not (await self._messaging.stream_state(self._file_stream)).messages

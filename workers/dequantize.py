@@ -1,7 +1,7 @@
-"""Write a GGUF model out as a plain Hugging Face folder: `python -m headrace.workers.dequantize MODEL.gguf FOLDER`.
+"""Writes a GGUF model out as a plain Hugging Face folder: `python -m headrace.workers.dequantize MODEL.gguf FOLDER`.
 
-A program of its own because it needs torch, transformers and a gigabyte of memory for some seconds, and no caller should keep
-those.
+The conversion is a program of its own because it needs torch, transformers and a gigabyte of memory for some seconds, which
+its caller should not keep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def dequantize(gguf: Path, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Convert; returns the exit code."""
+    """Convert the model and return the exit code."""
     if len(arguments) != 2:
         sys.stderr.write("usage: python -m headrace.workers.dequantize MODEL.gguf FOLDER\n")
         return 2

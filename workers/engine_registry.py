@@ -1,4 +1,4 @@
-"""Makes engines by name, importing only the one that is asked for: other engines' imports take seconds."""
+"""Creates engines by name and imports only the requested one, because other engines' imports take seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.workers.parsing.selection import ParserFamily
 
 NAMES = ("sim", "vllm")
 MEMBERS = tuple(name for name in vars(Engine) if not name.startswith("_"))
-"""What the engine protocol asks for."""
+"""The members that the engine protocol requires."""
 
 
 def create(name: str) -> Engine:
@@ -35,7 +35,7 @@ def create(name: str) -> Engine:
 
 
 def _load(name: str) -> Engine:
-    """Import `module:Class` and make one. The code is the operator's own; whatever it raises stops the start."""
+    """Import `module:Class` and create an instance. Raises EngineStartFailed for any exception of the operator's code."""
     module_name, _, class_name = name.partition(":")
     try:
         made = getattr(importlib.import_module(module_name), class_name)()
@@ -51,12 +51,12 @@ def _load(name: str) -> Engine:
     return engine
 
 
-def parser_brand(name: str) -> ParserFamily:
+def parser_family(name: str) -> ParserFamily:
     """Return the parsers for tool calls and reasoning that come with this engine; the built-in ones for all but vLLM."""
     if name == "vllm":
         from headrace.workers.vllm.parsing import VllmParserFamily
 
         return VllmParserFamily()
-    from headrace.workers.parsing.builtin import BuiltinBrand
+    from headrace.workers.parsing.builtin import BuiltinParserFamily
 
-    return BuiltinBrand()
+    return BuiltinParserFamily()

@@ -1,4 +1,4 @@
-"""Every exception that can leave `workers/`.
+"""Defines every exception that can leave `workers/`.
 
 HeadraceError
 └── WorkerError
@@ -6,8 +6,8 @@ HeadraceError
     │   ├── EngineStartFailed      wrong settings, missing model, no memory: the message says which
     │   ├── EngineDead             the engine is gone for good; the worker process must end
     │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
-    │   ├── RequestInvalid         the engine says the request is wrong; `param`
-    │   ├── AnswerUnreadable       a parser failed on what the model said
+    │   ├── RequestInvalid         the engine rejects the request; `param` names the parameter
+    │   ├── AnswerUnreadable       a parser failed on the model's output
     │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/sim/transfer/nixl/errors.py)
     ├── ModelUnavailable           the bundled model could not be fetched or converted: the message says what to do
     ├── UnsupportedByEngine        the engine lacks this capability
@@ -20,7 +20,7 @@ from headrace.jetstream.errors import HeadraceError
 
 
 class WorkerError(HeadraceError):
-    """Something about a worker failed."""
+    """A worker failed."""
 
 
 class EngineError(WorkerError):
@@ -52,7 +52,7 @@ class RequestInvalid(EngineError):
 
 
 class AnswerUnreadable(EngineError):
-    """A parser for tool calls or reasoning failed on what the model said."""
+    """A parser for tool calls or reasoning failed on the model's output."""
 
 
 class TransferFailed(EngineError):
@@ -62,11 +62,11 @@ class TransferFailed(EngineError):
 
 
 class ModelUnavailable(WorkerError):
-    """The model files are not there and could not be made."""
+    """The model files are missing and could not be built."""
 
 
 class UnsupportedByEngine(WorkerError):
-    """This engine cannot do what was asked; `param` names what in a request asked for it."""
+    """The engine lacks a capability that a request needs; `param` names the request's parameter."""
 
     def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
         super().__init__(message)

@@ -23,10 +23,10 @@ from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers import metrics
-from headrace.workers.blocking import beside
+from headrace.workers.blocking import run_in_thread
 from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
-from headrace.workers.engine_registry import create, parser_brand
+from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
 from headrace.workers.handover.wiring import Handovers, prefilling
 from headrace.workers.health.canary import Canary
@@ -57,7 +57,7 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
     # Fail before a model is loaded. A server that is not there is an error here as ever, one without JetStream is waited for.
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects))
-    engine, brand = create(settings.engine), parser_brand(settings.engine)
+    engine, brand = create(settings.engine), parser_family(settings.engine)
     parsers = await _choose_parsers(brand, settings)
     runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
@@ -85,7 +85,7 @@ async def _choose_parsers(brand: ParserFamily, settings: WorkerSettings) -> Chos
 
     try:
         async with asyncio.timeout(settings.start_timeout_s):
-            return await beside(work, name="parsers")
+            return await run_in_thread(work, name="parsers")
     except TimeoutError:
         raise EngineStartFailed(f"the parsers could not be chosen within {settings.start_timeout_s:g} s") from None
 

@@ -1,4 +1,4 @@
-"""Tensors that came with a request (`headrace.broker.torch_tensors`), with a refusal that names the parameter."""
+"""Reads tensors of a request (`headrace.broker.torch_tensors`) and refuses invalid ones with the parameter's name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["StoredTensor", "read_matrix", "read_tensor"]
 
 
 def read_tensor(file: bytes, *, param: str) -> StoredTensor:
-    """Raises RequestInvalid, naming `param`, for anything but one dense float tensor as `torch.save` writes it."""
+    """Read a dense float tensor as `torch.save` writes it. Raises RequestInvalid naming `param` for anything else."""
     return _read(torch_tensors.read_tensor, file, param)
 
 
 def read_matrix(file: bytes, *, param: str) -> StoredTensor:
-    """A tensor of two dimensions; one of more whose first are 1 counts as such. Raises RequestInvalid."""
+    """Read a tensor of two dimensions, or of more dimensions with leading ones of size 1. Raises RequestInvalid."""
     return _read(torch_tensors.read_matrix, file, param)
 
 

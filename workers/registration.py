@@ -1,4 +1,4 @@
-"""How a started engine becomes a worker of a pool: its card, its files, its lease value."""
+"""Registers a started engine as a worker of a pool: builds the card, reads its files, and builds the lease value."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 
 def worker_id(name: str | None) -> str:
-    """Unique per process start: the given name (or a random one) plus an epoch."""
+    """Return an id that is unique per process start: the given name, or a random one, plus an epoch."""
     base = check_token(name, "worker name") if name else f"w-{secrets.token_hex(3)}"
     return f"{base}-{int(time.time()):x}{secrets.token_hex(2)}"
 
 
 def read_card_files(tokenizer_dir: str) -> dict[str, bytes]:
-    """Tokenizer and template files. Raises EngineStartFailed when there is no tokenizer.json."""
+    """Read the tokenizer and template files. Raises EngineStartFailed if there is no tokenizer.json."""
     folder = Path(tokenizer_dir)
     files = {name: (folder / name).read_bytes() for name in CARD_FILES if (folder / name).is_file()}
     files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.glob(MORE_TEMPLATES))}
@@ -52,7 +52,7 @@ def read_card_files(tokenizer_dir: str) -> dict[str, bytes]:
 def build_card(
     settings: WorkerSettings, served_name: str, info: EngineInfo, files: dict[str, bytes], parsers: Chosen = NO_PARSERS
 ) -> ModelCard:
-    """The card that this worker would publish if it were the first of its pool."""
+    """Build the card that this worker would publish if it were the first of its pool."""
     config: dict[str, Any] = msgspec.json.decode(files.get("tokenizer_config.json", b"{}"))
     kinds = list(info.kinds)
     if "chat" in kinds and "chat_template" not in config and not any(name in files for name in TEMPLATE_FILES):
@@ -83,15 +83,15 @@ def build_card(
 
 
 def _token_text(token: object) -> str | None:
-    """A special token as text; older configs wrap it in a map."""
+    """Return a special token as text. Older configs wrap it in a map."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 async def register_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: dict[str, bytes]) -> ModelCard:
-    """Publish the card, or join the pool that has one. Raises RegistrationRefused naming what does not fit."""
-    await _tell_changed_parsers(messaging, subjects, card)
+    """Publish the card, or join the pool that has one. Raises RegistrationRefused if the block sizes differ."""
+    await _log_changed_parsers(messaging, subjects, card)
     in_force = await publish_card(messaging, subjects, card, files)
     if in_force.block_size != card.block_size:
         raise RegistrationRefused(
@@ -101,10 +101,12 @@ async def register_card(messaging: Messaging, subjects: Subjects, card: ModelCar
     return in_force
 
 
-async def _tell_changed_parsers(messaging: Messaging, subjects: Subjects, card: ModelCard) -> None:
-    """Other parsers than the card had are no reason to refuse a worker, or none could ever be changed while others serve.
+async def _log_changed_parsers(messaging: Messaging, subjects: Subjects, card: ModelCard) -> None:
+    """Log a warning if the stored card has other parsers than this worker.
 
-    Parts of an answer mean the same whatever took it apart; only what the model is told to write may differ.
+    A worker with other parsers is not refused, because otherwise parsers could not be changed while other workers serve. The
+    parts of an answer mean the same whichever parser produced them; only the format that the model is asked to write may
+    differ.
     """
     entry = await messaging.bucket(subjects.bucket("models")).get(card.pool)
     if entry is None:
@@ -119,7 +121,7 @@ async def _tell_changed_parsers(messaging: Messaging, subjects: Subjects, card: 
 def build_member(
     settings: WorkerSettings, worker: str, card: ModelCard, info: EngineInfo, capabilities: Capabilities
 ) -> WorkerMember:
-    """The value of this worker's lease."""
+    """Build the value of this worker's lease."""
     return WorkerMember(
         worker=worker,
         pool=card.pool,

@@ -18,7 +18,7 @@ from headrace.workers.errors import EngineStartFailed, RequestInvalid
 from headrace.workers.parsing.builtin import BuiltinParsers
 from headrace.workers.parsing.families import REASONING as REASONING_RULES
 from headrace.workers.parsing.families import TOOLS as TOOL_RULES
-from headrace.workers.parsing.reconcile import settle
+from headrace.workers.parsing.reconcile import reconcile
 from headrace.workers.parsing.selection import Chosen, choose
 from headrace.workers.vllm.parsing import LATE, LEADING, VllmParserFamily, VllmParsers, _late_reasoning
 from tests.engines.support.alphabet import pieces_of, tokenizer_with, words_with
@@ -63,7 +63,7 @@ def take_apart(of: Any, tokenizer: Any, text: str, parsing: Parsing) -> tuple[li
     plan = of.plan(parsing, Generation(token_ids=b""), [72])
     parser = plan.parser("request", 0)
     parts: list[Part] = []
-    fed = pieces_of(tokenizer, text, skip_special_tokens=plan.asked.skip_special_tokens)
+    fed = pieces_of(tokenizer, text, skip_special_tokens=plan.requirements.skip_special_tokens)
     for token, piece in fed[:-1]:
         parts += parser.push(token, piece)
     return parts + parser.finish(*fed[-1]), parser
@@ -105,7 +105,7 @@ def test_a_streamed_answer_is_the_whole_one(kind: str, name: str, alphabet: str)
     sample = (TOOLS if kind == "tool" else REASONING)[name]
     whole = said(take_apart(of, of.tokenizer, sample.text, asking(kind, whole=True))[0])
     streamed = said(take_apart(of, of.tokenizer, sample.text, asking(kind, whole=False))[0])
-    assert settle(streamed, whole) == ("same", [])
+    assert reconcile(streamed, whole) == ("same", [])
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
@@ -146,7 +146,7 @@ def test_any_beginning_of_an_answer_streams_to_what_its_whole_is_or_says_so(name
     again = said(take_apart(of, of.tokenizer, text, asking("tool", whole=False))[0])
     assert streamed == again
     whole = said(take_apart(of, of.tokenizer, text, asking("tool", whole=True))[0])
-    assert settle(streamed, whole)[0] in ("same", "differs")  # whatever could be completed has been
+    assert reconcile(streamed, whole)[0] in ("same", "differs")  # whatever could be completed has been
 
 
 def test_ids_that_mean_something_stay_as_the_family_makes_them() -> None:
@@ -166,7 +166,7 @@ def test_calls_that_must_be_made_work_with_and_without_a_parser(tool: str | None
     of = VllmParsers(tokenizer, None, tool=tool, reasoning="qwen3" if tool is None else None)
     before = "<think>hm</think>" if tool is None else ""
     named = Parsing(tools=[WEATHER], choice=NAMED, whole=whole)
-    assert of.plan(named, Generation(token_ids=b""), [1]).asked.guided is not None
+    assert of.plan(named, Generation(token_ids=b""), [1]).requirements.guided is not None
     if tool is None:
         made = said(take_apart(of, tokenizer, before + '{"city": "Bonn"}', named)[0])
         assert [(call.name, call.arguments) for call in made.calls] == [("get_weather", '{"city": "Bonn"}')]
@@ -182,14 +182,14 @@ def test_reasoning_is_told_to_the_engine() -> None:
         Parsing(choice="none", template_kwargs=THINKING), Generation(token_ids=b""), of.tokenizer.encode("a<think>")
     )
     closed = of.plan(Parsing(choice="none"), Generation(token_ids=b""), of.tokenizer.encode("a<think></think>"))
-    assert (opened.asked.reasoning_ended, closed.asked.reasoning_ended) == (False, True)
-    assert opened.asked.reasoning_kwargs == {"chat_template_kwargs": THINKING}
+    assert (opened.requirements.reasoning_ended, closed.requirements.reasoning_ended) == (False, True)
+    assert opened.requirements.reasoning_kwargs == {"chat_template_kwargs": THINKING}
 
 
 def test_structured_output_of_the_request_stays_where_no_tool_is_forced() -> None:
     of = VllmParsers(tokenizer_with(["<think>", "</think>"]), None, tool=None, reasoning="qwen3")
     guided = {"json": {"type": "object"}}
-    assert of.plan(Parsing(choice="none"), Generation(token_ids=b"", guided=guided), [1]).asked.guided == guided
+    assert of.plan(Parsing(choice="none"), Generation(token_ids=b"", guided=guided), [1]).requirements.guided == guided
 
 
 def test_hidden_reasoning_does_not_come_out() -> None:
@@ -222,7 +222,7 @@ def test_gpt_oss_is_read_with_harmonys_own_vocabulary() -> None:
         answers.append(said(parts + parser.finish(None, "")))
         assert parser.called
     streamed, whole_answer = answers
-    assert settle(streamed, whole_answer) == ("same", [])
+    assert reconcile(streamed, whole_answer) == ("same", [])
     assert streamed.reasoning == "Hm."
     assert [(call.name, call.arguments) for call in streamed.calls] == [("get_weather", '{"city": "Köln"}')]
 
@@ -255,12 +255,12 @@ def test_a_model_may_bring_its_own_description_of_what_it_writes() -> None:
     for whole in (False, True):
         plan = of.plan(Parsing(tools=[WEATHER, CLOCK], whole=whole), Generation(token_ids=b""), prompt)
         parser = plan.parser("request", 0)
-        fed = pieces_of(tokenizer, text, skip_special_tokens=plan.asked.skip_special_tokens)
+        fed = pieces_of(tokenizer, text, skip_special_tokens=plan.requirements.skip_special_tokens)
         parts = [part for token, piece in fed[:-1] for part in parser.push(token, piece)]
         answers.append(said(parts + parser.finish(*fed[-1])))
         assert parser.called
     streamed, all_at_once = answers
-    assert settle(streamed, all_at_once) == ("same", [])
+    assert reconcile(streamed, all_at_once) == ("same", [])
     assert (streamed.reasoning.strip(), streamed.content.strip()) == ("Let me see.", "Hm.")
     assert [call.name for call in streamed.calls] == ["get_weather"] * TOOLS["hermes"].calls
 
@@ -292,7 +292,7 @@ def test_the_built_in_hermes_says_what_vllms_does(text: str) -> None:
         parsing = Parsing(tools=[WEATHER, CLOCK], whole=whole)
         theirs = said(take_apart(parsers("tool", "hermes", "words"), tokenizer, text, parsing)[0])
         ours = said(take_apart(BuiltinParsers(TABLE, tool="hermes"), tokenizer, text, parsing)[0])
-        assert settle(ours, theirs) == ("same", [])
+        assert reconcile(ours, theirs) == ("same", [])
         assert [call.id for call in ours.calls] == [call.id for call in theirs.calls]
 
 
@@ -303,7 +303,7 @@ def test_the_built_in_reasoning_says_what_vllms_does(text: str) -> None:
         parsing = asking("reasoning", whole=whole)
         theirs = said(take_apart(of, of.tokenizer, text, parsing)[0])
         ours = said(take_apart(BuiltinParsers(TABLE, reasoning="think"), of.tokenizer, text, parsing)[0])
-        assert settle(ours, theirs) == ("same", [])
+        assert reconcile(ours, theirs) == ("same", [])
 
 
 # -- before a model is loaded ------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_reasoning_comes_at_the_end_where_its_parser_cannot_be_streamed(tool: st
     parsing = Parsing(choice="none", template_kwargs=THINKING)
     plan = of.plan(parsing, Generation(token_ids=b""), [72])
     parser = plan.parser("request", 0)
-    fed = pieces_of(tokenizer, sample.text, skip_special_tokens=plan.asked.skip_special_tokens)
+    fed = pieces_of(tokenizer, sample.text, skip_special_tokens=plan.requirements.skip_special_tokens)
     before = [part for token, piece in fed[:-1] for part in parser.push(token, piece)]
     assert bool(before) != late
     assert said(before + parser.finish(*fed[-1])).reasoning == sample.reasoning
@@ -366,7 +366,7 @@ def test_content_that_is_certain_is_not_held_back_to_the_end(text: str) -> None:
     of = parsers("tool", "jamba", "words")
     streamed = take_apart(of, of.tokenizer, text, asking("tool", whole=False))[0]
     whole = said(take_apart(of, of.tokenizer, text, asking("tool", whole=True))[0])
-    assert settle(said(streamed), whole) == ("same", [])
+    assert reconcile(said(streamed), whole) == ("same", [])
     if "Hm. Hm. " in text.partition("<tool_calls>")[0]:
         assert sum(part.kind == "content" for part in streamed) > 1
 

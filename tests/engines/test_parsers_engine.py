@@ -41,16 +41,16 @@ async def answer(bench: Bench, prompt: list[int], parsing: Parsing, *, tool: str
     llm = bench.engine.llm
     of = VllmParsers(llm.renderer.tokenizer, llm.model_config, tool=tool, reasoning=None)
     plan = of.plan(parsing, Generation(token_ids=b""), prompt)
-    asked = plan.asked
+    requirements = plan.requirements
     ids = await bench.ids(
         prompt,
         Sampling(temperature=0.0, max_tokens=64),
-        guided=asked.guided,
-        reasoning_ended=asked.reasoning_ended,
-        reasoning_kwargs=asked.reasoning_kwargs,
+        guided=requirements.guided,
+        reasoning_ended=requirements.reasoning_ended,
+        reasoning_kwargs=requirements.reasoning_kwargs,
     )
     table = TokenTable.load(bench.info.tokenizer_dir)
-    text = TextPipeline(table, prompt_ids=prompt, skip_special_tokens=asked.skip_special_tokens)
+    text = TextPipeline(table, prompt_ids=prompt, skip_special_tokens=requirements.skip_special_tokens)
     parser = plan.parser("request", 0)
     parts = [part for token in ids[:-1] for part in parser.push(token, text.push(token))]
     return said(parts + parser.finish(ids[-1], text.finish()))
@@ -62,7 +62,7 @@ CASES = [(tool, choice, whole) for tool in (None, "hermes") for choice in ("requ
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def answers(bench: Bench, prompts: list[list[int]]) -> dict[tuple[str | None, str, bool], OutputParts | BaseException]:
     """What is answered in each case, all at once."""
-    asked = [
+    requirements = [
         answer(
             bench,
             prompts[0],
@@ -71,7 +71,7 @@ async def answers(bench: Bench, prompts: list[list[int]]) -> dict[tuple[str | No
         )
         for tool, choice, whole in CASES
     ]
-    return dict(zip(CASES, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+    return dict(zip(CASES, await asyncio.gather(*requirements, return_exceptions=True), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

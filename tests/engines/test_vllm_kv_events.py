@@ -80,7 +80,7 @@ async def test_the_names_of_blocks_are_those_of_the_ingress(bench: Bench, reader
     await reader.until_held(block_chain(prompt, BLOCK))
     whole = block_chain(prompt + answer, BLOCK)
     await reader.until_held(whole[:-1])  # the last token is never computed
-    assert reader.translator.odd.unplaced == reader.translator.odd.orphans == 0
+    assert reader.translator.anomalies.unplaced == reader.translator.anomalies.orphans == 0
 
 
 async def test_a_salt_is_part_of_the_name(bench: Bench, reader: Reader) -> None:
@@ -110,7 +110,7 @@ async def test_copies_of_a_block_are_counted_and_it_goes_with_the_last(bench: Be
         assert seed < 200
     assert any(change.removed for change in reader.changes)
     assert len(reader.held) <= bench.info.blocks
-    assert reader.translator.odd.unknown_removed == 0
+    assert reader.translator.anomalies.unknown_removed == 0
 
 
 async def replayed(bench: Bench) -> set[int]:

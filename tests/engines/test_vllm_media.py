@@ -113,7 +113,7 @@ async def test_the_names_of_blocks_are_those_of_the_ingress(world: World) -> Non
         while not set(chain) <= set(translator.device):
             await asyncio.sleep(0.01)
     assert not set(block_chain(prompt, BLOCK)[1:]) & set(translator.device), "their names have the images in them"
-    assert translator.odd.unplaced == translator.odd.orphans == 0
+    assert translator.anomalies.unplaced == translator.anomalies.orphans == 0
 
 
 async def test_many_who_bring_the_same_new_image_at_once_are_all_answered(world: World) -> None:

@@ -32,7 +32,7 @@ _OWN_CONSUMER = re.compile(r"W_(?P<work>.+)|P_(?P<prefill>.+)_own")
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """State left in an idle deployment. `counts`, by displayed name, must be zero. `orphans`: consumers whose worker is gone."""
+    """State left in an idle deployment. `counts`, by displayed name, must be 0. `orphans`: consumers without a live worker."""
 
     counts: dict[str, int]
     orphans: list[str]

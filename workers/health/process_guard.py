@@ -1,8 +1,7 @@
-"""No engine process outlives its worker.
+"""Ends all engine processes when their worker ends, however it ends.
 
-Engines start processes of their own, and not all of those notice when the worker is killed.  A worker therefore leads a
-process group and starts a tiny shell that waits on a pipe: when the worker is gone, however it went, the pipe closes and the
-shell kills the group.
+Engines start processes of their own, and not all of those notice when the worker is killed. A worker therefore leads a process
+group and starts a small shell that waits on a pipe: when the worker has ended, the pipe closes and the shell kills the group.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _KILL_WAIT_S = 2.0
 
 
 class TreeGuard:
-    """Kills this process's group as soon as this process is gone. Start it before the engine, keep it to the end.
+    """Kills this process's group as soon as this process has ended. Start it before the engine and keep it to the end.
 
-    As a context manager it is released at the end, unless something still runs below this process.
+    Leaving it as a context manager releases it, unless this process still has descendants.
     """
 
     def __init__(self) -> None:
@@ -34,25 +33,24 @@ class TreeGuard:
         self._pipe = -1
 
     def start(self) -> None:
-        """Become leader of a process group of our own, if not already, and start the guard."""
+        """Make this process the leader of its own process group, if it is not already, and start the guard."""
         _lead_group()
-        # A bare descriptor: a file object would be closed while the interpreter winds down, and we would be killed doing so.
+        # A file object would be closed while the interpreter shuts down, and the guard would then kill this process.
         reading, self._pipe = os.pipe()
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "headrace-guard", str(os.getpgrp())],
             stdin=reading,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # or it would be in the group it kills
+            start_new_session=True,  # Otherwise the shell would be in the group that it kills.
             cwd="/",
         )
         os.close(reading)
-        os.register_at_fork(
-            after_in_child=self._close
-        )  # a forked child would hold the pipe open and the guard would never wake
+        # A forked child would hold the pipe open, and the guard would never wake.
+        os.register_at_fork(after_in_child=self._close)
 
     def release(self) -> None:
-        """Let the guard go without killing: the engine has been stopped in an orderly way."""
+        """End the guard without killing the group, after the engine has been stopped in an orderly way."""
         shell, self._shell = self._shell, None
         if shell is None:
             return
@@ -86,7 +84,7 @@ def _lead_group() -> None:
             return
     except OSError:  # no terminal
         return
-    # We ran in the foreground and have just left that group: take the terminal along, or Ctrl-C would not reach us.
+    # This process ran in the foreground group and has just left it. Take the terminal along, or Ctrl-C would not reach it.
     before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:
         os.tcsetpgrp(0, os.getpgrp())
@@ -95,9 +93,9 @@ def _lead_group() -> None:
 
 
 def set_parent_death_signal(number: int = signal.SIGTERM, *, parent: int | None = None) -> bool:
-    """Ask the kernel to send us `number` when the thread that started us ends. Linux only; returns whether it was set.
+    """Ask the kernel to send this process signal `number` when the thread that started it ends. Returns whether it was set.
 
-    `parent` is the process id of the expected parent: if that is gone already, the signal is sent at once.
+    Linux only. `parent` is the process id of the expected parent: if it has ended already, the signal is sent at once.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -110,9 +108,9 @@ def set_parent_death_signal(number: int = signal.SIGTERM, *, parent: int | None 
 
 
 class ProcessTree:
-    """The processes below `root`, remembered with their start times, so that they can be ended even after losing their parent.
+    """The descendants of `root` with their start times, so that they can be ended even after losing their parent.
 
-    Reads /proc; where there is none the tree is empty and only the group guard protects.
+    Reads /proc. Without /proc the tree is empty, and only `TreeGuard` protects.
     """
 
     def __init__(self, root: int) -> None:
@@ -121,15 +119,15 @@ class ProcessTree:
         self._members: set[tuple[int, int]] = set()
 
     def remember(self) -> None:
-        """Take in everything below the root that was not there when this object was made."""
+        """Add all current descendants of the root except those that existed when this object was created."""
         self._members |= {member for member in set(_descendants(self._root)) - self._before if not _is_tracker(member[0])}
 
     def alive(self) -> list[int]:
-        """Ids of the members that still run; a zombie does not."""
+        """Return the ids of the members that still run. Zombies do not count."""
         return [pid for pid, started in self._members if _stat(pid) == (started, True)]
 
     def kill(self) -> int:
-        """Kill what is left with SIGKILL and wait for it to be gone. Returns how many there were. Blocks up to two seconds."""
+        """Send SIGKILL to the members that still run and wait for their end. Returns their number. Blocks up to two seconds."""
         self.remember()
         left = self.alive()
         for pid in left:
@@ -144,7 +142,7 @@ class ProcessTree:
 
 
 def _descendants(root: int) -> Iterator[tuple[int, int]]:
-    """(process id, start time) of everything below `root`."""
+    """Yield (process id, start time) of each descendant of `root`."""
     children: dict[int, list[tuple[int, int]]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _fields(int(entry.name))
@@ -158,7 +156,7 @@ def _descendants(root: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_tracker(pid: int) -> bool:
-    """Whether it is Python's own resource tracker: that belongs to this process, serves it still, and ends with it."""
+    """Return whether a process is Python's resource tracker, which still serves this process and ends with it."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -166,13 +164,13 @@ def _is_tracker(pid: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[int, bool] | None:
-    """(start time, whether it still runs) of a process; None if there is none."""
+    """Return (start time, whether it still runs) of a process, or None if there is none."""
     fields = _fields(pid)
     return (int(fields[19]), fields[0] not in "ZX") if fields else None
 
 
 def _fields(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the command name: state, parent, … start time is number 19."""
+    """Return the fields of /proc/<pid>/stat after the command name: 0 is the state, 1 the parent, 19 the start time."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

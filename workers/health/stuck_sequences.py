@@ -32,7 +32,7 @@ class StuckSequences:
         self._token_s = token_s
         self._seen: dict[str, tuple[int, float]] = {}  # tokens it had, and since when it has no more
 
-    def look(self, now_s: float, active: Iterable[ChoiceRun]) -> list[Stuck]:
+    def check(self, now_s: float, active: Iterable[ChoiceRun]) -> list[Stuck]:
         """Those that have waited for too long. What is not active any more is forgotten."""
         seen, self._seen, stuck = self._seen, {}, []
         for choice in active:

@@ -1,4 +1,4 @@
-"""One short generation before a worker registers: the first real request must not pay for lazy initialisation."""
+"""Warms up an engine with one short generation before its worker registers, so that no request pays for lazy initialisation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headrace.workers.runtime.runtime import Runtime
 log = structlog.get_logger()
 
 WARMUP_TOKENS = 4
-POOLED_TOKENS = 64  # of the input of which an engine that makes vectors makes one
-PREFILL_TOKENS = 512  # of a prefill worker's warm-up prompt: it is there for long ones
+POOLED_TOKENS = 64  # length of the warm-up input of a pooling engine
+PREFILL_TOKENS = 512  # length of a prefill worker's warm-up prompt, which serves long prompts
 
 
 async def warm_up(engine: Engine, runtime: Runtime, info: EngineInfo, *, role: Role, timeout_s: float) -> None:
-    """Generate a few tokens and throw them away; in the role `prefill` also offer a prompt's blocks and take them back.
+    """Generate a few tokens and discard them. In the role `prefill` also offer a prompt's blocks and release them.
 
-    An engine that makes vectors makes one. Raises EngineStartFailed when the engine cannot.
+    A pooling engine computes a vector instead. Raises EngineStartFailed if the engine cannot.
     """
     if POOLING_KINDS & set(info.kinds):
         await _pool(engine, info, timeout_s=timeout_s)

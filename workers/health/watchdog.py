@@ -1,4 +1,4 @@
-"""When the engine is dead: it says so, or it has work and says nothing."""
+"""Detects a dead engine: it reports its own death, or it has work and reports nothing."""
 
 from __future__ import annotations
 
@@ -9,54 +9,50 @@ from typing import Protocol
 from headrace.workers import metrics
 
 
-class Mortal(Protocol):
-    """The one method of `headrace.workers.engine.Engine` that is needed here."""
+class DeathReporter(Protocol):
+    """The method of `headrace.workers.engine.Engine` that the watchdog needs."""
 
     async def died(self) -> str: ...
 
 
 class Watchdog:
-    """`dead` has the reason as soon as the engine is gone."""
+    """Watches an engine. `dead` resolves with the reason as soon as the engine is dead."""
 
-    def __init__(self, engine: Mortal, *, stall_s: float, running: Callable[[], int], look: Callable[[float], None]) -> None:
-        """The engine is dead when it works on something, `running()` sequences, and reports nothing for `stall_s`.
-
-        `look(now_s)` is called about once a second while it lives.
-        """
+    def __init__(self, engine: DeathReporter, *, stall_s: float, running: Callable[[], int]) -> None:
+        """Count the engine as dead when it has work, `running()` sequences, and reports nothing for `stall_s` seconds."""
         self._engine = engine
         self._stall_s = stall_s
         self._running = running
-        self._look = look
         self._loop = asyncio.get_running_loop()
         self._last_step_s = 0.0
-        self._heard_s = self._loop.time()
+        self._reported_s = self._loop.time()
         self.dead: asyncio.Future[str] = self._loop.create_future()
 
     def declare_dead(self, why: str) -> None:
-        """The engine is gone. Only the first reason counts."""
+        """Record that the engine is dead. Only the first reason counts."""
         if not self.dead.done():
             self.dead.set_result(why)
 
     def stepped(self) -> float:
-        """The engine has shown that it lives. Returns the time by the loop's clock."""
-        now = self._last_step_s = self._heard_s = self._loop.time()
+        """Record a report of the engine, which proves that it lives. Returns the time by the loop's clock."""
+        now = self._last_step_s = self._reported_s = self._loop.time()
         return now
 
     def begin(self) -> None:
-        """It had nothing to do and now has: the time for its next step begins."""
+        """Start the time limit for the next step: the engine had no work and now has some."""
         self._last_step_s = self._loop.time()
 
     @property
     def idle_s(self) -> float:
-        """How long nothing has come from the engine while it had nothing to do; 0 when it has."""
-        return 0.0 if self._running() else self._loop.time() - self._heard_s
+        """Return the seconds since the last report of an engine without work, or 0 for an engine with work."""
+        return 0.0 if self._running() else self._loop.time() - self._reported_s
 
     async def watch_death(self) -> None:
-        """Until it says that it is gone."""
+        """Wait until the engine reports its own death."""
         self.declare_dead(await self._engine.died())
 
     async def watch_stall(self) -> None:
-        """An engine that has work and says nothing is as dead as one that has exited."""
+        """Declare an engine dead that has work and reports nothing for too long."""
         while True:
             await asyncio.sleep(min(1.0, self._stall_s / 4))
             running = self._running()
@@ -67,4 +63,3 @@ class Watchdog:
                 metrics.STALLS.inc()
                 self.declare_dead(f"no step for {self._stall_s:g} s with {running} sequences running")
                 return
-            self._look(now)

@@ -1,5 +1,5 @@
-"""From an engine's cache events to messages in the KV stream.
+"""Publishes an engine's cache events as messages in the KV stream.
 
-`translate` gives blocks their names, `outbox` makes messages of changes, both without I/O; `feed` reads the engine and repairs
-what is lost on the way from it, `publisher` stores the messages.
+`translator` gives blocks their chain values and `outbox` packs changes into messages, both without I/O; `feed` reads the
+engine's events and repairs gaps, `publisher` stores the messages.
 """

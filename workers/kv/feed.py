@@ -1,8 +1,8 @@
-"""Reads an engine's cache events in order and keeps the inventory; what is lost on the way is repaired here.
+"""Reads an engine's cache events in order, repairs gaps, and passes on the changes of the inventory.
 
-Batches have numbers.  After a gap the engine is asked for what is missing; if it does not have it any more, or if the events
-contradict themselves (a block whose parent nobody has heard of), its cache is read anew, which begins with everything that is
-there.  While nothing can be read the inventory is empty: a worker that knows nothing must not be believed to hold something.
+Batches are numbered. After a gap the engine is asked for the missing batches; if it no longer keeps them, or if the events
+contradict themselves (a block with an unknown parent), its cache is read anew, which begins with all cached blocks. While
+nothing can be read the inventory is empty, because routers must not count on blocks that may be gone.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from headrace.workers.kv.translator import Change, Translator
 
 log = structlog.get_logger()
 
-READ_AGAIN_S = 1.0  # at most so often is the cache read anew
-MISTRUST_S = 10.0  # … and so often because of a contradiction
+READ_AGAIN_S = 1.0  # least time between two readings of the cache
+MISTRUST_S = 10.0  # least time between two readings because of a contradiction
 
 
 class KvFeed:
-    """From one engine to one taker of changes."""
+    """Feeds the cache events of an engine to a translator, and the resulting changes to a callback."""
 
-    def __init__(self, engine: Engine, translator: Translator, take: Callable[[Change], None]) -> None:
+    def __init__(self, engine: Engine, translator: Translator, on_change: Callable[[Change], None]) -> None:
         self._engine = engine
         self._translator = translator
-        self._take = take
+        self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._next: int | None = None  # number of the batch to come; None: of whatever comes
+        self._next: int | None = None  # expected number of the next batch; None: any number
         self._mistrusted_s = -MISTRUST_S
         self._seen = (0, 0, 0, 0)
 
@@ -52,21 +52,21 @@ class KvFeed:
             await asyncio.sleep(READ_AGAIN_S)
 
     async def _read(self) -> None:
-        """Returns when the cache has to be read anew."""
+        """Read batches. Returns when the cache has to be read anew."""
         self._next = None
         async with contextlib.aclosing(self._engine.kv_events()) as batches:
             async for batch in batches:
-                if not await self._arrived(batch) or self._contradicted():
+                if not await self._on_batch(batch) or self._contradicted():
                     return
 
-    async def _arrived(self, batch: KvBatch) -> bool:
-        """False: something is missing and cannot be had."""
+    async def _on_batch(self, batch: KvBatch) -> bool:
+        """Apply a batch, after a gap with the missing ones. Returns False if the engine no longer keeps those."""
         fresh = bool(batch) and batch[0].kind == "cleared"
         if self._next is None or (fresh and batch.number >= self._next - 1) or batch.number == self._next:
             self._apply(batch)
             return True
         if batch.number < self._next:
-            return True  # it came late and has been replayed already
+            return True  # The batch came late and has been replayed already.
         return await self._repair(self._next, batch)
 
     async def _repair(self, start: int, batch: KvBatch) -> bool:
@@ -84,8 +84,8 @@ class KvFeed:
     def _apply(self, batch: KvBatch) -> None:
         change = self._translator.apply(batch)
         self._next = batch.number + 1
-        self._take(change)
-        odd = self._translator.odd
+        self._on_change(change)
+        odd = self._translator.anomalies
         seen = (odd.unplaced, odd.orphans, odd.unknown_removed, odd.odd_sizes)
         if seen != self._seen:
             self._report(seen)
@@ -100,12 +100,12 @@ class KvFeed:
         self._seen = seen
 
     def _contradicted(self) -> bool:
-        """True: the events do not fit what is known; read the cache anew, but not for ever in a circle."""
+        """Return whether to read the cache anew because the events contradict it, at most once in `MISTRUST_S` seconds."""
         if not self._translator.lost:
             return False
         if self._loop.time() < self._mistrusted_s + MISTRUST_S:
             return False
         self._mistrusted_s = self._loop.time()
         metrics.KV_TROUBLE.labels("read_anew").inc()
-        log.warning("kv.unknown_parent", orphans=self._translator.odd.orphans)
+        log.warning("kv.unknown_parent", orphans=self._translator.anomalies.orphans)
         return True

@@ -1,7 +1,7 @@
-"""Changes of a cache on their way into messages: merged while they wait, numbered when they leave.
+"""Merges the cache changes that wait to be published, and packs them into numbered messages. Sans-io.
 
-Sans-io.  What waits is the net effect since the last message, one entry per block, so it can never be more than what readers
-know plus what is there now.  Numbers are given when messages are made; the number of one that cannot be stored stays
+The waiting changes are the net effect since the last message, one entry per block, so they never exceed the blocks that readers
+know plus those cached now. Messages are numbered when they are packed; the number of a message that cannot be stored stays
 unused, and readers see the gap.
 """
 
@@ -16,13 +16,13 @@ from headrace.workers.engine import TIERS, Tier
 from headrace.workers.kv.translator import Change
 
 MAX_BYTES = 256 * 1024
-HEADROOM = 512  # for everything in a message but the blocks
+HEADROOM = 512  # bytes for everything in a message except the blocks
 _WORD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A message with its number; `blocks` is how many entries it has."""
+    """A message with its number; `blocks` is the number of its entries."""
 
     n: int
     kind: str  # step or reset
@@ -31,7 +31,7 @@ class Sealed:
 
 
 class Outbox:
-    """The messages of one epoch of one worker."""
+    """The unpublished cache changes of an epoch of a worker."""
 
     def __init__(self, *, worker: str, epoch: int) -> None:
         self.n = 0  # of the next message
@@ -43,7 +43,7 @@ class Outbox:
         self._stored: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
 
     def merge(self, change: Change) -> None:
-        """Add what one step changed."""
+        """Add the changes of a step."""
         if change.cleared:
             self._cleared = True
             for tier in TIERS:
@@ -66,16 +66,16 @@ class Outbox:
 
     @property
     def size(self) -> int:
-        """Entries that wait."""
+        """Return the number of waiting entries."""
         return sum(map(len, self._removed.values())) + sum(map(len, self._stored.values()))
 
     def __bool__(self) -> bool:
         return self._cleared or self.size > 0
 
     def seal(self, inventory: Mapping[Tier, Collection[int]], *, max_bytes: int = MAX_BYTES) -> list[Sealed]:
-        """Everything that waits, as numbered steps of at most this size; at least one, even if it says nothing.
+        """Pack all waiting changes into numbered steps of at most `max_bytes`: at least one step, even if it is empty.
 
-        `inventory` is what the engine has now: when that is shorter than the list of changes, it is sent instead.
+        `inventory` holds the blocks cached now. If it is shorter than the list of changes, it is sent instead.
         """
         if not self._cleared and self.size > sum(map(len, inventory.values())):
             self.merge(Change(cleared=True, stored={tier: list(values) for tier, values in inventory.items()}))
@@ -97,7 +97,7 @@ class Outbox:
         return sealed
 
     def dump(self, inventory: Mapping[Tier, Collection[int]], *, max_bytes: int = MAX_BYTES) -> list[Sealed]:
-        """The whole inventory, as numbered parts of a reset. It takes in what waits."""
+        """Pack the whole inventory into numbered parts of a reset. It includes the waiting changes."""
         self._drop()
         self._dumps += 1
         entries = [("", tier, value) for tier in TIERS for value in inventory.get(tier, ())]

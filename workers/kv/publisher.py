@@ -1,9 +1,9 @@
-"""Stores a worker's cache events in the KV stream: contiguous numbers, one message on its way at a time.
+"""Stores a worker's cache events in the KV stream, with contiguous numbers and one message in flight at a time.
 
-While a message is on its way, later steps are merged into the next one.  A message whose outcome is not known is sent again
-under the same id until it is known to be stored, however long that takes: the server drops a repeat within its window, readers
-drop it by its number after that.  Nothing is ever given up but a message that the server can never take; its number then stays
-unused, so that readers see the gap, and a reset follows.
+While a message is in flight, later steps are merged into the next one. A message with an unknown outcome is published again
+under the same id until it is known to be stored, however long that takes: the server drops a duplicate within its window, and
+readers drop it by its number after that. Only a message that the server can never accept is given up; its number stays unused,
+so that readers see the gap, and a reset follows.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headrace.workers.kv.translator import Change
 
 log = structlog.get_logger()
 
-GATHER_S = 0.005  # a step's tokens leave before its cache changes, and steps shorter than this share a message
+GATHER_S = 0.005  # A step's tokens leave before its cache changes, and steps shorter than this share a message.
 DUMP_EVERY_S = 1.0
-LOOK_S = 0.5  # how often it looks for the lease without being told
+POLL_S = 0.5  # longest time between two checks of the lease
 FAILING_LOG_S = 10.0
-HEADERS_BYTES = 1024  # what the server counts of a message besides its body
+HEADERS_BYTES = 1024  # bytes of a message that the server counts besides its body
 
 Inventory = Callable[[], Mapping[Tier, Collection[int]]]
 
 
 class KvPublisher:
-    """One epoch of one worker. Implements `headrace.broker.worker.ports.KvPort`."""
+    """Publishes the cache events of an epoch of a worker. Implements `headrace.broker.worker.ports.KvPort`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class KvPublisher:
         inventory: Inventory,
         timing: Timing | None = None,
     ) -> None:
-        """`inventory`: what the engine has cached, all steps taken in so far."""
+        """`inventory` returns the blocks that the engine has cached after all steps so far."""
         self._messaging = messaging
         self._subject = subjects.kv(pool, worker)
         self._worker = worker
@@ -65,10 +65,10 @@ class KvPublisher:
         self._logged_s = 0.0
         self._state = "starting"
 
-    # -- from outside ------------------------------------------------------------------------------------------------------
+    # -- calls by the worker------------------------------------------------------------------------------------------------
 
     def step(self, change: Change) -> None:
-        """Take in what an engine step changed (the first one: what is cached at the start). Never blocks."""
+        """Add the changes of an engine step; the first step brings the blocks cached at the start. Never blocks."""
         if change:
             self._outbox.merge(change)
             metrics.KV_WAITING.set(self._outbox.size)
@@ -121,10 +121,10 @@ class KvPublisher:
         return self._dump_wanted and self._loop.time() >= self._dumped_s + DUMP_EVERY_S
 
     async def _until_due(self, lease_held: Callable[[], bool]) -> None:
-        """Wait until there is something to publish and the right to do it."""
+        """Wait until there is something to publish and the lease is held."""
         while True:
             now = self._loop.time()
-            wait_s = LOOK_S
+            wait_s = POLL_S
             if self._primed and lease_held():
                 if self._outbox or not self._begun or self._dump_due():
                     if self._begun:
@@ -143,12 +143,12 @@ class KvPublisher:
             pass
 
     async def _store(self, message: Sealed, lease_held: Callable[[], bool]) -> bool:
-        """Publish this message until it is stored. False if it never can be."""
+        """Publish a message until it is stored. Returns False if the server can never store it."""
         msg_id = f"{self._worker}.{self._epoch:x}.{message.n}"
         while True:
             if not lease_held():
                 self._wake.clear()
-                await self._woken(LOOK_S)
+                await self._woken(POLL_S)
                 continue
             try:
                 await self._messaging.publish(
@@ -186,7 +186,7 @@ class KvPublisher:
             log.warning("kv.publish_failed", worker=self._worker, n=message.n, error=str(error), waiting=self._outbox.size)
 
     def _give_up(self, message: Sealed, error: JetStreamError) -> None:
-        """Its number, and those of the parts after it, stay unused."""
+        """Drop a message that can never be stored. Its number, and those of the parts after it, stay unused."""
         self._failed(message, error)
         metrics.KV_SKIPPED.inc()
         log.error("kv.message_skipped", worker=self._worker, n=message.n, blocks=message.blocks, error=str(error))

@@ -1,12 +1,12 @@
-"""From an engine's block hashes to chain values, and the inventory of what the engine has cached.
+"""Translates an engine's block hashes to chain values and keeps the inventory of cached blocks. Sans-io.
 
-Sans-io.  An engine names blocks by hashes of its own and says only in `stored` what they hold; `removed` names nothing but the
-hash.  So every hash that the engine holds somewhere has an entry here, and a hash that has just gone is remembered for a while:
-the next block of its sequence may still name it as its parent.
+An engine names blocks by hashes of its own and gives their content only in `stored`; `removed` has only the hash. So every hash
+that the engine holds has an entry here, and a removed hash is remembered for a while, because the next block of its sequence
+may still name it as its parent.
 
-A chain value counts as held in a tier while some hash with that value is complete there: in every KV group of the model (full
-attention, sliding window, …) that has ever stored a block in that tier.  Several hashes may have the same value, and on the
-device the same hash may be there in several copies: both are counted.
+A chain value counts as held in a tier while a hash with that value is complete there: in every KV group of the model (full
+attention, sliding window, …) that has ever stored a block in that tier. Several hashes may have the same value, and the device
+may hold the same hash in several copies: both are counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headrace.broker.codec import pack_u32
 from headrace.workers.engine import TIERS, KvBatch, KvEvent, Tier
 
 Values = tuple[int, ...]
-"""The chain values of one engine block: one, or several where the engine's blocks are longer than the pool's."""
+"""The chain values of an engine block: one, or several if the engine's blocks are longer than the pool's."""
 
-_GHOSTS = 4096  # least number of hashes remembered after they have gone
+_GHOSTS = 4096  # least number of removed hashes that are remembered
 
 
 @dataclass(slots=True)
 class Change:
-    """The net effect of one engine step: first `cleared`, then `removed`, then `stored` apply. Chain values per tier."""
+    """The net effect of an engine step in chain values per tier: `cleared` applies first, then `removed`, then `stored`."""
 
     cleared: bool = False
     removed: dict[Tier, list[int]] = field(default_factory=dict)
@@ -38,17 +38,17 @@ class Change:
 
 
 @dataclass(slots=True)
-class Oddities:
-    """What came that cannot be used, since the translator was made: counts."""
+class Anomalies:
+    """Counts of unusable events and blocks since the translator was created."""
 
-    unplaced: int = 0  # blocks of which nobody said what they hold
-    orphans: int = 0  # events whose parent is not known, although everything that is cached should be
-    unknown_removed: int = 0  # removals of blocks that were not there
+    unplaced: int = 0  # blocks without a known content
+    orphans: int = 0  # events with an unknown parent, although all cached blocks should be known
+    unknown_removed: int = 0  # removals of blocks that were not held
     odd_sizes: int = 0  # events whose blocks cannot be cut into the pool's
 
 
 class _TierState:
-    """What one tier holds."""
+    """The blocks held in a tier."""
 
     __slots__ = ("groups", "held", "touched")
 
@@ -58,14 +58,14 @@ class _TierState:
         self.touched: dict[int, bool] = {}  # in this step: chain value → was it held before
 
     def complete(self, hash_: int) -> bool:
-        """Whether every group has it. Not asked of a tier without groups."""
+        """Return whether every group has the hash. Not called for a tier without groups."""
         for copies in self.groups.values():  # noqa: SIM110  # `all` of a generator takes twice as long
             if hash_ not in copies:
                 return False
         return True
 
     def before(self) -> Collection[int]:
-        """What was held when this step began."""
+        """Return the chain values that were held when this step began."""
         if not self.touched:
             return self.held
         held = set(self.held)
@@ -94,54 +94,54 @@ class _TierState:
 
 @dataclass(slots=True)
 class _Orphan:
-    """A stored event whose parent is not known (yet)."""
+    """A stored event whose parent is not known yet."""
 
     event: KvEvent
     span: int
 
 
 class Translator:
-    """One engine's cache. Feed it every batch, in order."""
+    """Translates the cache events of an engine. Apply every batch, in order."""
 
     def __init__(self, block_size: int, *, blocks: int = 0) -> None:
-        """`block_size`: the pool's, in tokens. `blocks`: the engine's number of blocks, which bounds what is remembered."""
+        """`block_size`: the pool's, in tokens. `blocks`: the engine's number of blocks, the most removed hashes remembered."""
         self.block_size = block_size
-        self.odd = Oddities()
+        self.anomalies = Anomalies()
         self.odd_size = 0  # the last refused size of a block, in tokens
-        self.lost = False  # something is missing: read the engine's cache anew
+        self.lost = False  # An event is missing: the engine's cache has to be read anew.
         self._most_ghosts = max(_GHOSTS, blocks)
         self._tiers: dict[Tier, _TierState] = {tier: _TierState() for tier in TIERS}
-        self._used: list[_TierState] = []  # those that have groups
+        self._used: list[_TierState] = []  # tiers that have groups
         self._places: dict[int, int] = {}  # hash → groups, of all tiers, that hold it
-        self._values: dict[int, Values] = {}  # of hashes that are in some tier
-        self._ghosts: OrderedDict[int, Values] = OrderedDict()  # of hashes that were
+        self._values: dict[int, Values] = {}  # chain values of the hashes held in some tier
+        self._ghosts: OrderedDict[int, Values] = OrderedDict()  # chain values of removed hashes
         self._orphans: list[_Orphan] = []
         self._partial = False
 
-    # -- what is there -----------------------------------------------------------------------------------------------------
+    # -- inventory ---------------------------------------------------------------------------------------------------------
 
     def inventory(self) -> dict[Tier, Collection[int]]:
-        """The chain values in each tier. Views: copy what is to be kept."""
+        """Return the chain values in each tier, as views that later steps change."""
         return {tier: state.held.keys() for tier, state in self._tiers.items()}
 
     @property
     def device(self) -> Mapping[int, int]:
-        """The chain values on the device, as keys."""
+        """Return the chain values on the device, as keys."""
         return self._tiers["device"].held
 
     def counts(self) -> dict[Tier, int]:
-        """Blocks held per tier."""
+        """Return the number of blocks held per tier."""
         return {tier: len(state.held) for tier, state in self._tiers.items()}
 
     @property
     def remembered(self) -> int:
-        """Hashes known, held or gone."""
+        """Return the number of known hashes, held or removed."""
         return len(self._values) + len(self._ghosts)
 
     # -- one step ----------------------------------------------------------------------------------------------------------
 
     def apply(self, batch: KvBatch) -> Change:
-        """Take one batch in; the net change it makes."""
+        """Apply a batch and return its net change."""
         before: dict[Tier, Collection[int]] | None = None
         if batch and batch[0].kind == "cleared":
             self._partial = batch.partial
@@ -155,7 +155,7 @@ class Translator:
                 self._remove(event)
             else:
                 self._store(event)
-        self._adopt()
+        self._place_orphans()
         return self._change() if before is None else self._difference(before)
 
     def _change(self) -> Change:
@@ -174,7 +174,7 @@ class Translator:
         return change
 
     def _difference(self, before: Mapping[Tier, Collection[int]]) -> Change:
-        """After a `cleared`: what really differs, or, if that is shorter, all that is there now."""
+        """Return the change after a `cleared`: the real differences, or the whole inventory if that is shorter."""
         change = Change()
         size = 0
         for tier, state in self._tiers.items():
@@ -196,7 +196,7 @@ class Translator:
         for hash_ in list(self._values):
             self._forget(hash_)
         for state in self._tiers.values():
-            for copies in state.groups.values():  # which groups there are stays known
+            for copies in state.groups.values():  # The set of groups stays known.
                 copies.clear()
             state.held = {}
             state.touched = {}
@@ -204,7 +204,7 @@ class Translator:
         self._orphans.clear()
 
     def _forget(self, hash_: int) -> None:
-        """This hash is in no tier any more."""
+        """Move a hash that no tier holds any more to the remembered ones."""
         values = self._values.pop(hash_, None)
         if values is None:
             return
@@ -218,7 +218,7 @@ class Translator:
         for hash_ in event.hashes:
             count = copies.get(hash_, 0) if copies is not None else 0
             if copies is None or not count:
-                self.odd.unknown_removed += 1
+                self.anomalies.unknown_removed += 1
             elif count > 1:
                 copies[hash_] = count - 1
             else:
@@ -236,22 +236,22 @@ class Translator:
         if not hashes:
             return
         span = event.block_size or len(event.token_ids) // len(hashes)
-        # An item says where it begins in its block, not where it ends: a longer block cannot be cut into parts.
+        # A media item has an offset in its block but no end, so a longer block with media cannot be cut into parts.
         uneven = span < self.block_size or span % self.block_size or (event.media and span != self.block_size)
         if event.token_ids and uneven:
-            self.odd.odd_sizes += 1
+            self.anomalies.odd_sizes += 1
             self.odd_size = span
             return
         self._enter(event)
         if self._values.keys() >= set(hashes):
             return
         if span * len(hashes) != len(event.token_ids):
-            return  # another group's event says what these are
+            return  # Another group's event gives the content of these blocks.
         if not self._place(event, span):
             self._orphans.append(_Orphan(event, span))
 
     def _enter(self, event: KvEvent) -> None:
-        """Count these hashes in; what they hold may not be known yet."""
+        """Count the hashes of an event as held. Their content may not be known yet."""
         state = self._tiers[event.tier]
         group = event.group or 0
         copies = state.groups.get(group)
@@ -259,14 +259,14 @@ class Translator:
             if not state.groups:
                 self._used.append(state)
             copies = state.groups[group] = {}
-            for value in state.held:  # nothing is in all groups any more
+            for value in state.held:  # No hash is in all groups any more.
                 state.touched.setdefault(value, True)
             state.held.clear()
         counted = event.tier == "device"
         for hash_ in event.hashes:
             count = copies.get(hash_, 0)
             if count and not counted:
-                continue  # a lower tier says it again after a copy from above or below; it is there once
+                continue  # A lower tier reports the hash again after a copy between tiers; it holds it once.
             copies[hash_] = count + 1
             if count:
                 continue
@@ -281,7 +281,7 @@ class Translator:
                 state.hold(values)
 
     def _place(self, event: KvEvent, span: int) -> bool:
-        """Give the blocks of an event, of `span` tokens each, their chain values, if its parent has one."""
+        """Give the blocks of an event, `span` tokens each, their chain values. Returns False if its parent is unknown."""
         if event.parent is None:
             value = chain_seed(event.adapter, event.salt)
         else:
@@ -307,7 +307,7 @@ class Translator:
         return True
 
     def _name(self, hash_: int, values: Values) -> None:
-        """From now on these are the values of this hash, wherever it is (still) held."""
+        """Set the chain values of a hash, and count them as held in every tier where the hash is complete."""
         if hash_ not in self._places:
             self._ghosts[hash_] = values
             return
@@ -316,8 +316,8 @@ class Translator:
             if state.complete(hash_):
                 state.hold(values)
 
-    def _adopt(self) -> None:
-        """At the end of a step: parents may have come after their children (an inventory has no order)."""
+    def _place_orphans(self) -> None:
+        """Place the orphans of a step at its end, as parents may follow their children: an inventory has no order."""
         waiting, progress = self._orphans, True
         while waiting and progress:
             left = [orphan for orphan in waiting if not self._place(orphan.event, orphan.span)]
@@ -325,11 +325,11 @@ class Translator:
             waiting = left
         self._orphans = []
         for orphan in waiting:
-            self.odd.unplaced += len(orphan.event.hashes)
-            if not self._partial and not self._present(orphan.event.parent):
-                self.odd.orphans += 1
+            self.anomalies.unplaced += len(orphan.event.hashes)
+            if not self._partial and not self._is_held(orphan.event.parent):
+                self.anomalies.orphans += 1
                 self.lost = True
 
-    def _present(self, hash_: int | None) -> bool:
-        """Whether this hash is held, with or without a known value."""
+    def _is_held(self, hash_: int | None) -> bool:
+        """Return whether a hash is held, with or without a known value."""
         return hash_ in self._places

@@ -1,4 +1,4 @@
-"""The text pipeline of an answer that is taken apart: ids → characters → up to the stop string → parts."""
+"""Turns the token ids of an answer into text, cuts it at the stop string, and parses it into parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = structlog.get_logger()
 
 
 class ParsedAnswer:
-    """Like `TextPipeline`, with lists of parts for text, and a parser's word on how the answer ended.
+    """A pipeline like `TextPipeline` that returns lists of parts instead of text, and the parser's finish reason.
 
-    The parser gets the last token with all the text that is left: everything it says from then on is in `finish`.
+    The parser gets the last token together with all the text that is left, so its last parts come out of `finish`.
     """
 
     __slots__ = ("_last", "_parser", "_parsing", "_rest", "_text")
@@ -29,7 +29,7 @@ class ParsedAnswer:
         self._rest = ""
 
     def push(self, token_id: int) -> Text:
-        """Raises AnswerUnreadable."""
+        """Return the parts released by this token. Raises AnswerUnreadable."""
         text = self._text.push(token_id)
         if self._text.stopped is not None:
             self._last, self._rest = token_id, text
@@ -40,12 +40,12 @@ class ParsedAnswer:
             raise self._unreadable(error) from error
 
     def last(self, token_id: int, *, hidden: bool) -> Text:
-        """The engine ended the answer with this token; `hidden` if it is no part of the text."""
+        """Add the token with which the engine ended the answer; `hidden` if it is not part of the text."""
         self._last, self._rest = token_id, "" if hidden else self._text.push(token_id)
         return ""
 
     def finish(self) -> Text:
-        """Raises AnswerUnreadable."""
+        """Return the last parts, at the end of the answer. Raises AnswerUnreadable."""
         text = self._rest + self._text.finish()
         try:
             return self._parser.finish(self._last, text) or ""
@@ -57,7 +57,7 @@ class ParsedAnswer:
         return self._text.stopped
 
     def verdict(self, reason: FinishReason) -> tuple[FinishReason, int]:
-        """After `finish`: why the answer ended, as OpenAI's API says it, and how many tokens of it were reasoning."""
+        """Return OpenAI's finish reason and the number of reasoning tokens, after `finish`. Raises AnswerUnreadable."""
         try:
             tokens = self._parser.reasoning_tokens()
         except Exception as error:

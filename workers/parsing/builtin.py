@@ -1,27 +1,26 @@
-"""The parsers that need no engine: for the simulator, and the yardstick for the seam to the engines' own."""
+"""Provides the parsers that need no engine: for the simulator, and as the reference for tests of the engine-parser adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.broker.messages import Generation, Parsing, Part
 from headrace.workers.engine import Engine, EngineInfo
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.parsing.call_ids import settled_id
+from headrace.workers.parsing.call_ids import stable_call_id
 from headrace.workers.parsing.families import Traits
-from headrace.workers.parsing.interface import Asked, Known, named_function
+from headrace.workers.parsing.interface import ParseRequirements, ParserNames, named_function
 from headrace.workers.parsing.schema import forced_schema
 from headrace.workers.parsing.selection import Chosen, traits_of
 from headrace.workers.parsing.stages import Hermes, Named, Plain, Required, Stage, Think
-from headrace.workers.parsing.text_pieces import joined
 from headrace.workers.text.tokens import TokenTable
 
 BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
-KNOWN = Known(tools=("hermes",), reasoning=("think",))
+KNOWN = ParserNames(tools=("hermes",), reasoning=("think",))
 
-_LIKE = {  # families whose marks are the same
+_LIKE = {  # model families with the same marks
     "qwen3": "think",
     "deepseek_r1": "think",
     "deepseek_v3": "think",
@@ -30,11 +29,11 @@ _LIKE = {  # families whose marks are the same
     "nemotron_v3": "think",
 }
 
-_PROMPT_END = 16  # tokens of the prompt that are looked at for an opening mark
+_PROMPT_END = 16  # last tokens of the prompt that are searched for an opening mark
 
 
 class BuiltinParsers:
-    """`tool` and `reasoning` are of `KNOWN`, or None."""
+    """The built-in parsers in use: `tool` and `reasoning` are names in `KNOWN`, or None."""
 
     def __init__(self, table: TokenTable, *, tool: str | None = None, reasoning: str | None = None) -> None:
         self.tool, self.reasoning = tool, reasoning
@@ -44,24 +43,24 @@ class BuiltinParsers:
         if parsing.tools and parsing.choice == "auto" and self.tool is None:
             raise RequestInvalid("this worker has no tool parser, so the model cannot choose its tools", param="tool_choice")
         schema = forced_schema(parsing)
-        asked = Asked(
+        requirements = ParseRequirements(
             guided=generation.guided if schema is None else {"json": schema},
             skip_special_tokens=generation.skip_special_tokens and self.tool is None and self.reasoning is None,
         )
-        return BuiltinPlan(self, parsing, asked, opened=self._opened(prompt_ids))
+        return BuiltinPlan(self, parsing, requirements, opened=self._is_open(prompt_ids))
 
-    def _opened(self, prompt_ids: Sequence[int]) -> bool:
-        """The prompt ends with an opening mark."""
+    def _is_open(self, prompt_ids: Sequence[int]) -> bool:
+        """Return whether the prompt ends with an opening mark."""
         if self.reasoning is None:
             return False
         end = b"".join(self._table.token_bytes(token) for token in prompt_ids[-_PROMPT_END:])
         return end.rstrip().endswith(Think.OPEN.encode())
 
 
-class BuiltinBrand:
-    """See `headrace.workers.parsing.selection.ParserFamily`."""
+class BuiltinParserFamily:
+    """Implements `headrace.workers.parsing.selection.ParserFamily`."""
 
-    def known(self, model: str) -> Known:
+    def known(self, model: str) -> ParserNames:
         return KNOWN
 
     def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
@@ -79,15 +78,15 @@ class BuiltinBrand:
 
 
 class BuiltinPlan:
-    """See `headrace.workers.parsing.interface.ParsePlan`."""
+    """Implements `headrace.workers.parsing.interface.ParsePlan`."""
 
-    def __init__(self, parsers: BuiltinParsers, parsing: Parsing, asked: Asked, *, opened: bool) -> None:
-        self.asked = asked
+    def __init__(self, parsers: BuiltinParsers, parsing: Parsing, requirements: ParseRequirements, *, opened: bool) -> None:
+        self.requirements = requirements
         self._parsers, self._parsing, self._opened = parsers, parsing, opened
 
     def parser(self, request_id: str, choice: int) -> BuiltinParser:
         def new_id(index: int) -> str:
-            return settled_id(None, request_id, choice, index)
+            return stable_call_id(None, request_id, choice, index)
 
         parsing = self._parsing
         stage: Stage
@@ -106,7 +105,7 @@ class BuiltinPlan:
 
 
 class BuiltinParser:
-    """One answer. See `headrace.workers.parsing.interface.AnswerParser`."""
+    """Parses an answer. Implements `headrace.workers.parsing.interface.AnswerParser`."""
 
     __slots__ = ("_kept", "_parsing", "_reasoning_tokens", "_stage", "called")
 
@@ -133,7 +132,7 @@ class BuiltinParser:
 
     def finish(self, token_id: int | None, text: str) -> list[Part]:
         parts = self.push(token_id or 0, text) + self._shown(self._stage.finish())
-        return joined(self._kept + parts) if self._parsing.whole else parts
+        return _merge_parts(self._kept + parts) if self._parsing.whole else parts
 
     def reasoning_tokens(self) -> int:
         return self._reasoning_tokens
@@ -145,3 +144,15 @@ class BuiltinParser:
             parts = [part for part in parts if not part.index]
         self.called = self.called or any(part.kind == "tool" for part in parts)
         return parts
+
+
+def _merge_parts(parts: Iterable[Part]) -> list[Part]:
+    """Merge neighbouring parts of the same kind and call."""
+    merged: list[Part] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if last is not None and (last.kind, last.index) == (part.kind, part.index) and part.name is None and part.id is None:
+            merged[-1] = Part(last.kind, last.text + part.text, last.index, last.id, last.name)
+        else:
+            merged.append(part)
+    return merged

@@ -1,4 +1,4 @@
-"""The ids of tool calls: the same however often an answer is interrupted and taken up again."""
+"""Derives the ids of tool calls, which stay the same however often an answer is interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def call_id(request_id: str, choice: int, index: int, *, length: int = 24) -> str:
-    """`length` lower case letters and digits."""
+    """Return `length` lower case letters and digits, a hash of the arguments."""
     digest = blake2b(f"{request_id}\0{choice}\0{index}".encode(), digest_size=(5 * length + 7) // 8).digest()
     return b32encode(digest).decode().lower()[:length]
 
 
-def settled_id(given: str | None, request_id: str, choice: int, index: int) -> str:
-    """The id of a call that its parser calls `given`.
+def stable_call_id(given: str | None, request_id: str, choice: int, index: int) -> str:
+    """Return the id of a call for which its parser gave the id `given`.
 
-    Ids that mean something (`functions.get_weather:0`) stay; random ones are replaced. Some templates insist on the nine
-    characters that their parser makes.
+    Meaningful ids (`functions.get_weather:0`) stay; random ones are replaced. Some templates require the nine characters that
+    their parser generates.
     """
     if given and _NINE.fullmatch(given):
         return call_id(request_id, choice, index, length=9)

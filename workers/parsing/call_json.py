@@ -1,6 +1,6 @@
-"""A tool call as JSON, `{"name": "f", "arguments": {…}}`, read while it is being written.
+"""Reads a tool call as JSON, `{"name": "f", "arguments": {…}}`, while it is being generated.
 
-Every character is looked at once.  The arguments come out as they are written, and as soon as the name is known.
+Every character is read once. The arguments are returned unchanged, as soon as the name is known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _At(Enum):
 
 
 class CallReader:
-    """Feed text with `read`, which gives back what it did not take: everything after the closing brace."""
+    """Reads a call from text fed to `read`, which returns the unread text: everything after the closing brace."""
 
     __slots__ = ("_arguments_key", "_at", "_depth", "_escaped", "_fresh", "_key", "_quoted", "_scalar", "_word", "name")
 
@@ -34,7 +34,7 @@ class CallReader:
         self._at = _At.BEFORE
         self._key = ""
         self._word = ""  # of a key or the name, as it is written
-        self._fresh = ""  # arguments that have not been taken yet
+        self._fresh = ""  # arguments that have not been returned yet
         self._depth = 0  # of the value
         self._quoted = self._escaped = self._scalar = False
 
@@ -44,11 +44,11 @@ class CallReader:
 
     @property
     def broken(self) -> bool:
-        """This is no such object."""
+        """Return whether the text is not such an object."""
         return self._at is _At.BROKEN
 
     def arguments(self) -> str:
-        """What has come of them since the last call; nothing before the name is known."""
+        """Return the arguments' text since the last call; nothing before the name is known."""
         if self.name is None:
             return ""
         fresh, self._fresh = self._fresh, ""
@@ -120,7 +120,7 @@ class CallReader:
                     self._end_value()
 
     def _string(self, char: str) -> bool:
-        """Whether this character, after the opening quote, ends the string."""
+        """Return whether this character, after the opening quote, ends the string."""
         if self._escaped:
             self._escaped = False
         elif char == "\\":
@@ -145,7 +145,7 @@ class CallReader:
 
 
 def _decoded(word: str) -> str | None:
-    """The text of a JSON string; None when it is none."""
+    """Return the text of a JSON string, or None if `word` is not one."""
     try:
         value = msgspec.json.decode(word)
     except msgspec.DecodeError:

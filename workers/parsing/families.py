@@ -1,7 +1,7 @@
-"""Which parser an unnamed model needs: by the marks in its chat template and its `model_type`.
+"""Holds the rules that choose a model's parsers by the marks in its chat template and its `model_type`.
 
-The names are vLLM's.  A rule holds if the model is of one of its types (any, if there are none) and its template has all of its
-marks.  The first rule that holds decides; where none does, there is no parser: a wrong one would spoil answers that are fine.
+The parser names are vLLM's. A rule holds if the model is of one of its types (any, if there are none) and its template has all
+of its marks. The first rule that holds decides; if none holds there is no parser, because a wrong one would spoil good answers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the files of a model say. `types` are all its model types, `template` the text of all its chat templates."""
+    """Traits from a model's files: `types` are all its model types, `template` is the text of all its chat templates."""
 
     types: frozenset[str] = frozenset()
     template: str = ""
@@ -19,7 +19,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Leads to `parser`."""
+    """A rule that chooses `parser`."""
 
     parser: str
     types: tuple[str, ...] = ()
@@ -108,5 +108,5 @@ REASONING = (
 
 
 def first(rules: tuple[Rule, ...], traits: Traits) -> str | None:
-    """The parser of the first rule that holds."""
+    """Return the parser of the first rule that holds, or None."""
     return next((rule.parser for rule in rules if rule.holds(traits)), None)

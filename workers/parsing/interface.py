@@ -1,8 +1,8 @@
-"""What the text pipeline knows of the parsers for tool calls and reasoning, whoever brings them.
+"""Defines the interface of the parsers for tool calls and reasoning, built-in ones and those of engines.
 
-Three things, from long-lived to short-lived: a `ParserSet` per worker, a `ParsePlan` per request, an `AnswerParser` per choice.
-An answer parser is always fed one token at a time, so what it says is a pure function of the token ids: how an engine cut its
-output into steps cannot change it, and a resumed answer, whose ids are replayed in silence, goes on exactly where it stood.
+A worker has a `ParserSet`, a request a `ParsePlan`, a choice an `AnswerParser`. An answer parser is always fed one token at a
+time, so its parts are a pure function of the token ids: they do not depend on how an engine cut its output into steps, and a
+resumed answer, whose ids are replayed without output, goes on in exactly the same state.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from headrace.broker.messages import FinishReason, Generation, Parsing, Part
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """The names of the parsers that an engine brings."""
+class ParserNames:
+    """The names of the parsers that an engine provides."""
 
     tools: tuple[str, ...]
     reasoning: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the engine is asked for, so that its answer can be taken apart.
+class ParseRequirements:
+    """Options that the engine must run with so that its answer can be parsed.
 
-    `reasoning_ended` and `reasoning_kwargs`: what an engine's own reasoning parser must know so that structured output begins
-    after the reasoning; None = it finds out by itself.
+    `reasoning_ended` and `reasoning_kwargs` are inputs of an engine's own reasoning parser, so that structured output begins
+    after the reasoning; None: the engine detects the end of the reasoning.
     """
 
     guided: dict[str, Any] | None = None
@@ -37,34 +37,34 @@ class Asked:
 
 
 class AnswerParser(Protocol):
-    """Takes one answer apart. Anything it raises means that the answer cannot be taken apart."""
+    """Parses an answer into parts. Any exception that it raises means that the answer cannot be parsed."""
 
     def push(self, token_id: int, text: str) -> list[Part]:
-        """What became certain with this token and the text it released; nothing before the end if that was asked for."""
+        """Return the parts that are certain with this token and its text; none before the end if whole parts are requested."""
 
     def finish(self, token_id: int | None, text: str) -> list[Part]:
-        """The last token, if it was not pushed yet, the text that was left, and with them the rest of the answer."""
+        """Add the last token, if it was not pushed yet, and the text that was left. Returns the rest of the answer."""
 
     @property
     def called(self) -> bool:
-        """A tool call has been handed out."""
+        """Return whether a tool call has been returned."""
 
     def reasoning_tokens(self) -> int:
-        """Of the tokens so far, as far as it can tell."""
+        """Return the number of reasoning tokens so far, as far as the parser can tell."""
 
 
 class ParsePlan(Protocol):
-    """How the answers to one request are taken apart."""
+    """The plan for parsing the answers to a request."""
 
     @property
-    def asked(self) -> Asked: ...
+    def requirements(self) -> ParseRequirements: ...
 
     def parser(self, request_id: str, choice: int) -> AnswerParser:
-        """A new one. The ids of its tool calls depend on nothing but these two and the answer."""
+        """Create a parser for a choice. The ids of its tool calls depend only on the arguments and the answer."""
 
 
 class ParserSet(Protocol):
-    """The parsers of one worker. `tool` and `reasoning` are the names of those in use, None = none."""
+    """The parsers of a worker. `tool` and `reasoning` are the names of the parsers in use, None = none."""
 
     @property
     def tool(self) -> str | None: ...
@@ -73,11 +73,11 @@ class ParserSet(Protocol):
     def reasoning(self) -> str | None: ...
 
     def plan(self, parsing: Parsing, generation: Generation, prompt_ids: Sequence[int]) -> ParsePlan:
-        """Raises RequestInvalid."""
+        """Plan the parsing of a request's answers. Raises RequestInvalid."""
 
 
 def named_function(parsing: Parsing) -> str | None:
-    """The function that must be called, if one is named."""
+    """Return the name of the function that must be called, or None if none is named."""
     if isinstance(parsing.choice, str):
         return None
     function = parsing.choice.get("function")
@@ -85,9 +85,10 @@ def named_function(parsing: Parsing) -> str | None:
 
 
 def finish_reason(parsing: Parsing, reason: FinishReason, *, called: bool) -> FinishReason:
-    """Why the answer ended, as vLLM's server has it: "tool_calls" for calls of its own choice, never for a named function.
+    """Return the finish reason as vLLM's server does: "tool_calls" for calls that the model chose, never for a named function.
 
-    A streamed answer must also have ended by itself; of a whole one `auto` asks only for a call, and `required` for none.
+    A streamed answer must also have ended by itself. For a whole answer `auto` requires only a call, and `required` not even
+    that.
     """
     if not isinstance(parsing.choice, str) or parsing.choice == "none":
         return reason

@@ -1,4 +1,4 @@
-"""A streamed answer beside the same answer taken apart as a whole: is it the same, and if not, can it still be made so?"""
+"""Compares a streamed answer with the same answer parsed as a whole, and returns the parts that complete it, if possible."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.broker.output_parts import Call, OutputParts
 Outcome = Literal["same", "completed", "differs"]
 
 
-def settle(streamed: OutputParts, whole: OutputParts) -> tuple[Outcome, list[Part]]:
-    """The parts that are missing in `streamed`, which cannot take back what it has said.
+def reconcile(streamed: OutputParts, whole: OutputParts) -> tuple[Outcome, list[Part]]:
+    """Return the outcome and the parts missing in `streamed`, whose parts cannot be taken back.
 
     White space around content and reasoning, and the way arguments are spaced, make no difference.
     """
@@ -37,7 +37,7 @@ def settle(streamed: OutputParts, whole: OutputParts) -> tuple[Outcome, list[Par
 
 
 def _rest(streamed: str, whole: str) -> str | None:
-    """What is left to say; None if something else has been said."""
+    """Return the missing end of `streamed`, or None if it is not a beginning of `whole`."""
     if streamed.strip() == whole.strip():
         return ""
     return whole[len(streamed) :] if whole.startswith(streamed) else None

@@ -1,4 +1,4 @@
-"""The JSON that an answer must be when a tool has to be called and no parser knows the model's own way to say so."""
+"""Builds the JSON schema of an answer that must call a tool, for workers without a parser of the model's own call format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def forced_schema(parsing: Parsing) -> dict[str, Any] | None:
-    """The arguments of the named function, or for `required` a list of calls; None when no call is forced.
+    """Return the schema of the named function's arguments, or for `required` of a list of calls; None if no call is forced.
 
-    Raises RequestInvalid for a name that no tool has.
+    Raises RequestInvalid for a function name that no tool has.
     """
     name = named_function(parsing)
     functions = [tool["function"] for tool in parsing.tools if tool.get("type") == "function"]
@@ -36,7 +36,7 @@ def _list_of_calls(functions: Sequence[Mapping[str, Any]], *, several: bool) -> 
     calls = []
     for function in functions:
         parameters = dict(function.get("parameters") or _NOTHING)
-        for name, definition in (parameters.pop("$defs", None) or {}).items():  # references to them count from the top
+        for name, definition in (parameters.pop("$defs", None) or {}).items():  # References are paths from the root.
             if definitions.setdefault(name, definition) != definition:
                 raise RequestInvalid(f"two tools define {name!r} differently", param="tools")
         calls.append(

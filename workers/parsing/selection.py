@@ -1,4 +1,4 @@
-"""Which parsers a worker uses: the names it was given, or what the model's files suggest. Decided before a model is loaded."""
+"""Chooses a worker's parsers before the model is loaded: by the configured names, or by the model's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 from headrace.workers.engine import Engine, EngineInfo
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.families import REASONING, TOOLS, Rule, Traits, first
-from headrace.workers.parsing.interface import Known, ParserSet
+from headrace.workers.parsing.interface import ParserNames, ParserSet
 from headrace.workers.text.tokens import TokenTable
 
 log = structlog.get_logger()
@@ -27,7 +27,7 @@ Kind = Literal["tool", "reasoning"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The parsers to use, None = none. `guessed` are those kinds that nobody has named."""
+    """The chosen parsers, None = none. `guessed` are the kinds whose parser the settings do not name."""
 
     tool: str | None = None
     reasoning: str | None = None
@@ -35,54 +35,54 @@ class Chosen:
 
 
 class ParserFamily(Protocol):
-    """The parsers that come with one kind of engine."""
+    """The parsers that a kind of engine provides."""
 
-    def known(self, model: str) -> Known:
-        """May take seconds: run it beside the event loop. Raises EngineStartFailed."""
+    def known(self, model: str) -> ParserNames:
+        """Return the known names. May take seconds: call it in a thread. Raises EngineStartFailed."""
 
     def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
-        """What the model's files say."""
+        """Return the traits in the model's files."""
 
     def translate(self, name: str) -> str:
-        """Its own name for a parser that a rule of `headrace.workers.parsing.families` names."""
+        """Return this family's name for a parser that a rule of `headrace.workers.parsing.families` names."""
 
     def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
-        """Try them on the model's tokenizer, and leave out what was only guessed and does not work with it.
+        """Try the parsers on the model's tokenizer, and drop guessed ones that do not work with it.
 
-        May take seconds. Raises EngineStartFailed for what was named and does not.
+        May take seconds. Raises EngineStartFailed for a parser that the settings name and that does not work.
         """
 
     def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: Chosen) -> ParserSet:
-        """For the started engine."""
+        """Build the parsers for the started engine."""
 
 
-def choose(brand: ParserFamily, *, tool: str, reasoning: str, model: str, args: Mapping[str, Any]) -> Chosen:
-    """`tool` and `reasoning` as in the settings; `args` are the engine's own. Takes seconds: run it beside the event loop.
+def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args: Mapping[str, Any]) -> Chosen:
+    """Choose the parsers. `tool` and `reasoning` are settings; `args` are the engine's own. May take seconds: use a thread.
 
-    Raises EngineStartFailed for a name that is not known, with those that are.
+    Raises EngineStartFailed for an unknown name, with the known ones.
     """
-    own = args.get("reasoning_parser")  # vLLM's own setting says the same
+    own = args.get("reasoning_parser")  # vLLM's own setting of the same meaning
     if own:
         if reasoning not in (AUTO, own):
             raise EngineStartFailed(f"the reasoning parser is {reasoning!r} and, among the engine's settings, {own!r}")
         reasoning = str(own)
     if (tool, reasoning) == (NONE, NONE) or args.get("runner") == "pooling":
         return Chosen()
-    known = brand.known(model)
+    known = family.known(model)
     _check_name("tool", tool, known.tools)
     _check_name("reasoning", reasoning, known.reasoning)
-    traits = brand.traits(model, args) if AUTO in (tool, reasoning) else Traits()
+    traits = family.traits(model, args) if AUTO in (tool, reasoning) else Traits()
     guessed: set[Kind] = set()
     if tool == AUTO:
         guessed.add("tool")
     if reasoning == AUTO:
         guessed.add("reasoning")
     chosen = Chosen(
-        _named(tool, TOOLS, traits, known.tools, brand),
-        _named(reasoning, REASONING, traits, known.reasoning, brand),
+        _resolve(tool, TOOLS, traits, known.tools, family),
+        _resolve(reasoning, REASONING, traits, known.reasoning, family),
         frozenset(guessed),
     )
-    chosen = brand.check(chosen, model, args)
+    chosen = family.check(chosen, model, args)
     log.info("parsers.chosen", tool=chosen.tool, reasoning=chosen.reasoning, guessed=sorted(guessed))
     return chosen
 
@@ -95,13 +95,13 @@ def _check_name(kind: Kind, name: str, known: tuple[str, ...]) -> None:
     raise EngineStartFailed(f"there is no {kind} parser {name!r}{hint}; known: auto, none, {', '.join(known)}")
 
 
-def _named(name: str, rules: tuple[Rule, ...], traits: Traits, known: tuple[str, ...], brand: ParserFamily) -> str | None:
+def _resolve(name: str, rules: tuple[Rule, ...], traits: Traits, known: tuple[str, ...], family: ParserFamily) -> str | None:
     if name == NONE:
         return None
     if name != AUTO:
         return name
     guess = first(rules, traits)
-    own = brand.translate(guess) if guess is not None else None
+    own = family.translate(guess) if guess is not None else None
     if own is not None and own not in known:
         log.warning(
             "parsers.unknown_family", parser=guess, meaning="this engine does not bring the parser of this model family"
@@ -111,7 +111,7 @@ def _named(name: str, rules: tuple[Rule, ...], traits: Traits, known: tuple[str,
 
 
 def traits_of(model: str, args: Mapping[str, Any]) -> Traits:
-    """What the files of a model say; a model that is no folder is looked up where its other files will come from, too."""
+    """Read the traits in a model's files. A model that is not a folder is fetched from the hub, like its other files later."""
     tokenizer = str(args.get("tokenizer") or model)
     config = _json(_file(model, "config.json", args))
     types = [config.get("model_type")]
@@ -124,7 +124,7 @@ def traits_of(model: str, args: Mapping[str, Any]) -> Traits:
 
 
 def _templates(value: object) -> list[bytes]:
-    """One template, or several with names."""
+    """Return the templates of a config value: one template, or several with names."""
     if isinstance(value, str):
         return [value.encode()]
     if not isinstance(value, list):
@@ -151,7 +151,7 @@ def _file(model: str, name: str, args: Mapping[str, Any]) -> bytes | None:
 
 
 def _from_hub(model: str, name: str, args: Mapping[str, Any]) -> bytes | None:
-    """The engine would fetch it anyway; a model that cannot be found is the engine's to complain about."""
+    """Fetch a file that the engine would fetch anyway. Returns None on failure: the engine reports a missing model."""
     try:
         from huggingface_hub import hf_hub_download
 

@@ -1,6 +1,6 @@
-"""The built-in parsers, as stages that text runs through: reasoning first, then what the answer calls.
+"""Implements the built-in parsers as stages through which text runs: reasoning first, then tool calls.
 
-Text may come in any pieces; a stage holds back no more than what may still turn out to be a mark.
+Text may come in any pieces; a stage holds back only text that may still turn out to be a mark.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from typing import Protocol
 
 from headrace.broker.messages import Part
 from headrace.workers.parsing.call_json import CallReader
-from headrace.workers.parsing.text_pieces import overlap
 
 NewId = Callable[[int], str]
 """The id of the call with this index."""
 
 
 class Stage(Protocol):
-    """Text in, parts out."""
+    """A parser stage that turns text into parts."""
 
     def push(self, text: str) -> list[Part]: ...
 
     def finish(self) -> list[Part]:
-        """What was held back, at the end of the answer."""
+        """Return the held-back parts, at the end of the answer."""
 
 
 class Plain:
-    """All of it is content."""
+    """Passes all text on as content."""
 
     def push(self, text: str) -> list[Part]:
         return [Part("content", text)] if text else []
@@ -36,9 +35,9 @@ class Plain:
 
 
 class Think:
-    """`<think>…</think>` at the beginning of an answer, or `…</think>` where the prompt has opened it, is reasoning.
+    """Parses `<think>…</think>` at the beginning of an answer, or `…</think>` if the prompt opened it, as reasoning.
 
-    Text after it goes to the next stage. White space before the opening mark is dropped.
+    Text after the closing mark goes to the next stage. White space before the opening mark is dropped.
     """
 
     OPEN, CLOSE = "<think>", "</think>"
@@ -47,7 +46,7 @@ class Think:
 
     def __init__(self, following: Stage, *, opened: bool) -> None:
         self._next = following
-        self._undecided = True  # may begin with the opening mark
+        self._undecided = True  # The answer may still begin with the opening mark.
         self._inside = opened
         self._held = ""
 
@@ -83,9 +82,9 @@ class Think:
 
 
 class Hermes:
-    """Calls as `<tool_call>{"name": "f", "arguments": {…}}</tool_call>`, after what content there is.
+    """Parses calls written as `<tool_call>{"name": "f", "arguments": {…}}</tool_call>`, after optional content.
 
-    Text between and after calls is dropped.  What is no call comes out as it was written.
+    Text between and after calls is dropped. Marked text that is not a call is returned as content.
     """
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -94,10 +93,10 @@ class Hermes:
 
     def __init__(self, new_id: NewId) -> None:
         self._new_id = new_id
-        self._index = 0  # of the call to come
-        self._held = ""  # may be the beginning of a mark
-        self._reader: CallReader | None = None  # of the call that is open
-        self._raw = ""  # its text, as long as there is no name
+        self._index = 0  # of the next call
+        self._held = ""  # text that may be the beginning of a mark
+        self._reader: CallReader | None = None  # reads the open call
+        self._raw = ""  # text of the open call until its name is known
 
     def push(self, text: str) -> list[Part]:
         return list(self._push(self._held + text))
@@ -151,7 +150,7 @@ class Hermes:
 
 
 class Named:
-    """All of it is the arguments of one call."""
+    """Parses all text as the arguments of a call of the named function."""
 
     __slots__ = ("_begun", "_name", "_new_id")
 
@@ -172,7 +171,7 @@ class Named:
 
 
 class Required:
-    """`[{"name": "f", "parameters": {…}}, …]`, and nothing else. Text that is no such list is dropped from where it is none."""
+    """Parses `[{"name": "f", "parameters": {…}}, …]`. Text is dropped from the point where it is not such a list."""
 
     __slots__ = ("_dead", "_index", "_new_id", "_open", "_reader")
 
@@ -213,3 +212,11 @@ class Required:
 
     def finish(self) -> list[Part]:
         return []
+
+
+def overlap(text: str, mark: str) -> int:
+    """Return the number of characters at the end of `text` that may begin `mark`. A whole mark does not count."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0

@@ -10,7 +10,7 @@ from headrace.broker.messages import FinishReason, Generation, TokenLogprob
 from headrace.broker.protocol.run import Run
 from headrace.workers.engine import Fault, Handover, Sequence
 from headrace.workers.parsing.answer import ParsedAnswer
-from headrace.workers.parsing.interface import Asked
+from headrace.workers.parsing.interface import ParseRequirements
 from headrace.workers.prompt_embeds import StoredTensor
 from headrace.workers.text.pipeline import TextPipeline
 
@@ -23,7 +23,6 @@ class ChoiceRun:
 
     __slots__ = (
         "_base_id",
-        "asked",
         "cached_elsewhere",
         "cached_tokens",
         "came",
@@ -41,6 +40,7 @@ class ChoiceRun:
         "prompt_logprobs",
         "prompt_tokens",
         "push",
+        "requirements",
         "run",
         "started_s",
         "told",
@@ -58,7 +58,7 @@ class ChoiceRun:
         expected_cached: int = 0,
         told: list[bool],
         prompt_embeds: StoredTensor | None = None,
-        asked: Asked | None = None,
+        requirements: ParseRequirements | None = None,
     ) -> None:
         self.id = self._base_id = f"{run.id}-{run.attempt}-{run.run & 0xFFFF:04x}-{choice}"
         self.run = run
@@ -71,7 +71,7 @@ class ChoiceRun:
         self.pipeline = pipeline
         self.push = pipeline.pusher if isinstance(pipeline, TextPipeline) else pipeline.push
         self.plain = False  # after the first output, if no stop string is looked for: a token is one text and nothing else
-        self.asked = asked  # for the sake of the parsers
+        self.requirements = requirements  # for the sake of the parsers
         self.cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.expected_cached = expected_cached
@@ -114,8 +114,8 @@ class ChoiceRun:
             prompt_embeds=self.prompt_embeds,
             handover=handover,
             expected_cached=self.expected_cached,
-            reasoning_ended=self.asked.reasoning_ended if self.asked is not None else None,
-            reasoning_kwargs=self.asked.reasoning_kwargs if self.asked is not None else None,
+            reasoning_ended=self.requirements.reasoning_ended if self.requirements is not None else None,
+            reasoning_kwargs=self.requirements.reasoning_kwargs if self.requirements is not None else None,
             extra=generation.extra,
         )
 

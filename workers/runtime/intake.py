@@ -30,9 +30,9 @@ class Intake:
     def take(
         self, run: Run, payload: bytes, *, cache: Callable[[], Container[int]] | None = None
     ) -> tuple[Generation, list[ChoiceRun]]:
-        """What is asked of the engine, and the choices that have no end yet. What their clients were given is still to be
-        replayed (`headrace.workers.runtime.replay`).
+        """Return the generation options for the engine, and the unfinished choices.
 
+        The tokens that the choices have already emitted are still to be replayed (`headrace.workers.runtime.replay`).
         Raises WireError and RequestInvalid.
         """
         generation = decode(Generation, payload)
@@ -50,8 +50,10 @@ class Intake:
             )
         plan = self._plan(generation, prompt)
         if plan is not None:
-            asked = plan.asked
-            generation = msgspec.structs.replace(generation, guided=asked.guided, skip_special_tokens=asked.skip_special_tokens)
+            needed = plan.requirements
+            generation = msgspec.structs.replace(
+                generation, guided=needed.guided, skip_special_tokens=needed.skip_special_tokens
+            )
         wanted = generation.sampling.max_tokens
         limit = room if wanted is None else min(wanted, room)
         expected = self._expected_cached(run, len(prompt), cache)
@@ -71,7 +73,7 @@ class Intake:
                 expected_cached=expected,
                 told=told,
                 prompt_embeds=embeds,
-                asked=plan.asked if plan is not None else None,
+                requirements=plan.requirements if plan is not None else None,
             )
             choices.append(choice)
         return generation, choices

@@ -49,9 +49,10 @@ class Runtime:
         """The engine is dead when it has work and reports nothing for `stall_s`. A sequence that gets nothing for
         `first_token_s` or, later, `token_s` while others do is tried elsewhere."""
         self._engine = engine
-        self._progress = StuckSequences(first_token_s=first_token_s, token_s=token_s)
+        self._check_every_s = min(1.0, stall_s / 4)
+        self._stuck = StuckSequences(first_token_s=first_token_s, token_s=token_s)
         self.exclusive = asyncio.Lock()  # for what must not meet: a canary and a change of role
-        self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running, look=self._look_for_stuck)
+        self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running)
         self.dead = self.watchdog.dead
         self._commands = EngineCommands(self.watchdog.declare_dead)
         self.sequences = Sequences(engine, self._commands, self.watchdog, refused=self._refused)
@@ -93,15 +94,19 @@ class Runtime:
             tasks.create_task(self._commands.run())
             tasks.create_task(self.watchdog.watch_death())
             tasks.create_task(self.watchdog.watch_stall())
+            tasks.create_task(self._watch_stuck())
 
     def _running(self) -> int:
         return len(self.sequences.active) + len(self.raw) + len(self._pooling)
 
-    def _look_for_stuck(self, now_s: float) -> None:
-        active = self.sequences.active
-        for stuck in self._progress.look(now_s, list(active.values())):
-            if self._sink is not None and stuck.choice.id in active:
-                give_up(stuck, self._sink)
+    async def _watch_stuck(self) -> None:
+        """Move runs with stuck sequences to other workers, while the engine lives."""
+        loop, active = asyncio.get_running_loop(), self.sequences.active
+        while not self.dead.done():
+            await asyncio.sleep(self._check_every_s)
+            for stuck in self._stuck.check(loop.time(), list(active.values())):
+                if self._sink is not None and stuck.choice.id in active:
+                    give_up(stuck, self._sink)
 
     def _refused(self, run: Run, error: WorkerError) -> None:
         if self._sink is not None:

@@ -1,7 +1,7 @@
-"""Incremental detokenising: ids in, whole characters out.
+"""Detokenises incrementally: token ids in, whole characters out.
 
-The text of an answer is what it adds to its prompt.  A character whose bytes are spread over tokens comes out with the token
-that completes it; bytes that cannot become a character come out as U+FFFD as soon as that is certain.
+The text of an answer is the text that it adds to its prompt. A character whose bytes are spread over tokens is released with
+the token that completes it; bytes that cannot become a character are released as U+FFFD as soon as that is certain.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Protocol
 from headrace.workers.text.tokens import Decode, TokenTable
 
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
-_CONTEXT = 8  # prompt tokens that a window starts with
+_CONTEXT = 8  # prompt tokens at the start of a window
 _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """One per answer."""
+    """Detokenises an answer."""
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; may be empty."""
+        """Return the text that this token completes; it may be empty."""
 
     def finish(self) -> str:
-        """What is left of a character that never got complete."""
+        """Return the rest of an incomplete character, at the end of the answer."""
 
 
 def detokenizer(table: TokenTable, *, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-    """The detokenizer for an answer to this prompt."""
+    """Create the detokenizer for an answer to this prompt."""
     if table.decode is not None:
         return _Window(table.decode, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
     return _Table(table, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
 
 
 class _Table:
-    """By table: a lookup per token, and a decode only around split characters."""
+    """Detokenises by table: a lookup per token, and a decode only around split characters."""
 
     __slots__ = ("_first", "_odd", "_pending", "_pieces", "_skipped", "_texts")
 
@@ -47,10 +47,10 @@ class _Table:
         self._pending = self._open_character(prompt_ids)
         at_start = table.first is not None and all(i in self._skipped for i in prompt_ids)
         self._first = table.first if at_start else None
-        self._odd = bool(self._pending) or self._first is not None  # the next token's text is not just that of its table entry
+        self._odd = bool(self._pending) or self._first is not None  # The next token's text is not just its table entry.
 
     def _open_character(self, prompt_ids: Sequence[int]) -> bytes:
-        """A character begun at the end of the prompt belongs to the answer that completes it."""
+        """Return the bytes of an incomplete character at the prompt's end, which belongs to the answer that completes it."""
         known = (i for i in reversed(prompt_ids) if i not in self._skipped and 0 <= i < len(self._pieces))
         tail = b"".join(reversed([self._pieces[i] for i in islice(known, _LONGEST_CHARACTER)]))[-_LONGEST_CHARACTER:]
         _, used = utf_8_decode(tail, "replace", False)
@@ -59,7 +59,7 @@ class _Table:
     def push(self, token_id: int) -> str:
         try:
             text = self._texts[token_id]
-        except IndexError:  # models have rows beyond their tokenizer
+        except IndexError:  # Models have embedding rows beyond their tokenizer.
             return ""
         if text is None or self._odd:
             return self._slow(token_id)
@@ -83,10 +83,10 @@ class _Table:
 
 
 class _Window:
-    """By the library: decode the last tokens twice, with and without the new one, and take what was added.
+    """Detokenises by the library: decodes the last tokens with and without the new one and returns the added text.
 
-    Text is held back while it ends in U+FFFD, which may still become a character; for at most as many tokens as a character
-    has bytes, since it may also be meant.
+    Text is held back while it ends in U+FFFD, which may still become a character, for at most as many tokens as a character
+    has bytes, because the model may also mean U+FFFD itself.
     """
 
     __slots__ = ("_decode", "_held", "_ids", "_shown", "_skip")
@@ -96,7 +96,7 @@ class _Window:
         self._skip = skip_special_tokens
         self._ids = list(prompt_ids[-_CONTEXT:])
         self._shown = decode(self._ids, skip_special_tokens)
-        self._held = 0  # tokens at the end of `_ids` whose text is not out yet
+        self._held = 0  # tokens at the end of `_ids` whose text is not released yet
 
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -106,14 +106,14 @@ class _Window:
             return self._release(text)
         if self._held < _LONGEST_CHARACTER:
             return ""
-        held = _LONGEST_CHARACTER - 1  # what is before these is certain; they may still begin a character
+        held = _LONGEST_CHARACTER - 1  # These last tokens may still begin a character; the text before them is certain.
         return self._release(self._decode(self._ids[:-held], self._skip), held=held)
 
     def finish(self) -> str:
         return self._release(self._decode(self._ids, self._skip)) if self._held else ""
 
     def _release(self, text: str, *, held: int = 0) -> str:
-        """What `text`, which is all but the last `held` tokens, adds to what is shown."""
+        """Return the part of `text`, which is all but the last `held` tokens, that has not been shown."""
         added = text[len(self._shown) :]
         self._held = held
         if len(self._ids) >= 2 * _CONTEXT:

@@ -1,6 +1,7 @@
-"""The text pipeline of one answer: ids → characters → up to the stop string.
+"""Turns the token ids of an answer into text and cuts it at the stop string.
 
-A pure function of the id sequence: whoever replays a prefix of it, silently, stands exactly where the first run stood.
+The text is a pure function of the id sequence: a pipeline through which a prefix of the ids is replayed is in exactly the state
+of the first run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["TextPipeline", "TokenTable"]
 
 
 class TextPipeline:
-    """Text of one choice. Stop strings count only in the text after the first `min_tokens` tokens."""
+    """Produces the text of a choice. Stop strings count only in the text after the first `min_tokens` tokens."""
 
     __slots__ = ("_detokenize", "_end", "_immune", "_stops")
 
@@ -36,7 +37,7 @@ class TextPipeline:
         self._immune = min_tokens
 
     def push(self, token_id: int) -> str:
-        """The text released by this token: never half a character, never part of what may become a stop string."""
+        """Return the text released by this token: no incomplete character, no possible beginning of a stop string."""
         text = self._detokenize(token_id)
         if self._stops is None:
             return text
@@ -47,15 +48,15 @@ class TextPipeline:
 
     @property
     def pusher(self) -> Callable[[int], str]:
-        """`push`, or what it comes down to where no stop string is looked for: for who calls it once per token."""
+        """Return `push`, or its inner function if there are no stop strings, for callers on the per-token path."""
         return self._detokenize if self._stops is None else self.push
 
     def last(self, token_id: int, *, hidden: bool) -> str:
-        """The engine ended the answer with this token; `hidden` if it is no part of the text."""
+        """Add the token with which the engine ended the answer; `hidden` if it is not part of the text."""
         return "" if hidden else self.push(token_id)
 
     def finish(self) -> str:
-        """The text held back, at the end of the answer. May still set `stopped`."""
+        """Return the held-back text, at the end of the answer. May still set `stopped`."""
         text = self._end()
         if self._stops is None:
             return text
@@ -63,5 +64,5 @@ class TextPipeline:
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that ended the text; from then on nothing more comes out."""
+        """Return the stop string that ended the text, if one did. No text is released after it."""
         return self._stops.stopped if self._stops is not None else None

@@ -1,11 +1,11 @@
-"""Stop strings in a stream of text.
+"""Finds stop strings in a stream of text.
 
 The answer is cut where the first stop string *starts* (the shorter one, if two start there), exactly as if the whole text had
-been searched at once, however it was cut into pieces.  Text that may still turn out to be part of a stop string is held back,
-and nothing more than that.
+been searched at once, however it was cut into pieces. Only text that may still turn out to be part of a stop string is held
+back.
 
-An Aho-Corasick automaton: one dict lookup per character, whatever the number and length of the stop strings, so that no request
-can make a worker's loop slow with them.
+An Aho-Corasick automaton needs one dict lookup per character, whatever the number and length of the stop strings, so that no
+request can slow a worker's event loop with them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterable
 
 
 class StopMatcher:
-    """Feed text with `push`, end with `finish`. Once `stopped` is set nothing more comes out. Empty strings never match."""
+    """Feed text with `push`, end with `finish`. Once `stopped` is set no text is released. Empty strings never match."""
 
     __slots__ = ("_begins", "_best", "_buffer", "_depth", "_edges", "_fail", "_include", "_node", "_word", "stopped")
 
     def __init__(self, stops: Iterable[str], *, include_stop: bool) -> None:
         self.stopped: str | None = None
         self._include = include_stop
-        self._buffer = ""  # text not yet released; it ends where the automaton stands
+        self._buffer = ""  # unreleased text; its end is the automaton's position
         self._node = 0
         self._best: tuple[int, str] | None = None  # (start in the buffer, stop string): the match to beat
         self._edges: list[dict[str, int]] = [{}]
@@ -64,7 +64,7 @@ class StopMatcher:
         return self._edges[node][char]
 
     def push(self, text: str) -> str:
-        """The text that is safe to show now."""
+        """Return the text that is safe to show now."""
         if self._node == 0 and self._best is None and (self._begins is None or self._begins.search(text) is None):
             return text if self.stopped is None else ""
         return self._scan(text)
@@ -91,7 +91,7 @@ class StopMatcher:
         return released
 
     def finish(self) -> str:
-        """What was held back. A match that waited for an earlier one to complete counts now."""
+        """Return the held-back text. A match that waited for an earlier one to complete counts now."""
         if self._best is not None and self.stopped is None:
             return self._cut(*self._best)
         released, self._buffer, self._node = self._buffer, "", 0

@@ -1,8 +1,8 @@
-"""From token id to bytes: the table that makes detokenising a list lookup.
+"""Builds the table from token id to bytes that makes detokenising a list lookup.
 
 Most tokenizers decode token by token: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2) and the SentencePiece family (Llama 2,
-Mistral, Gemma).  For those the bytes of every id are worked out once, when a worker starts.  Any other decoder (WordPiece, say)
-gives no table, and `headrace.workers.text.detokenize` asks the `tokenizers` library over a sliding window instead.
+Mistral, Gemma). For those the bytes of every id are computed once, when a worker starts. Any other decoder (such as WordPiece)
+gives no table, and `headrace.workers.text.detokenize` calls the `tokenizers` library over a sliding window instead.
 
 Only `tokenizer.json` is read; `tokenizers` is imported just for the second kind.
 """
@@ -25,11 +25,11 @@ Decode = Callable[[list[int], bool], str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """What is known of each token id. Immutable; one per worker, shared by all its pipelines.
+    """The bytes and texts of all token ids. Immutable; a worker has one, shared by all its pipelines.
 
-    `pieces[id]` are the bytes an id adds to the text and `texts[id]` the same as a string, None when they are not whole
-    characters; `plain` is `texts` without those of special tokens.  All are empty when `decode` must be asked.  `first` gives
-    the bytes of an id that starts the text, for tokenizers that drop the space there.
+    `pieces[id]` are the bytes an id adds to the text and `texts[id]` the same as a string, None if they are not whole
+    characters; `plain` is `texts` without those of special tokens. All are empty if `decode` must be called. `first` gives the
+    bytes of an id that starts the text, for tokenizers that drop the space there.
     """
 
     pieces: Sequence[bytes] = field(repr=False)
@@ -45,7 +45,7 @@ class TokenTable:
 
     @classmethod
     def load(cls, tokenizer_dir: str | Path) -> Self:
-        """Read `tokenizer.json` in this folder. Raises ModelUnavailable when it is missing or damaged."""
+        """Read `tokenizer.json` in a folder. Raises ModelUnavailable if it is missing or damaged."""
         path = Path(tokenizer_dir) / "tokenizer.json"
         try:
             raw = path.read_bytes()
@@ -63,18 +63,18 @@ class TokenTable:
         return cls(pieces=pieces, texts=[_whole(data) for data in pieces], special=special, first=first)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, special ones included; empty for an id the tokenizer does not know."""
+        """Return the bytes of a token, also of a special one; empty for an id unknown to the tokenizer."""
         if self.decode is not None:
             return self.decode([token_id], False).encode()
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
 
 
 def token_table(tokenizer_dir: str | Path) -> TokenTable:
-    """`TokenTable.load`, once per process for an unchanged file: engine and runtime want the same one."""
+    """Load the table, once per process for an unchanged file, because engine and runtime need the same one."""
     try:
         state = (Path(tokenizer_dir) / "tokenizer.json").stat()
     except OSError:
-        return TokenTable.load(tokenizer_dir)  # which says what is wrong
+        return TokenTable.load(tokenizer_dir)  # Raises ModelUnavailable with the reason.
     return _loaded(str(tokenizer_dir), state.st_ino, state.st_mtime_ns, state.st_size)
 
 
@@ -88,7 +88,7 @@ class _Model(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """What is wanted of a `tokenizer.json`. The merges, most of it, are passed over."""
+    """The needed part of a `tokenizer.json`. The merges, most of the file, are skipped."""
 
     model: _Model
     decoder: dict[str, Any] | None = None
@@ -109,7 +109,7 @@ def _library_decode(raw: bytes) -> Decode:
 
 
 def _tokens(spec: _File) -> list[str]:
-    """Token strings by id; "" where an id is not used."""
+    """Return the token strings by id; "" for an unused id."""
     vocabulary = spec.model.vocab
     if isinstance(vocabulary, list):
         named: Iterable[tuple[str, int]] = ((entry[0], i) for i, entry in enumerate(vocabulary))
@@ -127,14 +127,14 @@ def _whole(data: bytes) -> str | None:
         return None
 
 
-# -- what the `decoder` of tokenizer.json means for one token ------------------------------------------------
+# -- the rule of the `decoder` in tokenizer.json for one token -----------------------------------------------
 
 Piece = Callable[[str], bytes]
 First = Callable[[bytes], bytes]
 
 
 def _piece_rule(decoder: Mapping[str, Any] | None) -> tuple[Piece | None, First | None]:
-    """How one token becomes bytes, and what differs for the first one. (None, None) when tokens do not decode one by one."""
+    """Return the rule from token to bytes and the rule for the first token, (None, None) if tokens do not decode singly."""
     steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder]
     edits: list[Callable[[str], str]] = []
     piece: Piece = str.encode
@@ -192,7 +192,7 @@ def _byte_fallback(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """What byte-level BPE writes for the 256 bytes: printable ones stand for themselves, the rest start at U+0100."""
+    """Return byte-level BPE's characters for the 256 bytes: printable ones are themselves, the rest start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
@@ -202,8 +202,8 @@ _BYTES = _byte_alphabet()
 
 
 def piece_bytes(token: str) -> bytes:
-    """The bytes of a token as byte-level BPE writes it."""
+    """Return the bytes of a token written by byte-level BPE."""
     try:
         return bytes([_BYTES[char] for char in token])
-    except KeyError:  # an added token, written as it is
+    except KeyError:  # An added token is written as it is.
         return token.encode()

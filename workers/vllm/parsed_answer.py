@@ -10,9 +10,9 @@ import structlog
 from headrace.broker.messages import Parsing, Part
 from headrace.broker.output_parts import OutputParts
 from headrace.workers import metrics
-from headrace.workers.parsing.call_ids import settled_id
-from headrace.workers.parsing.reconcile import settle
-from headrace.workers.parsing.text_pieces import overlap
+from headrace.workers.parsing.call_ids import stable_call_id
+from headrace.workers.parsing.reconcile import reconcile
+from headrace.workers.parsing.stages import overlap
 
 log = structlog.get_logger()
 
@@ -127,7 +127,7 @@ class AnswerReader:
         """Told once, with the first piece of a call."""
         if index in self._ids:
             return None
-        self._ids[index] = settled_id(given, self._request_id, self._choice, index)
+        self._ids[index] = stable_call_id(given, self._request_id, self._choice, index)
         return self._ids[index]
 
     def _whole(self) -> tuple[OutputParts, Any]:
@@ -181,7 +181,7 @@ class AnswerReader:
 
     def _rest_of(self, whole: OutputParts) -> list[Part]:
         """What was not said yet."""
-        outcome, missing = settle(self._said, whole)
+        outcome, missing = reconcile(self._said, whole)
         metrics.PARSED.labels(outcome).inc()
         if outcome == "differs":
             log.info(

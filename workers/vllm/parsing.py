@@ -19,7 +19,7 @@ from headrace.broker.messages import Generation, Parsing
 from headrace.workers.engine import Engine, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
 from headrace.workers.parsing.families import Traits
-from headrace.workers.parsing.interface import Asked, Known
+from headrace.workers.parsing.interface import ParseRequirements, ParserNames
 from headrace.workers.parsing.selection import Chosen, Kind, traits_of
 from headrace.workers.text.tokens import TokenTable
 from headrace.workers.vllm.parsed_answer import AnswerReader
@@ -42,14 +42,14 @@ LATE_REASONING = frozenset({"granite"})
 class VllmParserFamily:
     """See `headrace.workers.parsing.selection.ParserFamily`."""
 
-    def known(self, model: str) -> Known:
+    def known(self, model: str) -> ParserNames:
         prepare_environment(EngineConfig(model=model, served_name=model), os.environ)
         try:
             from vllm.reasoning import ReasoningParserManager
             from vllm.tool_parsers import ToolParserManager
         except ImportError as error:
             raise EngineStartFailed(f"vLLM is not installed or broken: {error}") from error
-        return Known(tuple(ToolParserManager.list_registered()), tuple(ReasoningParserManager.list_registered()))
+        return ParserNames(tuple(ToolParserManager.list_registered()), tuple(ReasoningParserManager.list_registered()))
 
     def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
         return traits_of(model, args)
@@ -238,18 +238,18 @@ class VllmPlan:
         self.prompt_ids = list(prompt_ids)
         self.late = late
         self.lead = lead
-        self.asked = Asked()
+        self.requirements = ParseRequirements()
 
     def adjust(self, generation: Generation) -> None:
         """Find out what the engine has to be asked for."""
         parser = self.fresh()
         if parser is None:
-            self.asked = Asked(guided=generation.guided, skip_special_tokens=generation.skip_special_tokens)
+            self.requirements = ParseRequirements(guided=generation.guided, skip_special_tokens=generation.skip_special_tokens)
             return
         if self._adjusts(parser):
             self.request = parser.adjust_request(self.request)
         reasons = parser.reasoning_parser is not None
-        self.asked = Asked(
+        self.requirements = ParseRequirements(
             guided=_guided(self.request),
             skip_special_tokens=self.request.skip_special_tokens,
             reasoning_ended=self.request.resolve_reasoning_ended(parser, self.prompt_ids),

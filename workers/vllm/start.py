@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.blocking import beside
+from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.vllm.adapters import Adapters, adapters_of, load_adapters
@@ -47,7 +47,7 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
     """
     adapters = adapters_of(config)
     prepare_environment(config, os.environ)
-    started = await beside(lambda: _build(config, meter, kv_events), name="vllm-start")
+    started = await run_in_thread(lambda: _build(config, meter, kv_events), name="vllm-start")
     # the first call binds vLLM's sockets to this event loop and caches the answer that every later request needs
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from headrace.workers.blocking import beside
+from headrace.workers.blocking import run_in_thread
 
 
 async def test_the_loop_goes_on_and_the_result_comes() -> None:
@@ -17,7 +17,7 @@ async def test_the_loop_goes_on_and_the_result_comes() -> None:
         may_end.wait(10)
         return 7
 
-    waiting = asyncio.create_task(beside(work, name="test"))
+    waiting = asyncio.create_task(run_in_thread(work, name="test"))
     await asyncio.sleep(0)
     may_end.set()
     assert await waiting == 7
@@ -28,7 +28,7 @@ async def test_what_the_work_raises_is_raised_here() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await beside(work, name="test")
+        await run_in_thread(work, name="test")
 
 
 async def test_who_stops_waiting_need_not_wait_for_the_end() -> None:
@@ -38,7 +38,7 @@ async def test_who_stops_waiting_need_not_wait_for_the_end() -> None:
         may_end.wait(10)
         ended.set()
 
-    waiting = asyncio.create_task(beside(work, name="test"))
+    waiting = asyncio.create_task(run_in_thread(work, name="test"))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -167,7 +167,7 @@ async def test_blocks_of_another_size_are_refused_aloud():
                 event = KvEvent(kind="stored", hashes=[number], token_ids=[1] * 6)
                 bench.engine.batches.put_nowait(KvBatch([event], number))
             async with asyncio.timeout(5):
-                while bench.translator.odd.odd_sizes < 3:
+                while bench.translator.anomalies.odd_sizes < 3:
                     await asyncio.sleep(0.001)
         assert logs == [{"event": "kv.block_size", "got": 6, "expected": 4, "log_level": "error"}]
 
@@ -210,4 +210,4 @@ async def test_the_inventory_of_a_simulated_engine_is_exact(options):
                 await bench.until(lambda n=n: bench.finished(str(n)))
                 await asyncio.sleep(0.01)
         assert all(truth().values())
-        assert fed.translator.odd.unknown_removed == 0
+        assert fed.translator.anomalies.unknown_removed == 0

@@ -143,7 +143,7 @@ def test_an_unknown_parent_asks_for_the_cache_to_be_read_anew():
     bench = Bench()
     bench(stored([2], TOKENS[4:8], parent=1))
     assert bench.translator.lost
-    assert bench.translator.odd.orphans == bench.translator.odd.unplaced == 1
+    assert bench.translator.anomalies.orphans == bench.translator.anomalies.unplaced == 1
     assert not bench.device
     bench(CLEARED, stored([1], TOKENS[:4]), stored([2], TOKENS[4:8], parent=1))
     assert not bench.translator.lost
@@ -155,10 +155,10 @@ def test_where_the_engine_cannot_tell_everything_unknown_parents_are_no_surprise
     bench(CLEARED, partial=True)
     bench(stored([2], TOKENS[4:8], parent=1), stored([9], TOKENS[:4]))
     assert not bench.translator.lost
-    assert bench.translator.odd.unplaced == 1
+    assert bench.translator.anomalies.unplaced == 1
     assert bench.device == {CHAIN[0]}
     bench(removed(2))
-    assert bench.translator.odd.unknown_removed == 0
+    assert bench.translator.anomalies.unknown_removed == 0
 
 
 def test_a_clear_is_told_in_one_word_and_a_new_reading_by_what_differs():
@@ -191,7 +191,7 @@ def test_blocks_that_cannot_be_cut_into_the_pools_are_refused(hashes, tokens):
     bench = Bench()
     bench(stored(hashes, TOKENS[:tokens]))
     assert not bench.device
-    assert bench.translator.odd.odd_sizes == 1
+    assert bench.translator.anomalies.odd_sizes == 1
     assert bench.translator.odd_size == tokens // len(hashes)
 
 
@@ -211,7 +211,7 @@ def test_a_group_that_comes_first_waits_for_the_one_that_knows_the_content():
     bench = Bench()
     bench(stored([2], TOKENS[:8], group=1, block_size=SIZE), stored([1, 2], TOKENS[:8], group=0))
     assert bench.device == {CHAIN[1]}
-    assert bench.translator.odd.unplaced == 0
+    assert bench.translator.anomalies.unplaced == 0
 
 
 def test_groups_stay_known_when_the_cache_is_cleared():
@@ -274,4 +274,4 @@ def test_the_inventory_is_what_the_engine_holds(groups, steps):
         for tier in ("device", "host"):
             assert bench.view[tier] == {VALUE[hash_] for hash_ in model.hashes_held(tier)}
     assert not bench.translator.lost
-    assert bench.translator.odd.unknown_removed == 0
+    assert bench.translator.anomalies.unknown_removed == 0

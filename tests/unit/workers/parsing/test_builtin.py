@@ -69,10 +69,12 @@ def test_only_the_first_call_comes_out_when_there_may_be_one() -> None:
 
 def test_calls_that_must_be_made_are_forced_as_json_without_a_parser() -> None:
     parsers = BuiltinParsers(TABLE)
-    required = parsers.plan(Parsing(tools=[WEATHER, CLOCK], choice="required"), Generation(token_ids=b""), [1]).asked.guided
+    required = parsers.plan(
+        Parsing(tools=[WEATHER, CLOCK], choice="required"), Generation(token_ids=b""), [1]
+    ).requirements.guided
     assert required is not None
     assert [call["properties"]["name"]["enum"] for call in required["json"]["items"]["anyOf"]] == [["get_weather"], ["clock"]]
-    named = parsers.plan(Parsing(tools=[WEATHER], choice=NAMED), Generation(token_ids=b""), [1]).asked.guided
+    named = parsers.plan(Parsing(tools=[WEATHER], choice=NAMED), Generation(token_ids=b""), [1]).requirements.guided
     assert named == {"json": PARAMETERS}
     made = said(parts_for('{"city": "Bonn"}', Parsing(tools=[WEATHER], choice=NAMED), tool=None))
     assert [(call.name, call.arguments) for call in made.calls] == [("get_weather", '{"city": "Bonn"}')]
@@ -80,16 +82,16 @@ def test_calls_that_must_be_made_are_forced_as_json_without_a_parser() -> None:
 
 def test_one_call_at_most_is_said_in_the_schema() -> None:
     plan = BuiltinParsers(TABLE).plan(Parsing(tools=[CLOCK], choice="required", parallel=False), Generation(token_ids=b""), [1])
-    assert plan.asked.guided is not None
-    assert plan.asked.guided["json"]["maxItems"] == 1
+    assert plan.requirements.guided is not None
+    assert plan.requirements.guided["json"]["maxItems"] == 1
 
 
 def test_definitions_of_all_tools_come_to_the_top_of_the_schema() -> None:
     parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     plan = BuiltinParsers(TABLE).plan(Parsing(tools=[tool], choice="required"), Generation(token_ids=b""), [1])
-    assert plan.asked.guided is not None
-    schema = plan.asked.guided["json"]
+    assert plan.requirements.guided is not None
+    schema = plan.requirements.guided["json"]
     assert schema["$defs"] == {"X": {"type": "string"}}
     assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.output_parts import Call, OutputParts
-from headrace.workers.parsing.reconcile import settle
+from headrace.workers.parsing.reconcile import reconcile
 
 CALL = Call("a", "f", '{"x": 1}')
 
@@ -21,7 +21,7 @@ CALL = Call("a", "f", '{"x": 1}')
     ],
 )
 def test_white_space_makes_no_difference(streamed: OutputParts, whole: OutputParts) -> None:
-    assert settle(streamed, whole) == ("same", [])
+    assert reconcile(streamed, whole) == ("same", [])
 
 
 @given(
@@ -33,15 +33,15 @@ def test_what_came_late_is_added(text: str, cut: int, field: str) -> None:
     streamed, whole = OutputParts(), OutputParts()
     setattr(streamed, field, text[: cut % len(text)])
     setattr(whole, field, text)
-    outcome, parts = settle(streamed, whole)
+    outcome, parts = reconcile(streamed, whole)
     streamed.add(parts)
-    assert settle(streamed, whole)[0] == "same"
+    assert reconcile(streamed, whole)[0] == "same"
     assert outcome in ("same", "completed")
 
 
 def test_the_rest_of_a_call_and_further_calls_are_added() -> None:
     streamed, whole = OutputParts(calls=[Call("a", "f", '{"x"')]), OutputParts(calls=[CALL, Call("b", "g", "{}")])
-    outcome, parts = settle(streamed, whole)
+    outcome, parts = reconcile(streamed, whole)
     streamed.add(parts)
     assert outcome == "completed"
     assert streamed == whole
@@ -58,4 +58,4 @@ def test_the_rest_of_a_call_and_further_calls_are_added() -> None:
     ],
 )
 def test_what_has_been_said_is_not_made_worse(streamed: OutputParts, whole: OutputParts) -> None:
-    assert settle(streamed, whole) == ("differs", [])
+    assert reconcile(streamed, whole) == ("differs", [])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.parsing.builtin import BuiltinBrand
+from headrace.workers.parsing.builtin import BuiltinParserFamily
 from headrace.workers.parsing.families import REASONING, TOOLS, Traits, first
-from headrace.workers.parsing.interface import Known
+from headrace.workers.parsing.interface import ParserNames
 from headrace.workers.parsing.selection import Chosen, choose, traits_of
 
 TEMPLATES = Path(__file__).parents[3] / "support" / "chat_templates"
@@ -38,15 +38,15 @@ FAMILIES = {
 }
 
 
-class Paper(BuiltinBrand):
+class Paper(BuiltinParserFamily):
     """Knows two of each kind."""
 
     def __init__(self, traits: Traits) -> None:
         self._traits = traits
         self.asked: list[str] = []
 
-    def known(self, model: str) -> Known:
-        return Known(("hermes", "mistral"), ("qwen3", "mistral"))
+    def known(self, model: str) -> ParserNames:
+        return ParserNames(("hermes", "mistral"), ("qwen3", "mistral"))
 
     def traits(self, model: str, args: Any) -> Traits:
         self.asked.append(model)
@@ -139,9 +139,9 @@ def test_a_model_that_makes_vectors_has_no_parsers() -> None:
 def test_the_simulator_has_parsers_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     (tmp_path / "chat_template.jinja").write_text((TEMPLATES / "qwen3" / "chat_template.jinja").read_text())
-    chosen = choose(BuiltinBrand(), tool="auto", reasoning="auto", model="sim", args={"tokenizer_dir": str(tmp_path)})
+    chosen = choose(BuiltinParserFamily(), tool="auto", reasoning="auto", model="sim", args={"tokenizer_dir": str(tmp_path)})
     assert (chosen.tool, chosen.reasoning) == ("hermes", "think")
-    assert choose(BuiltinBrand(), tool="auto", reasoning="auto", model="sim", args={}).tool is None
+    assert choose(BuiltinParserFamily(), tool="auto", reasoning="auto", model="sim", args={}).tool is None
 
 
 def test_every_rule_names_something() -> None:

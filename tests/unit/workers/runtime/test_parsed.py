@@ -16,7 +16,7 @@ from headrace.broker.protocol.run import Run
 from headrace.workers import metrics
 from headrace.workers.engine import Output
 from headrace.workers.parsing.builtin import BuiltinParsers
-from headrace.workers.parsing.interface import Asked
+from headrace.workers.parsing.interface import ParseRequirements
 from headrace.workers.runtime.runtime import Runtime
 from tests.support.parsing_pieces import WEATHER, said
 from tests.support.runtime_bench import INFO, TABLE, Bench, FakeEngine, FakeSession, ids_of
@@ -153,7 +153,7 @@ async def test_special_tokens_reach_the_parser() -> None:
 
         def plan(self, parsing: Any, generation: Any, prompt_ids: Any) -> Any:
             plan = BuiltinParsers(TABLE).plan(Parsing(), generation, prompt_ids)
-            plan.asked = Asked(skip_special_tokens=False)
+            plan.requirements = ParseRequirements(skip_special_tokens=False)
             return plan
 
     async with running(Marked()) as bench:
@@ -190,7 +190,7 @@ class Failing:
 
     def __init__(self, after: int) -> None:
         self._left = after
-        self.asked = Asked()
+        self.requirements = ParseRequirements()
 
     def plan(self, *_: object) -> Failing:
         return self
