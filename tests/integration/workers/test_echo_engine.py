@@ -104,7 +104,7 @@ async def test_more_requests_than_slots_are_all_answered(client: AsyncOpenAI) ->
 def test_headrace_up_runs_it_and_says_what_is_wrong_with_one_that_cannot_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{EXAMPLES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES), prepend=os.pathsep)
     up = RunningUp(tmp_path, engine="echo_engine:EchoEngine")
     try:
         up.until_ready()
