@@ -1,4 +1,4 @@
-"""`python -m headrace` is the `headrace` command."""
+"""Runs the `headrace` command for `python -m headrace`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from headrace.cli import main
 
 
 def run() -> int:
-    """One command in a process of its own; returns the exit code, or ends the process with it."""
+    """Run one command in this process. Returns the exit code, or ends the process with it where torch was loaded."""
     code = main()
     if "torch" in sys.modules:
         from headrace.up.process import end_now

@@ -1,4 +1,4 @@
-"""Every exception that can leave `headrace/`, and the exit code each one means.
+"""Defines every exception that can leave `headrace/`, and the exit code of each.
 
 HeadraceError
 └── CommandError                   the command line ends with `exit_code` and the message

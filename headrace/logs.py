@@ -1,4 +1,4 @@
-"""Logging of every Headrace process: structlog, and the libraries' stdlib logging through it.
+"""Configures the logging of a Headrace process: structlog, and the libraries' stdlib logging through it.
 
 `configure` is called once per process, by the command line only.  Lines go to stderr: coloured text on a terminal, one JSON
 object per line otherwise.  Every line carries the component and, where bound, worker and request (structlog contextvars).
@@ -54,34 +54,34 @@ def configure(
 
 
 def configure_tool(settings: Settings) -> None:
-    """For commands that print an answer and end: their log has only warnings unless more was asked for."""
+    """Configure logging for a command that prints an answer and ends: only warnings, unless more was asked for."""
     level = settings["log.level"] if settings.given("log.level") else "warning"
     configure(log_format=settings["log.format"], level=level, fields={"component": settings.command})
 
 
 def choose_format(log_format: Format, stream: TextIO) -> Literal["console", "json"]:
-    """What `auto` stands for on this stream."""
+    """Return the format to use on this stream: `auto` is console on a terminal, else JSON."""
     if log_format == "auto":
         return "console" if stream.isatty() else "json"
     return log_format
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Colour on a terminal. NO_COLOR and FORCE_COLOR (which `headrace up` sets for its parts) win."""
+    """Return True for a terminal. NO_COLOR and FORCE_COLOR (which `headrace up` sets for its parts) win."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def prepare_engine_processes(*, log_format: str, level: str) -> None:
-    """Leave word in the environment for processes that an engine starts: they configure logging for themselves."""
+    """Set the environment from which the processes that an engine starts configure their logging."""
     os.environ["HEADRACE_LOG_FORMAT"] = log_format
     os.environ["HEADRACE_LOG_LEVEL"] = level
     os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(_VLLM_CONFIG))
 
 
 def engine_handler() -> logging.Handler:
-    """The log handler of an engine's own processes; named in `assets/vllm_logging.json`."""
+    """Return the log handler of an engine's own processes. `assets/vllm_logging.json` names this function."""
     chosen = choose_format("json" if os.environ.get("HEADRACE_LOG_FORMAT") == "json" else "console", sys.stderr)
     handler = _handler(chosen, _shared_processors({"component": "engine"}, chosen), sys.stderr)
     handler.setLevel(os.environ.get("HEADRACE_LOG_LEVEL", "info").upper())

@@ -1,4 +1,4 @@
-"""Stopping on Ctrl-C and SIGTERM: the first asks, the second insists."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first signal asks for an orderly stop, the second for one at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def stop_signals(ask: Callable[[], None], insist: Callable[[], None]) -> Iterator[None]:
-    """While open, the first signal calls `ask`, every later one `insist`. Both run on the event loop."""
+    """Call `ask` for the first signal and `insist` for each later one while the context is open. Both run on the event loop."""
     loop = asyncio.get_running_loop()
     asked = False
 

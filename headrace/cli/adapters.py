@@ -1,4 +1,4 @@
-"""`headrace worker adapter load|unload` and `headrace model ls|rm`."""
+"""Adds `headrace worker adapter load|unload` and `headrace model ls|rm` to the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.config.flags import add_setting_flags, read_settings
 
 
 def add_adapter_commands(actions: Any) -> None:
-    """`adapter` below `headrace worker`."""
+    """Add `adapter` below `headrace worker`."""
     text = "load or unload an adapter (LoRA) on running workers"
     described = f"{text[0].upper()}{text[1:]}."
     ways = add_group(actions, "worker adapter", about=text, description=described, examples=help_texts.ADAPTER)
@@ -34,7 +34,7 @@ def add_adapter_commands(actions: Any) -> None:
 
 
 def add_model_commands(actions: Any) -> None:
-    """`ls` and `rm` below `headrace model`."""
+    """Add `ls` and `rm` below `headrace model`."""
     ls = _add(actions, "model ls", _run_ls, "list the models that are known, with or without workers")
     ls.add_argument("--json", action="store_true", help="as JSON")
     rm = _add(actions, "model rm", _run_rm, "forget a model that has no worker any more")

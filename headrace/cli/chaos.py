@@ -1,4 +1,4 @@
-"""`headrace chaos`."""
+"""Adds `headrace chaos` to the command line."""
 
 from __future__ import annotations
 

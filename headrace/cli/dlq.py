@@ -1,4 +1,4 @@
-"""`headrace dlq` and what it does with dead letters."""
+"""Adds `headrace dlq` and its actions on dead letters to the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The long texts of `--help`."""
+"""Holds the long texts of `--help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that ask or tell running workers and routers."""
+"""Adds the commands that query or control running workers and routers to the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.config.options import find
 
 
 def add_worker_commands(worker: argparse.ArgumentParser) -> None:
-    """`status`, `drain`, `role` and `adapter` below `headrace worker`."""
+    """Add `status`, `drain`, `role` and `adapter` below `headrace worker`."""
     actions = worker.add_subparsers(metavar="", title="other worker commands")
     status = _add(
         actions, "worker status", _run_worker_status, help="show the workers that run", description="Show every live worker."
@@ -56,7 +56,7 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
 
 
 def add_router_questions(router: argparse.ArgumentParser) -> None:
-    """`explain` and `status` below `headrace router`."""
+    """Add `explain` and `status` below `headrace router`."""
     actions = router.add_subparsers(metavar="", title="other router commands")
     explain = _add(
         actions,

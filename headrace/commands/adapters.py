@@ -1,4 +1,4 @@
-"""`headrace worker adapter` and `headrace model ls|rm`: adapters of running workers, and what is known of models."""
+"""Runs `headrace worker adapter` (adapters of running workers) and `headrace model ls|rm` (the known models)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def load_adapter(settings: Settings, name: str, source: str, *, worker: str | None, model: str | None) -> int:
-    """Returns when it is served, by one worker or by all of a model. Raises CommandError."""
+    """Load an adapter and return when one worker, or all workers of a model, serve it. Raises CommandError."""
 
     async def tell(messaging: Messaging, names: Subjects) -> list[AdapterReply]:
         desk = AdapterClient(messaging, names)
@@ -40,7 +40,7 @@ def load_adapter(settings: Settings, name: str, source: str, *, worker: str | No
 def unload_adapter(
     settings: Settings, name: str, *, worker: str | None, model: str | None, grace_s: float = UNLOAD_GRACE_S
 ) -> int:
-    """Returns when it is gone, from one worker or from all of a model. Raises CommandError."""
+    """Unload an adapter and return when it is gone from one worker, or from all workers of a model. Raises CommandError."""
     if not 0 <= grace_s < float("inf"):
         raise CommandError(f"--grace must be 0 or more seconds, got {grace_s:g}")
 
@@ -60,7 +60,7 @@ def unload_adapter(
 
 
 def show_models(settings: Settings, *, as_json: bool) -> int:
-    """`headrace model ls`: every model that is known, with or without workers."""
+    """Run `headrace model ls`: print every known model, with or without workers."""
     found = _connected(settings, list_models, "headrace model ls")
     if as_json:
         rows = [{"workers": [m.worker for m in model.workers], **msgspec.to_builtins(model.card)} for model in found]
@@ -78,7 +78,7 @@ def show_models(settings: Settings, *, as_json: bool) -> int:
 
 
 def forget_model(settings: Settings, name: str) -> int:
-    """`headrace model rm`. Raises CommandError while it has live workers, or when there is none of that name."""
+    """Run `headrace model rm`. Raises CommandError while the model has live workers, or when none has that name."""
 
     async def forget(messaging: Messaging, names: Subjects) -> list[str]:
         return [card.pool for card in await remove_model(messaging, names, name)]
@@ -89,7 +89,7 @@ def forget_model(settings: Settings, name: str) -> int:
 
 
 async def _find_model(settings: Settings, messaging: Messaging, names: Subjects, wanted: str) -> ListedModel:
-    """By name or alias, in the namespace of the settings. Raises CommandError naming the known ones."""
+    """Return the model with a name or alias in the namespace of the settings. Raises CommandError naming the known models."""
     listed = [model for model in await list_models(messaging, names) if model.card.namespace == settings["namespace"]]
     for model in listed:
         if model.card.model == wanted:

@@ -1,4 +1,4 @@
-"""`headrace worker status`, `drain` and `role`: what runs, and commands to it, over NATS."""
+"""Runs `headrace worker status`, `drain` and `role`: queries and commands to live workers over NATS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROLE_MARGIN_S = 15.0  # beyond the grace period: handing over what is left, and
 
 
 def show_workers(settings: Settings, *, as_json: bool) -> int:
-    """`headrace worker status`."""
+    """Run `headrace worker status`."""
 
     async def ask(messaging: Messaging, names: Subjects) -> list[tuple[WorkerMember, Inspection | None]]:
         live = await live_workers(messaging, names)
@@ -45,7 +45,7 @@ def show_workers(settings: Settings, *, as_json: bool) -> int:
 
 
 def drain_worker(settings: Settings, worker: str, *, grace_s: float | None) -> int:
-    """`headrace worker drain`: returns when the worker has accepted. Raises CommandError."""
+    """Run `headrace worker drain` and return when the worker has accepted. Raises CommandError."""
     if grace_s is not None:
         _check_grace(grace_s)
 
@@ -58,7 +58,7 @@ def drain_worker(settings: Settings, worker: str, *, grace_s: float | None) -> i
 
 
 def change_role(settings: Settings, worker: str, role: str, *, grace_s: float) -> int:
-    """`headrace worker role`: returns when the worker serves in its new role. Raises CommandError when it does not."""
+    """Run `headrace worker role` and return when the worker serves in its new role. Raises CommandError when it does not."""
     _check_grace(grace_s)
 
     async def tell(messaging: Messaging, names: Subjects) -> tuple[str, Done]:
@@ -71,13 +71,13 @@ def change_role(settings: Settings, worker: str, role: str, *, grace_s: float) -
 
 
 async def live_workers(messaging: Messaging, names: Subjects) -> list[WorkerMember]:
-    """The workers that hold a lease now."""
+    """Return the workers that hold a lease now, sorted by id."""
     entries = await messaging.bucket(names.bucket("members")).entries("worker.>")
     return sorted((decode(WorkerMember, entry.value) for entry in entries), key=lambda member: member.worker)
 
 
 def find_worker(wanted: str, live: list[WorkerMember]) -> WorkerMember:
-    """The one worker with this id, or with this name (an id is name and start). Raises CommandError naming the live ones."""
+    """Return the worker with this id, or with this name (an id is name and start). Raises CommandError naming the live ones."""
     exact = [member for member in live if member.worker == wanted]
     found = exact or [member for member in live if member.worker.rpartition("-")[0] == wanted]
     if len(found) == 1:
@@ -89,7 +89,10 @@ def find_worker(wanted: str, live: list[WorkerMember]) -> WorkerMember:
 
 
 async def _tell(messaging: Messaging, names: Subjects, wanted: str, command: Record, *, timeout_s: float) -> tuple[str, Done]:
-    """The worker's id and its consent. Raises CommandError when there is no such worker, it refuses, or does not answer."""
+    """Send a command to a worker and return the worker's id and consent.
+
+    Raises CommandError when there is no such worker, or when it refuses or does not answer.
+    """
     worker = find_worker(wanted, await live_workers(messaging, names)).worker
     try:
         answer = decode(Done, await messaging.request(names.control(worker), encode(command), timeout_s=timeout_s))

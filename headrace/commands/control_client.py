@@ -1,4 +1,4 @@
-"""Questions and commands to running parts over NATS: one connection, short waits, answers as tables."""
+"""Connects a command to running parts over NATS: one connection, short waits, answers as tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _ANSWER_TIMEOUT_S = 2.0
 
 
 def connected(settings: Settings, ask: Callable[[Messaging, Subjects], Awaitable[T]], *, name: str) -> T:
-    """What `ask` returns, run with a connection that reports show as `name`. Raises CommandError for what fails on the way."""
+    """Run `ask` with a connection, which server reports show as `name`, and return its result.
+
+    Raises CommandError when the connection or `ask` fails.
+    """
     configure_tool(settings)
     names = subjects(settings)
 
@@ -45,7 +48,7 @@ def connected(settings: Settings, ask: Callable[[Messaging, Subjects], Awaitable
 async def ask_all(
     messaging: Messaging, names: Subjects, parts: Iterable[str], question: Record, kind: type[Answer]
 ) -> list[Answer | None]:
-    """All at once, by id; None for one that does not answer in time."""
+    """Ask all parts at once, by id. Returns None for a part that does not answer in time."""
 
     async def ask(part: str) -> Answer | None:
         try:
@@ -57,6 +60,6 @@ async def ask_all(
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """A table for people; the first row names the columns."""
+    """Return rows as an aligned text table. The first row names the columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows)

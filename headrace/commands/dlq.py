@@ -1,4 +1,4 @@
-"""`headrace dlq ls`, `show` and `drop`: requests taken out of service, and what the server says it took out of our queues.
+"""Runs `headrace dlq ls`, `show` and `drop`: dead-lettered requests, and the server's advisories about our queues.
 
 A dead letter is named by its number, which is its place in the stream, or by the id of its request.
 """
@@ -33,7 +33,7 @@ _ADVISORIES = {
 
 
 class Advisory(msgspec.Struct, frozen=True):
-    """What the server says when it stops delivering a message of one of our queues."""
+    """The server's advisory that it stopped delivering a message of one of our queues."""
 
     type: str
     stream: str
@@ -50,9 +50,9 @@ class Advisory(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One message of the stream DLQ: a request, a message of a queue that nobody could read, or an advisory of the server.
+    """A message of the stream DLQ: a request, an undecodable message of a queue, or an advisory of the server.
 
-    One that cannot itself be read has none of them. `trouble` says what cannot be read about either.
+    A letter that cannot itself be decoded has none of the three. `trouble` says what could not be decoded.
     """
 
     seq: int
@@ -64,12 +64,12 @@ class Letter:
 
     @property
     def id(self) -> str:
-        """Of the request; empty when it is not known."""
+        """Return the id of the request, empty when it is not known."""
         return self.request.envelope.id if self.request else ""
 
     @property
     def at(self) -> float:
-        """Unix time, 0 when it is not known."""
+        """Return the Unix time of the letter, 0 when it is not known."""
         if self.request:
             return self.request.at
         if self.unreadable:
@@ -78,14 +78,14 @@ class Letter:
 
     @property
     def reason(self) -> str:
-        """In one word."""
+        """Return the reason in one word."""
         if self.request:
             return self.request.reason
         return self.advisory.kind if self.advisory else "unreadable"
 
 
 def read_letter(message: StoredMessage, names: Subjects) -> Letter:
-    """What lies at one place of the stream. Never raises: a letter that cannot be read must still be shown, and dropped."""
+    """Decode one message of the stream. Never raises: a letter that cannot be decoded can still be shown and dropped."""
     try:
         if message.subject.startswith(f"{names.prefix}.dlq."):
             return _of_ours(message)
@@ -98,7 +98,7 @@ def read_letter(message: StoredMessage, names: Subjects) -> Letter:
 
 
 def _of_ours(message: StoredMessage) -> Letter:
-    """Raises WireError."""
+    """Decode a letter that Headrace itself wrote. Raises WireError."""
     try:
         return Letter(message.seq, message.subject, request=decode(DeadLetter, message.data))
     except WireError:
@@ -113,13 +113,13 @@ def _of_ours(message: StoredMessage) -> Letter:
 
 
 async def letters(messaging: Messaging, names: Subjects) -> list[Letter]:
-    """All of them, oldest first."""
+    """Return all letters, oldest first."""
     found = await messaging.subject_messages(names.stream("DLQ"), ">", limit=_MOST)
     return [read_letter(message, names) for message in found]
 
 
 async def find_letter(messaging: Messaging, names: Subjects, wanted: str) -> Letter:
-    """The one with this number, or the newest of this request. Raises CommandError."""
+    """Return the letter with this number, or the newest letter of this request. Raises CommandError."""
     if wanted.isdecimal():
         message = await messaging.get_message(names.stream("DLQ"), int(wanted)) if int(wanted) else None
         if message is not None:
@@ -133,7 +133,7 @@ async def find_letter(messaging: Messaging, names: Subjects, wanted: str) -> Let
 
 
 def list_letters(settings: Settings, *, as_json: bool) -> int:
-    """`headrace dlq ls`."""
+    """Run `headrace dlq ls`."""
     found = connected(settings, letters, name="headrace dlq")
     if as_json:
         sys.stdout.write(json.dumps([summary(letter) for letter in found], indent=1) + "\n")
@@ -147,7 +147,7 @@ def list_letters(settings: Settings, *, as_json: bool) -> int:
 
 
 def show_letter(settings: Settings, wanted: str, *, as_json: bool) -> int:
-    """`headrace dlq show`. Raises CommandError when there is no such letter."""
+    """Run `headrace dlq show`. Raises CommandError when there is no such letter."""
 
     async def ask(messaging: Messaging, names: Subjects) -> Letter:
         return await find_letter(messaging, names, wanted)
@@ -160,7 +160,10 @@ def show_letter(settings: Settings, wanted: str, *, as_json: bool) -> int:
 def drop_letters(
     settings: Settings, wanted: Sequence[str], *, everything: bool, older_than_s: float | None, as_json: bool
 ) -> int:
-    """`headrace dlq drop`. Raises CommandError when it is not clear which, or one is not there; then none is dropped."""
+    """Run `headrace dlq drop`.
+
+    Raises CommandError when it is not clear which letters are meant, or when one does not exist; then none is dropped.
+    """
     if sum((bool(wanted), everything, older_than_s is not None)) != 1:
         raise CommandError("say which: numbers or request ids, --all, or --older-than SECONDS")
     if older_than_s is not None and not 0 <= older_than_s < float("inf"):
@@ -193,7 +196,7 @@ def _row(letter: Letter) -> list[str]:
 
 
 def summary(letter: Letter) -> dict[str, Any]:
-    """One line of the list, as data."""
+    """Return the data of a letter's line in the list."""
     told: dict[str, Any] = {"number": letter.seq, "at": letter.at, "reason": letter.reason, "subject": letter.subject}
     if letter.request is not None:
         envelope = letter.request.envelope
@@ -214,7 +217,7 @@ def summary(letter: Letter) -> dict[str, Any]:
 
 
 def details(letter: Letter) -> dict[str, Any]:
-    """All that is known but the prompt itself, as data."""
+    """Return all that is known of a letter, except the prompt itself."""
     found = summary(letter)
     if letter.request is not None:
         envelope = letter.request.envelope
@@ -236,7 +239,7 @@ def details(letter: Letter) -> dict[str, Any]:
 
 
 def told(letter: Letter) -> str:
-    """A dead letter for people: what it was, what became of it, and what to do."""
+    """Return a dead letter as text: the request, how it ended, and the commands to retry or drop it."""
     if letter.request is None:
         return _told_of_the_rest(letter)
     envelope = letter.request.envelope

@@ -1,7 +1,7 @@
-"""`headrace dlq retry`: a dead letter runs once more, as a new request, and the answer is printed.
+"""Runs `headrace dlq retry`: a dead letter's request runs once more, as a new request, and its answer is printed.
 
-Whoever asked first has been told that it failed, and the judge of that request has closed it.  So this command is an ingress
-of its own for one request: it holds a lease, judges the run, prints what comes, and drops the letter once that has ended well.
+The first client has been told that the request failed, and its judge has closed it.  So this command is an ingress of its own
+for one request: it holds a lease, judges the run, prints the answer, and drops the letter once the run has ended well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Choice:
 
 
 class _Answer:
-    """What has come so far. A single choice is printed as it comes."""
+    """The answer received so far. A single choice is printed as it arrives."""
 
     def __init__(self, choices: int, *, live: bool) -> None:
         self.choices = [_Choice() for _ in range(choices)]
@@ -67,13 +67,13 @@ class _Answer:
                     sys.stdout.flush()
 
     def break_off(self) -> None:
-        """What comes next begins a line."""
+        """End the current line, so that the next output begins a line."""
         if self._live and self.choices[0].text:
             sys.stdout.write("\n")
             sys.stdout.flush()
 
     def show(self) -> None:
-        """What was not printed as it came."""
+        """Print the choices that were not printed as they arrived."""
         if self._live:
             self.break_off()
             return
@@ -87,7 +87,7 @@ class _Answer:
 
 
 def retry_letter(settings: Settings, wanted: str, *, keep: bool, deadline_s: float | None, as_json: bool) -> int:
-    """`headrace dlq retry`. Raises CommandError when it cannot be run, and when it fails again; the letter then stays."""
+    """Run `headrace dlq retry`. Raises CommandError when the request cannot be run or fails again; the letter then stays."""
     if deadline_s is not None and not 0 < deadline_s < float("inf"):
         raise CommandError(f"--deadline must be above 0 seconds, got {deadline_s:g}")
 
@@ -116,7 +116,7 @@ def retry_letter(settings: Settings, wanted: str, *, keep: bool, deadline_s: flo
 
 
 async def _work(messaging: Messaging, names: Subjects, envelope: Envelope) -> Generation | Pooling:
-    """Raises CommandError when the prompt is not there any more, or cannot be read."""
+    """Return the request's prompt and options. Raises CommandError when they are gone or cannot be decoded."""
     payload = envelope.payload
     if envelope.spill is not None:
         try:
@@ -138,7 +138,7 @@ async def _run(
     *,
     deadline_s: float | None,
 ) -> str:
-    """Submit it, read it to its end, and leave. Returns the id under which it ran."""
+    """Submit the request, read its answer to the end, and give up the lease. Returns the id under which it ran."""
     ingress = Ingress(messaging, names)
     running = asyncio.create_task(ingress.run(), name="ingress")
     try:
@@ -180,9 +180,9 @@ def _card(ingress: Ingress, envelope: Envelope) -> ModelCard:
 
 
 def _job(envelope: Envelope, work: Generation | Pooling, card: ModelCard, *, deadline_s: float | None) -> Job:
-    """The same request under a new id: what is still on its way of the old one must not meet it.
+    """Return the request under a new id, so that late messages of the old run cannot reach it.
 
-    A wish for exactly one worker is not kept: that worker is one of those that crashed.
+    A demand for exactly one worker is dropped: that worker is one of those that crashed.
     """
     pooling = work if isinstance(work, Pooling) else None
     generation = work if isinstance(work, Generation) else NOTHING
@@ -208,7 +208,7 @@ def _job(envelope: Envelope, work: Generation | Pooling, card: ModelCard, *, dea
 
 
 async def _letter_of(messaging: Messaging, names: Subjects, request: str) -> None:
-    """Return once the second death is on record, too; the ingress writes it beside what it tells us."""
+    """Wait until the second failure is dead-lettered, too: the ingress writes that letter while it reports the error."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_NEW_LETTER_TIMEOUT_S):
             while not any(letter.id == request for letter in await letters(messaging, names)):

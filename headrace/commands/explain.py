@@ -1,4 +1,4 @@
-"""`headrace router explain` and `status`: questions to all live routers, over NATS."""
+"""Runs `headrace router explain` and `status`: queries to all live routers over NATS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 def explain_request(settings: Settings, request: str, *, as_json: bool) -> int:
-    """`headrace router explain`. Raises CommandError when no router knows the request."""
+    """Run `headrace router explain`. Raises CommandError when no router knows the request."""
     wanted = request
     for prefix in _PREFIXES:
         wanted = wanted.removeprefix(prefix)
@@ -43,7 +43,7 @@ def explain_request(settings: Settings, request: str, *, as_json: bool) -> int:
 
 
 def show_routers(settings: Settings, *, as_json: bool) -> int:
-    """`headrace router status`."""
+    """Run `headrace router status`."""
 
     async def ask(messaging: Messaging, names: Subjects) -> list[tuple[RouterMember, Inspection | None]]:
         routers = await live_routers(messaging, names)
@@ -70,13 +70,13 @@ def show_routers(settings: Settings, *, as_json: bool) -> int:
 
 
 async def live_routers(messaging: Messaging, names: Subjects) -> list[RouterMember]:
-    """The routers that hold a lease now."""
+    """Return the routers that hold a lease now, sorted by pool and id."""
     entries = await messaging.bucket(names.bucket("members")).entries("router.>")
     return sorted((decode(RouterMember, entry.value) for entry in entries), key=lambda member: (member.pool, member.router))
 
 
 def explained(told: Explanation) -> str:
-    """A decision as a table for people."""
+    """Return a placement decision as a text table."""
     head = f"{told.id}: {told.state or 'known'}"
     if told.worker:
         head += f" on {told.worker}"

@@ -1,4 +1,4 @@
-"""Commands that need another word after them."""
+"""Adds commands that have actions, such as `headrace dlq ls`, to the command line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def add_group(commands: Any, name: str, *, about: str, description: str | None = None, examples: str | None = None) -> Any:
-    """A command with actions, which are added to what is returned. Alone it shows its help.
+    """Add a command and return the parsers to which its actions are added. The command alone shows its help.
 
-    `name` is the whole of it after `headrace`, `about` its line in the list of commands, `examples` are shown as they are.
+    `name` is all words after `headrace`, `about` its line in the list of commands, `examples` are shown as they are.
     """
     parser = commands.add_parser(
         name.rpartition(" ")[2],
@@ -25,6 +25,6 @@ def add_group(commands: Any, name: str, *, about: str, description: str | None =
 
 
 def show_help(parser: argparse.ArgumentParser) -> int:
-    """In place of doing something."""
+    """Print the help of a command that was given without an action. Returns exit code 2."""
     parser.print_help(sys.stderr)
     return 2

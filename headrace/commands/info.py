@@ -1,4 +1,4 @@
-"""What `headrace config` and `headrace version` print."""
+"""Formats the output of `headrace config` and `headrace version`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = {
 
 
 def show_config(settings: Settings, *, as_json: bool) -> str:
-    """The settings of the command: TOML with the source of every value as a comment, or JSON."""
+    """Return the settings of a command: TOML with the source of every value as a comment, or JSON."""
     rows = [(s.key, mask(s, settings[s.key]), settings.source(s.key)) for s in options_of(settings.command)]
     if as_json:
         return json.dumps({key: {"value": value, "source": source} for key, value, source in rows}, indent=1) + "\n"
@@ -44,7 +44,7 @@ def show_config(settings: Settings, *, as_json: bool) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Component → version; None when it is not installed."""
+    """Return component → version; None when it is not installed."""
     return {
         "headrace": _installed("headrace"),
         "python": platform.python_version(),
@@ -54,7 +54,7 @@ def versions() -> dict[str, str | None]:
 
 
 def show_versions(*, as_json: bool) -> str:
-    """The same as a table, or JSON."""
+    """Return the versions as a table, or JSON."""
     found = versions()
     if as_json:
         return json.dumps(found, indent=1) + "\n"
@@ -69,7 +69,7 @@ def _installed(*packages: str) -> str | None:
 
 
 def _nats_server() -> str | None:
-    """What the embedded server's program says of itself: `nats-server: v2.15.1`."""
+    """Return the version that the program of the embedded server prints: `nats-server: v2.15.1`."""
     from headrace.jetstream.embedded_server import find_binary
 
     try:

@@ -1,4 +1,4 @@
-"""`headrace replay`: the index as it was, and placements as they would have been."""
+"""Runs `headrace replay`: rebuilds the index of the past, and places recorded requests by another policy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def add_parser(commands: Any, about: str) -> None:
 
 
 async def run_index(connection: Connection, names: Subjects, pool: str, parsed: argparse.Namespace) -> str:
-    """Raises CommandError for a sequence or block that cannot be."""
+    """Rebuild the index at a stream sequence. Raises CommandError for a sequence or block that cannot be."""
     if parsed.at < 0:
         raise CommandError(f"--at must be a stream sequence, got {parsed.at}")
     wanted = [_block(text) for text in parsed.block]
@@ -78,7 +78,7 @@ async def run_index(connection: Connection, names: Subjects, pool: str, parsed: 
 
 
 def index_report(built: Rebuilt, pool: str, blocks: Sequence[int]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the rebuilt index as data, as `--json` prints it."""
     index, workers = built.caches.index, {}
     for worker in sorted(built.reader.sources.workers()):
         epoch, n = built.reader.sources.known(worker) or (-1, -1)
@@ -98,7 +98,7 @@ def index_report(built: Rebuilt, pool: str, blocks: Sequence[int]) -> dict[str, 
 
 
 def index_table(report: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the report of a rebuilt index as a text table."""
     at = datetime.fromtimestamp(report["at"], UTC).isoformat(timespec="milliseconds") if report["at"] else "no event read"
     stream = report["stream"]
     lines = [
@@ -119,7 +119,7 @@ def index_table(report: dict[str, Any]) -> str:
 
 
 async def run_placements(connection: Connection, names: Subjects, pool: str, parsed: argparse.Namespace) -> str:
-    """Raises CommandError when there is no record."""
+    """Place recorded requests by another policy and compare. Raises CommandError when there is no record."""
     now = time.time()
     records = await recorded(connection, names, pool, since_s=now - parsed.since, until_s=now - parsed.until)
     if not records:
@@ -143,7 +143,7 @@ async def run_placements(connection: Connection, names: Subjects, pool: str, par
 
 
 def placements_table(result: Rerun, *, pool: str, began_s: float, seq: int, warm: int) -> str:
-    """For people."""
+    """Return the comparison of placements as a text table."""
     began = datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds")
     lines = [
         f"pool {pool}: {result.recorded.requests} placements since {began}, {result.moved} go elsewhere under {result.policy}",
@@ -166,7 +166,7 @@ def placements_table(result: Rerun, *, pool: str, began_s: float, seq: int, warm
 
 
 async def recorded(connection: Connection, names: Subjects, pool: str, *, since_s: float, until_s: float) -> list[Routed]:
-    """The record of a time, oldest first. Records that cannot be read are left out and counted on stderr."""
+    """Return the recorded placements of a time span, oldest first. Undecodable records are left out and counted on stderr."""
     stream, subject = names.stream("ROUTE"), names.route(pool)
     state = await connection.stream_state(stream, subject=subject)
     follow = connection.follow(stream, subject, start_seq=state.first_seq)

@@ -1,4 +1,4 @@
-"""The commands that run something: set up logging, compose the settings, run, and turn what went wrong into an exit code."""
+"""Runs the parts of a deployment: sets up logging, builds the settings, runs, and turns an error into an exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _CONFIGURATION = (AccessDenied, JetStreamDisabled, ServerTooOld, SubjectError, T
 
 
 def run_up(settings: Settings) -> int:
-    """`headrace up`. Raises CommandError."""
+    """Run `headrace up`. Raises CommandError."""
     from headrace.up.supervisor import Supervisor
     from headrace.up.terminal import Terminal
 
@@ -64,7 +64,7 @@ def run_up(settings: Settings) -> int:
 
 
 def run_frontend(settings: Settings) -> int:
-    """`headrace frontend`. Raises SettingsError."""
+    """Run `headrace frontend`. Raises SettingsError."""
     _start_part(settings, {"component": "frontend"})
     composed, options, names = (
         frontend_settings(settings),
@@ -81,7 +81,7 @@ def run_frontend(settings: Settings) -> int:
 
 
 def run_worker(settings: Settings) -> int:
-    """`headrace worker`. Raises SettingsError."""
+    """Run `headrace worker`. Raises SettingsError."""
     name = settings["worker.name"]
     chosen = _start_part(settings, {"component": "worker", **({"worker": name} if name else {})})
     logs.prepare_engine_processes(log_format=chosen, level=settings["log.level"])
@@ -103,7 +103,7 @@ def run_worker(settings: Settings) -> int:
 
 
 def run_router(settings: Settings) -> int:
-    """`headrace router`. Raises SettingsError."""
+    """Run `headrace router`. Raises SettingsError."""
     name = settings["router.name"]
     _start_part(settings, {"component": "router", **({"router": name} if name else {})})
     composed = router_options(settings)
@@ -123,7 +123,7 @@ def run_router(settings: Settings) -> int:
 
 
 def _serve_metrics(port: int) -> None:
-    """Prometheus metrics of a part that has no HTTP server of its own. Raises StartFailed when the port is taken."""
+    """Serve the Prometheus metrics of a part without an HTTP server of its own. Raises StartFailed when the port is taken."""
     from prometheus_client import start_http_server
 
     try:
@@ -134,7 +134,7 @@ def _serve_metrics(port: int) -> None:
 
 
 def run_model_prepare(settings: Settings) -> int:
-    """`headrace model prepare`: prints the folder of the bundled model."""
+    """Run `headrace model prepare`: print the folder of the bundled model."""
     _start_part(settings, {"component": "model"})
     try:
         sys.stdout.write(f"{_prepare_model(settings)}\n")
@@ -144,7 +144,7 @@ def run_model_prepare(settings: Settings) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for what ended a part."""
+    """Return the exit code for the error that ended a part."""
     from headrace.frontend.errors import AddressUnavailable
     from headrace.router.errors import SettingsInvalid
     from headrace.workers.errors import (
@@ -228,7 +228,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _fail(settings: Settings, error: BaseException) -> int:
-    """The last line a part writes says what was wrong: `up` repeats it (`headrace.up.process.last_words`)."""
+    """Write the error as the part's last line, which `up` repeats (`headrace.up.process.last_words`). Returns the exit code."""
     code = exit_code(error)
     if logs.choose_format(settings["log.format"], sys.stderr) == "json":
         _log.error(f"{settings.command}.failed", error=str(error), kind=type(error).__name__, exit_code=code)

@@ -1,4 +1,4 @@
-"""`headrace streams`: what Headrace keeps in NATS, handled like any other infrastructure: plan, apply, status, purge."""
+"""Runs `headrace streams`: plans, applies, shows and purges the streams and buckets of a deployment."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ def add_parser(subparsers: Any, about: str) -> None:
 
 
 async def run_plan(connection: Connection, topology: Topology, parsed: argparse.Namespace) -> str:
-    """Changes nothing."""
+    """Return what apply would change. Changes nothing."""
     plans = await plan(connection, topology)
     return _json([dataclasses.asdict(p) for p in plans]) if parsed.json else plan_table(plans)
 
 
 async def run_apply(connection: Connection, topology: Topology, parsed: argparse.Namespace) -> str:
-    """Prints what was changed, in the form of the plan."""
+    """Create and update streams. Returns what was changed, in the form of the plan."""
     plans = await plan(connection, topology)
     await ensure_topology(connection, topology)
     return _json([dataclasses.asdict(p) for p in plans]) if parsed.json else plan_table(plans, done=True)
 
 
 async def run_status(connection: Connection, topology: Topology, parsed: argparse.Namespace) -> str:
-    """Streams, then consumers."""
+    """Return the state of the streams, then of the consumers."""
     found = await status(connection, topology)
     return _json([dataclasses.asdict(s) for s in found]) if parsed.json else status_table(found)
 
 
 async def run_purge(connection: Connection, topology: Topology, parsed: argparse.Namespace) -> str:
-    """Raises CommandError without --yes or for a stream that is not part of the deployment."""
+    """Remove messages of a stream. Raises CommandError without --yes or for a stream that is not part of the deployment."""
     names = {spec.name for spec in topology.all_streams()}
     wanted: str = parsed.stream
     name = wanted if wanted in names else topology.subjects.stream(wanted.upper())
@@ -85,7 +85,7 @@ async def run_purge(connection: Connection, topology: Topology, parsed: argparse
 
 
 def plan_table(plans: list[StreamPlan], *, done: bool = False) -> str:
-    """One line per stream that changes, its fields below."""
+    """Return a line for each stream that changes, with its fields below."""
     verbs = {"create": "created" if done else "create", "update": "updated" if done else "update"}
     lines = []
     for entry in plans:
@@ -102,7 +102,7 @@ def plan_table(plans: list[StreamPlan], *, done: bool = False) -> str:
 
 
 def status_table(found: list[StreamStatus]) -> str:
-    """Two tables: streams, and the consumers that read them."""
+    """Return two tables: the streams, and the consumers that read them."""
     rows = [("STREAM", "MESSAGES", "SIZE", "SUBJECTS", "OLDEST", "CONSUMERS")]
     for s in found:
         if s.exists:

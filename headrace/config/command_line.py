@@ -43,7 +43,7 @@ class Logging(NamedTuple):
 
 
 class NatsServers(NamedTuple):
-    """Where the NATS servers are. How to log in to them is `ConnectOptions`."""
+    """Addresses of the NATS servers. `ConnectOptions` holds how to log in to them."""
 
     url: Annotated[
         Sequence[str],
@@ -61,7 +61,7 @@ class NatsServers(NamedTuple):
 
 
 class Up(NamedTuple):
-    """How many of which part `headrace up` runs."""
+    """Numbers of the parts that `headrace up` runs."""
 
     mode: Annotated[
         Mode,

@@ -92,7 +92,7 @@ OTHER_ENV = {
 
 
 class Option(NamedTuple):
-    """One setting as an operator sees it. `key` is the TOML key; the environment variable follows from it.
+    """A setting as an operator sees it. `key` is the TOML key; the environment variable follows from it.
 
     `owner` and `field` are the class and its field that hold the value. The default of a table is empty: what is given is
     put over the owner's default key by key.

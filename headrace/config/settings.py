@@ -1,5 +1,6 @@
-"""Reading settings: flags, then the environment, then a TOML file, then defaults; validated once, with errors that name the
-key, its value and where it came from.
+"""Reads settings: flags, then the environment, then a TOML file, then defaults.
+
+Each value is validated once; an error names the key, its value and where it came from.
 
     settings = load("worker", flags={"worker.engine": "sim"}, environ=os.environ)
     settings["worker.engine"]           # "sim"
@@ -122,7 +123,7 @@ def load(
 
 
 def mask(option: Option, value: Any) -> Any:
-    """The value as it may be shown."""
+    """Return the value as it may be shown."""
     if value is None:
         return None
     if option.setting.secret:
@@ -135,12 +136,12 @@ def mask(option: Option, value: Any) -> Any:
 
 
 def mask_url(url: str) -> str:
-    """The address without the user and password in it."""
+    """Return an address with its user and password masked."""
     return _URL_PASSWORD.sub(rf"\1{MASK}@", url)
 
 
 def as_text(option: Option, value: Any) -> str:
-    """The value as an environment variable would give it."""
+    """Return the value as an environment variable would give it."""
     if option.kind == "list":
         return ",".join(value)
     if option.kind == "table":
@@ -151,7 +152,7 @@ def as_text(option: Option, value: Any) -> str:
 
 
 def close_matches(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` or nothing."""
+    """Return `; did you mean …?` with similar names, or an empty text."""
     import difflib
 
     found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
@@ -159,7 +160,7 @@ def close_matches(name: str, known: Iterable[str]) -> str:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` → (key, value), the value read as JSON when it is JSON. Raises ValueError."""
+    """Split `key=value` into key and value, the value read as JSON when it is JSON. Raises ValueError."""
     key, equals, raw = text.partition("=")
     key = key.strip().replace("-", "_")
     if not equals or not key:
@@ -184,7 +185,7 @@ def _resolve(option: Option, candidates: list[tuple[str, Any]]) -> Value:
 
 
 def _check(option: Option, raw: Any, source: str) -> Any:
-    """`raw` in the setting's type. Text is converted; anything else (from TOML) must have the type already."""
+    """Return `raw` in the setting's type. Text is converted; anything else (from TOML) must have the type already."""
     try:
         value = _convert(option, raw)
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What `headrace up` says while it starts, and its one ready line."""
+"""Reports the progress of `headrace up` while it starts, and prints its one ready line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Asking our own frontend two questions over HTTP, without an HTTP client library (it would double the start-up time), and
-finding a port for it."""
+"""Finds a port for the frontend and queries it over HTTP.
+
+An HTTP client library would double the start-up time.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,20 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def reachable_host(host: str) -> str:
-    """The address under which this machine reaches a server that listens on `host`."""
+    """Return the address under which this machine reaches a server that listens on `host`."""
     return _ANY_HOST.get(host, host)
 
 
 def base_url(host: str, port: int) -> str:
-    """The address to give to a client on this machine."""
+    """Return the base URL for a client on this machine."""
     name = reachable_host(host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def choose_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. Raises SettingsError when it is taken or the host is not ours.
+    """Return `port`, or a free port for 0. Raises SettingsError when it is taken or the host is not this machine's.
 
-    A free one is of those that systems usually give to no outgoing connection: that could take it before the frontend does.
+    A free port is one that systems usually give to no outgoing connection, which could take it before the frontend does.
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -52,7 +54,7 @@ def choose_port(host: str, port: int) -> int:
 
 
 async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tuple[int, bytes]:
-    """(status, body) of a GET; status 0 when there is no answer in time."""
+    """Return (status, body) of a GET; status 0 when there is no answer in time."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(reachable_host(host), port)
@@ -69,7 +71,7 @@ async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tup
 
 
 async def served_models(host: str, port: int) -> list[str]:
-    """The model names the frontend lists, empty when it does not answer."""
+    """Return the model names that the frontend lists, empty when it does not answer."""
     status, body = await get(host, port, "/v1/models")
     try:
         return [model["id"] for model in json.loads(body)["data"]] if status == 200 else []
@@ -78,7 +80,7 @@ async def served_models(host: str, port: int) -> list[str]:
 
 
 async def kinds_of(host: str, port: int, model: str) -> list[str]:
-    """What the model can be asked for; empty when that is not told."""
+    """Return the kinds of requests that the model takes, empty when the frontend does not say."""
     status, body = await get(host, port, "/health")
     try:
         return [str(kind) for kind in json.loads(body)["models"][model]["kinds"]] if status == 200 else []

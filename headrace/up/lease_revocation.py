@@ -1,8 +1,7 @@
-"""`headrace up` knows the moment one of its workers has ended, and says so: it takes that worker's lease away.
+"""Revokes the lease of a worker process that `headrace up` has just reaped.
 
-Others would notice too, by asking (`broker/membership/failure_detector.py`) or when the lease has run out.  Only the
-lease of the very process that
-was reaped goes, by compare-and-set; what follows are the usual rules of a worker that is gone.
+The failure detector (`broker/membership/failure_detector.py`) or the lapse of the lease would show the death later.  Only the
+lease of the very process that was reaped is revoked, by compare-and-set; then the usual rules of a lost worker apply.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _TIMEOUT_S = 3.0  # by then its lease has nearly run out
 
 
 async def announce_death(options: ConnectOptions, names: Subjects, *, pid: int, started: float) -> bool:
-    """Take away the lease of the process `pid` of this machine, started at Unix time `started` or later, which has been reaped.
+    """Revoke the lease of the reaped process `pid` of this machine, which started at Unix time `started` or later.
 
-    Never raises for what the server does. True when there was a lease and it is gone.
+    Never raises for what the server does. Returns True when there was a lease and it is gone.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -40,7 +39,7 @@ async def announce_death(options: ConnectOptions, names: Subjects, *, pid: int, 
 
 
 async def revoke_lease(messaging: Messaging, names: Subjects, *, pid: int, started: float) -> bool:
-    """The same over a connection that is there. Raises JetStreamError."""
+    """Revoke the lease over an open connection. Returns True when there was one. Raises JetStreamError."""
     bucket = messaging.bucket(names.bucket("members"))
     for entry in await bucket.entries("worker.>"):
         member = _member(entry)
@@ -49,7 +48,7 @@ async def revoke_lease(messaging: Messaging, names: Subjects, *, pid: int, start
         try:
             await bucket.delete(entry.key, revision=entry.revision)
         except RevisionConflict:
-            return False  # a renewal was still on its way, or somebody else has noticed
+            return False  # a renewal was still on its way, or another process has revoked it
         _log.warning("lease.revoked", worker=member.worker, pool=member.pool, why="its process has ended")
         return True
     return False

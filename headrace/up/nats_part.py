@@ -1,4 +1,4 @@
-"""The NATS server of `headrace up`: its own one, kept running, or an existing one that is only named."""
+"""Runs the NATS server of `headrace up`, or names an existing one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _WATCH_EVERY_S = 0.25
 
 
 class NatsPart:
-    """`keep` restarts a crashed server on the same port and folder, so that the parts find it again by themselves."""
+    """The NATS server of a deployment: an embedded one, or an existing one.
+
+    An embedded server that crashed is restarted on the same port and folder, so that the parts find it again by themselves.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._external: tuple[str, ...] = settings["nats.url"]
@@ -33,7 +36,7 @@ class NatsPart:
         self._state = RestartState(essential=True)
 
     async def start(self) -> None:
-        """Return once it takes connections. Raises StartFailed."""
+        """Start the server and return once it takes connections. Raises StartFailed."""
         if self._server is None:
             return
         loop = asyncio.get_running_loop()
@@ -44,7 +47,7 @@ class NatsPart:
         self._state.started(loop.time())
 
     async def keep(self, on_change: Callable[[], None]) -> None:
-        """Until cancelled: start it again when it has ended, and tell."""
+        """Restart the server whenever it has ended, and call `on_change`, until cancelled."""
         server = self._server
         if server is None:
             return
@@ -75,11 +78,11 @@ class NatsPart:
 
     @property
     def url(self) -> str | None:
-        """Of our own server."""
+        """Return the address of the embedded server, None for an existing one."""
         return None if self._server is None else self._server.url
 
     def environment(self) -> dict[str, str]:
-        """What tells the parts where it is."""
+        """Return the variables that give the parts the address of the embedded server."""
         return {} if self._server is None else {"HEADRACE_NATS_URL": self._server.url}
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The processes of one `headrace up`, and what each is told."""
+"""Describes the processes of one `headrace up`: command line, environment, and start order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARGIN_S = 1.0  # a part ends its own grace period before it is killed
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One process to keep running. `argv` is what `ps` shows after `headrace`; the rest travels in `env`."""
+    """A process to keep running. `argv` is what `ps` shows after `headrace`; the rest travels in `env`."""
 
     name: str
     argv: tuple[str, ...]
@@ -35,23 +35,23 @@ class Part:
 
     @property
     def serves(self) -> bool:
-        """A worker that answers requests."""
+        """Return True for a worker that answers requests."""
         return self.role not in ("", "prefill")
 
     async def turn(self, answering: asyncio.Event, *, timeout_s: float) -> None:
-        """Return when the worker it starts after can answer or has ended, when this part is to be stopped, or in time."""
+        """Wait until the worker that this part starts after can answer or has ended, this part is to stop, or time is up."""
         if self.after is not None:
             await first_of(self.stop_asked, answering, self.after.ran, timeout_s=timeout_s)
 
     def describe(self) -> dict[str, Any]:
-        """As the run file shows it."""
+        """Return the part as the run file shows it."""
         role = {"role": self.role} if self.role else {}
         return {"name": self.name, **role, "pid": self.child.pid if self.child else None}
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All of them but the NATS server."""
+    """All processes except the NATS server."""
 
     frontend: Part | None = None
     workers: tuple[Part, ...] = ()
@@ -63,12 +63,15 @@ class Parts:
         yield from (*self.workers, *self.routers)
 
     def others_serve(self, part: Part) -> bool:
-        """Whether a worker other than this part runs and answers requests."""
+        """Return True if a worker other than this part runs and answers requests."""
         return any(worker.serves and worker.child is not None for worker in self.workers if worker is not part)
 
 
 def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int) -> Parts:
-    """`environment` is what all of them get, `port` the frontend's. Raises SettingsError for numbers that make no sense."""
+    """Return the parts to run. `environment` is what all of them get, `port` the frontend's.
+
+    Raises SettingsError for numbers of workers that make no sense.
+    """
     frontend = Part(
         "frontend",
         ("frontend", "--port", str(port)),
@@ -99,7 +102,7 @@ def _routers(settings: Settings, environment: Mapping[str, str]) -> tuple[Part, 
 
 
 async def first_of(*events: asyncio.Event, timeout_s: float | None) -> None:
-    """Return when one of them is set, or in time."""
+    """Wait until one of the events is set, or the timeout."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

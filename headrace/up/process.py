@@ -1,7 +1,7 @@
-"""Child processes of `headrace up`: each in its own process group, its output pumped line by line, never left behind.
+"""Runs the child processes of `headrace up`: each in its own process group, its output read line by line, never left behind.
 
 A part is started as `python -P -m headrace <command> …`, so that `ps` shows `headrace worker` or `headrace frontend`.  `-P`
-keeps the current directory out of the import path: Headrace's packages have plain names, which a folder there could shadow.
+keeps the current directory out of the import path, where a folder could shadow a package.
 Secrets travel in the environment, never in the arguments.
 """
 
@@ -28,19 +28,19 @@ _LAST_OUTPUT_S = 1.0  # to read what a process wrote before it ended
 
 
 def headrace_command(*arguments: str) -> list[str]:
-    """The command line that runs `headrace <arguments>` with this interpreter."""
+    """Return the command line that runs `headrace <arguments>` with this interpreter."""
     return [sys.executable, "-P", "-m", "headrace", *arguments]
 
 
 def end_with_supervisor() -> None:
-    """In a part: have the kernel kill this process when `headrace up` dies, however it dies."""
+    """Have the kernel kill this process, a part, when `headrace up` dies, however it dies."""
     supervisor = os.environ.pop(SUPERVISOR_PID, None)
     if supervisor is not None:
         set_parent_death_signal(signal.SIGKILL, parent=int(supervisor))
 
 
 def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
-    """Signal the process group that `pid` leads. Fine when it is gone."""
+    """Signal the process group that `pid` leads. Does nothing when it is gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, sig)
 
@@ -48,7 +48,7 @@ def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
 def end_now(code: int) -> NoReturn:
     """End this process after its exit handlers, but do not take the interpreter down.
 
-    Not all that an engine loads survives that: triton prints a page of what it has leaked, threads of others may crash.
+    Libraries of an engine do not all survive that: triton prints a page of leaks, and native threads may crash.
     """
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
@@ -98,8 +98,10 @@ class Child:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Pump its output until it has ended, then end whatever is left of its group. Returns the exit code, negative for
-        a signal."""
+        """Read the output until the process has ended, then kill the rest of its group.
+
+        Returns the exit code, negative for a signal.
+        """
         async with asyncio.TaskGroup() as group:
             pump = group.create_task(self._pump())
             try:
@@ -111,7 +113,7 @@ class Child:
         return code
 
     async def stop(self, *, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL to its group if it is still there after `grace_s`. Somebody else must be in `wait`."""
+        """Send SIGTERM, and after `grace_s` SIGKILL to the group if it is still there. Another task must be in `wait`."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -139,7 +141,7 @@ class Child:
 
 
 def last_words(tail: Sequence[str]) -> str:
-    """Why a part ended, from its last lines: its own error message if there is one, else the last line."""
+    """Return why a part ended, from its last lines: its own error message if there is one, else the last line."""
     for line in reversed(tail):
         if line.startswith("headrace ") and ": " in line:
             return line.partition(": ")[2]

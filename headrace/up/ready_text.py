@@ -1,4 +1,4 @@
-"""What `headrace up` tells people to try, by what the model is for."""
+"""Writes the ready text of `headrace up`, with an example request for the kind of the model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXAMPLES = {"chat": _CHAT, "embedding": _EMBEDDING, "score": _SCORE, "classify"
 
 
 def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = ()) -> str:
-    """What `up` prints once a request can be answered. `kinds` are those of the model's card."""
+    """Return the text that `up` prints once a request can be answered. `kinds` are those of the model's card."""
     example = next((text for kind, text in _EXAMPLES.items() if kind in kinds), _CHAT)
     tried = example.format(url=url, model=model)
     return f"\nHeadrace is ready after {after_s:.1f} s: {url}/v1 serves {model}. Try:\n{tried}\nCtrl-C stops everything.\n"

@@ -1,4 +1,4 @@
-"""When to restart a part of `headrace up`: a decision table without processes or clocks, so that every case is a unit test.
+"""Decides when a part of `headrace up` is restarted, without processes or clocks, so that every case is a unit test.
 
 A part that ends by itself is started again after 0.5 s, then 1 s, 2 s … up to 30 s; 60 s of running forget the past.  Two ends
 are no crash: a worker that leaves with code 0 was drained on purpose, and code 78 means that its settings are wrong, which
@@ -25,7 +25,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again in `after_s` seconds; `crashes` in a row so far."""
+    """Decision to start the part again in `after_s` seconds, after `crashes` in a row."""
 
     after_s: float
     crashes: int
@@ -33,7 +33,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Do not start it again. `fatal`: all of `up` must end, with `exit_code`."""
+    """Decision not to start the part again. `fatal`: all of `up` must end, with `exit_code`."""
 
     reason: Literal["asked", "drained", "configuration"]
     fatal: bool = False
@@ -44,10 +44,10 @@ Decision = Restart | Leave
 
 
 class RestartState:
-    """What one part has been through. Times are seconds of any monotonic clock."""
+    """History of the starts and crashes of a part. Times are seconds of any monotonic clock."""
 
     def __init__(self, *, essential: bool, backoff: Backoff | None = None) -> None:
-        """`essential`: `up` is of no use without it, so even a clean exit is undone."""
+        """Begin without a start. `essential`: `up` is of no use without the part, so even a clean exit is undone."""
         self._essential = essential
         self._backoff = backoff or Backoff()
         self._started_s = 0.0
@@ -60,11 +60,14 @@ class RestartState:
         self.starts += 1
 
     def stop_asked(self) -> None:
-        """From here on its end is wanted."""
+        """Note that the part is to stop: its end is no crash from now on."""
         self._asked = True
 
     def exited(self, now_s: float, *, exit_code: int, serving: bool) -> Decision:
-        """The part has ended. `exit_code` is negative for a signal; `serving`: `up` can answer requests without it."""
+        """Decide what follows the end of the part.
+
+        `exit_code` is negative for a signal; `serving`: `up` can answer requests without the part.
+        """
         if self._asked:
             return Leave("asked")
         if exit_code == EXIT_CONFIGURATION:

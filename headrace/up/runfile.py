@@ -1,5 +1,5 @@
-"""`<data-dir>/run/up.json`: what `headrace up` runs and where, for tools and tests; and the lock that keeps a second `up`
-out of the same data folder.
+"""Writes `<data-dir>/run/up.json`, which tells tools and tests what `headrace up` runs and where, and locks the data folder
+against a second `up`.
 
     {"pid": 1, "ready": true, "url": "http://127.0.0.1:8000",
      "nats": {"url": "nats://127.0.0.1:4222", "pid": 2},
@@ -23,7 +23,7 @@ from headrace.errors import AlreadyRunning, StartFailed
 
 
 class RunFile:
-    """Holds the lock while open."""
+    """The run file and the lock of a data folder, held while open. Raises AlreadyRunning or StartFailed when opened."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "run"

@@ -1,4 +1,4 @@
-"""`headrace up`: a whole deployment on one machine, every part a process of its own.
+"""Supervises `headrace up`: a whole deployment on one machine, each part a process of its own.
 
     nats-server (unless one is given) → frontend and workers, started at once → /ready → one ready line → routers → … → stop
 
@@ -43,10 +43,10 @@ _ROUTER_WAIT_S = 15.0  # routers start once all is ready, or after this: until t
 
 
 class Supervisor:
-    """One run of `headrace up`."""
+    """The supervisor of a deployment, for one run of `headrace up`."""
 
     def __init__(self, settings: Settings, *, terminal: Terminal, part_env: Mapping[str, str]) -> None:
-        """`part_env` is the environment of the parts, before what is said here on top (NATS address, port, names).
+        """Plan the parts. `part_env` is their environment, to which NATS address, port and names are added.
 
         Raises SettingsError for numbers of workers that make no sense together.
         """
@@ -70,7 +70,7 @@ class Supervisor:
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> int:
-        """Until a stop signal (0) or a failure that a restart cannot cure. Raises CommandError for the latter."""
+        """Run until a stop signal (returns 0) or a failure that a restart cannot cure (raises CommandError)."""
         with self._run_file, stop_signals(self._stopping.set, self._insist):
             try:
                 self._port = choose_port(self._host, self._settings["frontend.port"])
@@ -103,7 +103,7 @@ class Supervisor:
     # -- parts ---------------------------------------------------------------------------------------------------------------
 
     async def _keep(self, part: Part) -> None:
-        """Start the part again and again until it is to be left alone."""
+        """Keep the part running until the restart policy leaves it."""
         try:
             if not await self._may_start(part):
                 return
@@ -121,7 +121,7 @@ class Supervisor:
             part.ended.set()
 
     async def _may_start(self, part: Part) -> bool:
-        """Wait for what it needs. False when it is to be stopped before that."""
+        """Wait for what the part needs. Returns False when the part is to stop before that."""
         if part in self._parts.workers:
             await first_of(part.stop_asked, self._model_ready, timeout_s=None)
         await part.turn(self._answering, timeout_s=self._settings["worker.start_timeout_s"])
@@ -151,7 +151,7 @@ class Supervisor:
             self._publish_state()
 
     async def _learn_obituaries(self) -> None:
-        """Load what talks to NATS beside the event loop, once nobody waits for us: when it is needed there is no time."""
+        """Import the NATS client in a thread once the deployment answers: when a worker dies there is no time for it."""
         await self._answering.wait()
         await asyncio.to_thread(import_module, "headrace.up.lease_revocation")
 
@@ -205,7 +205,7 @@ class Supervisor:
         await part.ended.wait()
 
     def _insist(self) -> None:
-        """The second Ctrl-C."""
+        """Kill all parts, after the second Ctrl-C."""
         self._insisted = True
         _log.warning("up.killing")
         for part in self._parts:

@@ -1,6 +1,6 @@
-"""The terminal of `headrace up`: log lines of all parts with a short prefix, and one live status line under them.
+"""Writes the terminal of `headrace up`: log lines of all parts with a short prefix, and one live status line under them.
 
-It is the stream that the supervisor's own log writes to, so that a log line never lands in the middle of the status line.
+The supervisor's own log writes to it, too, so that a log line never lands in the middle of the status line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class Terminal(io.TextIOBase):
-    """Writes to `stream`. In JSON format lines of parts pass unchanged, and what is no JSON is wrapped."""
+    """Text stream that writes to `stream`. In JSON format lines of parts pass unchanged, and what is no JSON is wrapped."""
 
     def __init__(self, stream: TextIO, *, json_lines: bool, colour: bool) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Terminal(io.TextIOBase):
         self._stream.flush()
 
     def part_line(self, part: str, line: str) -> None:
-        """A line that a part wrote."""
+        """Write a line of a part's output."""
         if self._json:
             wrapped = line if line.startswith("{") else json.dumps({"event": "part.output", "component": part, "line": line})
             self.write(wrapped + "\n")

@@ -1,4 +1,4 @@
-"""Which workers `headrace up` runs: how many of which role, with which command line and environment, and what starts when.
+"""Plans the workers of `headrace up`: number and role, command line and environment, and start order.
 
     --mode aggregated      worker-1 …                 each computes prompts and answers (--workers, one)
     --mode disagg          decode-1 … prefill-1 …     (--decode-workers, --prefill-workers, one each)
@@ -32,7 +32,7 @@ _HANDS_OVER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """One worker to run. `waits`: it starts when the first worker of the plan can answer, or has failed to."""
+    """A worker to run. `waits`: it starts when the first worker of the plan can answer, or has failed to."""
 
     name: str
     role: str
@@ -42,12 +42,12 @@ class WorkerPlan:
 
     @property
     def serves(self) -> bool:
-        """It answers requests; one in the role `prefill` only computes prompts for others."""
+        """Return True for a worker that answers requests. The role `prefill` only computes prompts for decode workers."""
         return self.role != "prefill"
 
 
 def worker_counts(settings: Settings) -> dict[str, int]:
-    """Role → number of workers.
+    """Return role → number of workers.
 
     Raises SettingsError for numbers that the mode has no use for, and when what moves KV blocks is not installed.
     """
@@ -70,7 +70,7 @@ def worker_counts(settings: Settings) -> dict[str, int]:
 
 
 def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: int) -> list[WorkerPlan]:
-    """The workers, the first one that answers requests first. `environment` is what they all get; more is said on top of it.
+    """Return the workers to run, first one that answers requests. All get `environment`, to which more is added.
 
     Raises SettingsError as `worker_counts` does.
     """
