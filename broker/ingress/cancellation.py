@@ -52,16 +52,17 @@ class Canceller:
 
     def withdraw(self, name: str, tenant: str) -> int:
         """End the tenant's requests that have this id or name at this ingress. Returns their number."""
-        open_now = [job for job in self._open.called(name, tenant) if self._judge.get(job.id) is not None]
+        open_now = [job for job in self._open.find(name, tenant) if self._judge.get(job.id) is not None]
         for job in open_now:
             log.info("job.withdrawn", request_id=job.id, name=name)
             self.end(job.id, JobFault("request_cancelled", "the request was cancelled by a call"), cause="call")
         return len(open_now)
 
     async def everywhere(self, name: str, tenant: str, *, timeout_s: float) -> bool:
-        """End the tenant's requests with this id or name at every ingress. Returns False if there are none.
+        """End the tenant's requests with this id or name here or, if there are none, at the other ingresses.
 
-        Raises BrokerUnavailable if some ingress could not be asked and no other one had such a request.
+        Returns False if no ingress had such a request. Raises BrokerUnavailable if some ingress could not be asked and no other
+        one had such a request.
         """
         if self.withdraw(name, tenant):
             return True

@@ -48,7 +48,7 @@ class OpenJobs:
         """Return the request with this id, or None if it is not open."""
         return self._jobs.get(request_id)
 
-    def called(self, name: str, tenant: str) -> list[OpenJob]:
+    def find(self, name: str, tenant: str) -> list[OpenJob]:
         """Return the tenant's requests with this id or name. Searches all open requests, because cancelling is rare."""
         return [job for job in self._jobs.values() if name in (job.id, job.name) and job.tenant == tenant]
 

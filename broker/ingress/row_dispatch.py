@@ -46,23 +46,23 @@ class RowDispatcher:
         if last or self._loop.time() - stream.delivered_s >= self._gather_s():
             self._due.append(stream)
             if len(self._due) == 1:
-                self._loop.call_soon(self._run)
+                self._loop.call_soon(self._deliver_due)
         else:
             self._waiting.append(stream)
             if len(self._waiting) == 1:
-                self._loop.call_later(self._gather_s(), self._waited)
+                self._loop.call_later(self._gather_s(), self._release_waiting)
 
-    def _waited(self) -> None:
+    def _release_waiting(self) -> None:
         if not self._due:
-            self._loop.call_soon(self._run)
+            self._loop.call_soon(self._deliver_due)
         self._due += self._waiting
         self._waiting = []
 
-    def _run(self) -> None:
+    def _deliver_due(self) -> None:
         now = self._loop.time()
         due, self._due = self._due[:MOST], self._due[MOST:]
         if self._due:
-            self._loop.call_soon(self._run)
+            self._loop.call_soon(self._deliver_due)
         for stream in due:
             stream.delivered_s = now
             stream.deliver()

@@ -1,4 +1,4 @@
-"""The token stream of a request: its rows in order, then its end, for the caller of `Ingress.submit`."""
+"""Buffers the token stream of a request: its rows in order, then its end, for the caller of `Ingress.submit`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StreamEvents(Protocol):
 
 
 class JobStream:
-    """The token stream of one request. It is bounded, has one reader, and is filled by the judge."""
+    """The token stream of a request. It is bounded, has one reader, and is filled by the judge."""
 
     __slots__ = (
         "_dispatcher",

@@ -55,9 +55,9 @@ class AdapterClient:
         """
         _check(name)
         having = [m for m in await pool_workers(self._messaging, self._subjects, pool) if name in m.adapters]
-        told = _all_ok(await self.tell(having, UnloadAdapter(name=name, grace_s=grace_s), timeout_s=grace_s + MARGIN_S))
+        replies = _all_ok(await self.tell(having, UnloadAdapter(name=name, grace_s=grace_s), timeout_s=grace_s + MARGIN_S))
         await adapter_gone(self._messaging, self._subjects, pool, name)
-        return told
+        return replies
 
     async def tell(
         self, workers: Sequence[WorkerMember], command: LoadAdapter | UnloadAdapter, *, timeout_s: float
@@ -84,8 +84,8 @@ def _check(name: str) -> None:
         raise AdapterRefused(why)
 
 
-def _all_ok(told: list[AdapterReply]) -> list[AdapterReply]:
-    failed = [f"{one.worker}: {one.message}" for one in told if not one.ok]
+def _all_ok(replies: list[AdapterReply]) -> list[AdapterReply]:
+    failed = [f"{one.worker}: {one.message}" for one in replies if not one.ok]
     if failed:
-        raise AdapterRefused(f"{len(failed)} of {len(told)} workers refused: {'; '.join(failed)}")
-    return told
+        raise AdapterRefused(f"{len(failed)} of {len(replies)} workers refused: {'; '.join(failed)}")
+    return replies
