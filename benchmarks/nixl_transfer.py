@@ -37,8 +37,8 @@ Clock = Callable[[], float]
 def lend(pipe: Connection, blocks: int, block_bytes: int) -> None:
     """The other process: its memory is read and written."""
     arena = Arena(blocks, block_bytes)
-    agent, bare = Agent("lender", arena), Driver("bare-lender", "UCX")
-    bare.register("DRAM", arena.address, arena.size)
+    agent, bare = Agent("lender", arena), Driver("bare-lender")
+    bare.register(arena.address, arena.size)
     pipe.send((agent.card, bare.metadata(), arena.address))
     while not pipe.poll(0.002):
         agent.poll()
@@ -68,8 +68,8 @@ class Bare:
     def __init__(self, arena: Arena, metadata: bytes, clock: Clock) -> None:
         self.clock = clock
         self.nixl = bindings()
-        self.driver = Driver("bare", "UCX")
-        self.driver.register("DRAM", arena.address, arena.size)
+        self.driver = Driver("bare")
+        self.driver.register(arena.address, arena.size)
         self.driver.add(metadata)
         self.agent = self.driver._agent
 

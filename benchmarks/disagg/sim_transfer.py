@@ -62,8 +62,8 @@ class Side:
         """The engine's card, bare metadata of its memory, and where that begins."""
         info = await self.engine.start(self.config, self._sink)
         assert self.fabric.arena is not None
-        self.lender = Driver("bare-lender", "UCX")
-        self.lender.register("DRAM", self.fabric.arena.address, self.fabric.arena.size)
+        self.lender = Driver("bare-lender")
+        self.lender.register(self.fabric.arena.address, self.fabric.arena.size)
         return info.transfer_card, self.lender.metadata(), self.fabric.arena.address
 
     def _sink(self, outputs: list[Output]) -> None:

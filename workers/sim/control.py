@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.workers.errors import EngineError, UnsupportedByEngine
 from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.scheduling.scheduler import Scheduler
 from headrace.workers.sim.sleep import Sleeper, sleep_args
 from headrace.workers.sim.transfer.fabric_member import FabricMember
-
-if TYPE_CHECKING:
-    from headrace.workers.sim.transfer.disk_store import DiskStore
 
 
 class Operations:
@@ -25,7 +22,6 @@ class Operations:
         events: EventBuffer,
         *,
         adapters: dict[str, str],
-        disk: DiskStore | None,
         member: FabricMember | None,
         wake: Callable[[], None],
     ) -> None:
@@ -34,7 +30,6 @@ class Operations:
         self._sleeper = sleeper
         self._events = events
         self._adapters = adapters
-        self._disk = disk
         self._member = member
         self._wake = wake
 
@@ -52,7 +47,7 @@ class Operations:
                 self._adapters.pop(args["name"], None)
                 return {}
             case "stats":
-                return self._scheduler.stats() | (self._disk.counts if self._disk is not None else {})
+                return self._scheduler.stats()
             case "replay_kv_events":
                 return self._events.replay_from(args.get("from", 0))
             case "release_handover":

@@ -43,7 +43,7 @@ from headrace.workers.sim.driver_wait import pass_time, until_work
 from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.faults import SequenceFaults, raise_rejection
 from headrace.workers.sim.media import MEDIA_KINDS, media_slots
-from headrace.workers.sim.resources import open_disk, open_fabric
+from headrace.workers.sim.resources import open_fabric
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.scheduling.scheduler import Scheduler, block_manager
 from headrace.workers.sim.settings import SimSettings, parse_settings
@@ -54,7 +54,6 @@ from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 if TYPE_CHECKING:
     from headrace.workers.sim.answers.pooling import SimPooling
-    from headrace.workers.sim.transfer.disk_store import DiskStore
 
 VERSION = "1"  # of the model: what it answers and how long it takes
 
@@ -74,7 +73,6 @@ class SimEngine:
         self._kill = kill
         self._fabric = fabric
         self._member: FabricMember | None = None
-        self._disk: DiskStore | None = None
         self._operations: Operations | None = None
         self._disagg = DisaggStyle.NONE
         self._scheduler: Scheduler | None = None
@@ -138,7 +136,6 @@ class SimEngine:
             sleeper,
             self._events,
             adapters=self._adapters,
-            disk=self._disk,
             member=self._member,
             wake=self._work.set,
         )
@@ -180,11 +177,8 @@ class SimEngine:
                 raise EngineStartFailed(f"pooling={settings.pooling!r} hands nothing over: role aggregated, no disagg")
             settings = self._pooling.room(settings)
         manager = block_manager(settings)
-        self._disk = open_disk(settings, clock)
-        if manager.lower is not None:
-            manager.lower.disk_store = self._disk
         if not settings.hands_over(config.role):
-            return Scheduler(settings, vocabulary, manager=manager, clock=clock, disk=self._disk)
+            return Scheduler(settings, vocabulary, manager=manager, clock=clock)
         wire = HandoverWire(
             model=config.served_name,
             role=config.role,
@@ -194,7 +188,7 @@ class SimEngine:
             clock=clock,
             wall_offset_s=time.time() - clock(),
         )
-        scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire, disk=self._disk)
+        scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire)
         fabric = self._fabric or open_fabric(settings, clock)
         self._member = FabricMember(wire, scheduler, fabric, settings.engine_id or uuid.uuid4().hex, wake=self._work.set)
         self._disagg = settings.style
@@ -295,8 +289,6 @@ class SimEngine:
         if not self._dead.is_set():
             self._reason = reason
             self._dead.set()
-            if self._disk is not None:
-                self._disk.close()
             if self._pooling is not None:
                 self._pooling.died(reason)
             if self._member is not None:

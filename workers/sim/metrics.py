@@ -6,4 +6,3 @@ from prometheus_client import Counter
 
 BROKEN = Counter("headrace_sim_broken_blocks_total", "Blocks of another engine that arrived with a wrong checksum")
 STRANGE = Counter("headrace_sim_strange_messages_total", "Notices and cards of other engines that could not be used", ["what"])
-BROKEN_DISK = Counter("headrace_sim_broken_disk_blocks_total", "Blocks of the disk tier that were not read as written")

@@ -47,7 +47,6 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     media_tokens: Count = 64  # that an image, video or sound takes in a prompt; 0 = it takes none
     host_blocks: Count = 0  # the tier below the device; 0 = none
     disk_blocks: Count = 0
-    disk_path: str | None = None  # a folder: the disk tier's blocks lie in a file there; None = they have no bytes
     disagg: Literal["none", "params", "rendezvous"] | None = None  # hand-overs; None: none if it starts aggregated
     transfer_mode: Literal["push", "pull"] = "push"  # params: who moves the blocks
     fabric: Literal["nixl", "local"] = "nixl"  # between processes, or within this one
@@ -117,10 +116,6 @@ def parse_settings(args: Mapping[str, Any]) -> SimSettings:
     if settings.block_bytes * settings.blocks > _MOST_KV_BYTES:
         raise EngineStartFailed(
             f"kv_block_bytes={settings.block_bytes} × blocks={settings.blocks} is more than {_MOST_KV_BYTES >> 30} GiB"
-        )
-    if settings.disk_path is not None and not (settings.disk_blocks and settings.block_bytes):
-        raise EngineStartFailed(
-            f"disk_path={settings.disk_path!r} needs disk_blocks and kv_block_bytes above 0: there is nothing to keep there"
         )
     room = settings.blocks * settings.block_size
     if settings.context_length > room:

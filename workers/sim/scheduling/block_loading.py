@@ -6,9 +6,8 @@ computed.  Each tier is a line of its own that carries one load after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from headrace.workers.engine import Fault
 from headrace.workers.sim.scheduling.blocks import BlockManager
@@ -17,24 +16,6 @@ from headrace.workers.sim.scheduling.tiers import LOWER_TIERS, Content, LowerTie
 from headrace.workers.sim.scheduling.timing import TimingModel
 from headrace.workers.sim.transfer.decode_side import Arrival, DecodeTransfers
 from headrace.workers.sim.transfer.handover_state import PeerLink
-
-
-class Reading(Protocol):
-    """Blocks asked for from the disk, and which of them, by value, did not come."""
-
-    broken: set[int]
-
-    @property
-    def done(self) -> bool: ...
-
-
-class Disk(Protocol):
-    """The disk tier's bytes (`disk_store.py`)."""
-
-    def read(self, values: Iterable[int]) -> Reading: ...
-    def give_up(self, reading: Any) -> None: ...
-    def poll(self) -> bool: ...
-    def poll_at(self) -> float | None: ...
 
 
 @dataclass(slots=True)
@@ -55,7 +36,6 @@ class Load:
     tokens: int = 0
     ready_at: float = 0.0
     arrival: Arrival | None = None  # of the remote ones
-    reading: Reading | None = None  # of those on disk, where their bytes are real
     fault: Fault | None = None
 
     @property
@@ -66,17 +46,7 @@ class Load:
     @property
     def ended(self) -> bool:
         """Nothing of it is under way, as far as bytes go."""
-        return self.arrival is not None and (self.reading is None or self.reading.done)
-
-    @property
-    def came(self) -> int:
-        """Of the `local` blocks, those that are there now: all, or those before the first that the disk did not give back."""
-        broken = self.reading.broken if self.reading is not None else ()
-        contents = iter(self.contents)
-        for n, tier in enumerate(self.found):
-            if tier is not None and next(contents).value in broken:
-                return self.have + n
-        return self.local
+        return self.arrival is not None
 
     @property
     def taint(self) -> int:
@@ -99,13 +69,11 @@ class Loader:
         *,
         clock: Callable[[], float],
         taker: DecodeTransfers | None = None,
-        disk: Disk | None = None,
     ) -> None:
         self._manager = manager
         self._timing = timing
         self._clock = clock
         self._taker = taker
-        self._disk = disk
         self._links: dict[LowerTier, PeerLink] = {"host": PeerLink(), "disk": PeerLink()}
         self.loads: dict[str, Load] = {}  # by sequence
         self.loaded_blocks: dict[str, int] = {"host": 0, "disk": 0}
@@ -151,10 +119,6 @@ class Loader:
                 self.loaded_blocks[tier] += count
                 done = self._links[tier].take(now, self._timing.load_s(tier, count * self._manager.block_size))
                 load.ready_at = max(load.ready_at, done)
-        tiers = [tier for tier in load.found if tier is not None]
-        on_disk = [content.value for tier, content in zip(tiers, load.contents, strict=True) if tier == "disk"]
-        if self._disk is not None and on_disk:
-            load.reading = self._disk.read(on_disk)
         remote = list(empty)
         if run.side is None or self._taker is None:
             load.arrival = Arrival(run)
@@ -195,14 +159,9 @@ class Loader:
         lower = self._manager.lower
         if lower is None:
             return
-        if self._disk is not None and load.reading is not None:
-            self._disk.give_up(load.reading)
-        broken = load.reading.broken if load.reading is not None else ()
-        gone, contents = load.came, iter(load.contents)
-        for n, tier in enumerate(load.found, load.have):
-            if tier is not None:
-                value = next(contents).value
-                lower.unpin(tier, value, moved=value in broken or (moved and n < gone))
+        tiers = [tier for tier in load.found if tier is not None]
+        for tier, content in zip(tiers, load.contents, strict=True):
+            lower.unpin(tier, content.value, moved=moved)
 
     def next_at(self) -> float | None:
         """When `tick` has something to do."""

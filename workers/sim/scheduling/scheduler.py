@@ -21,7 +21,6 @@ from headrace.workers.sim.answers.prescribed_text import Speller
 from headrace.workers.sim.answers.tokens import Vocabulary
 from headrace.workers.sim.faults import SequenceFaults
 from headrace.workers.sim.scheduling.batch import Batch
-from headrace.workers.sim.scheduling.block_loading import Disk
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.scheduling.run import Phase, Run
 from headrace.workers.sim.settings import SimSettings
@@ -43,7 +42,7 @@ class StepResult:
 
 
 class Scheduler:
-    """All sequences of one engine. Without `wire` it hands nothing over, without `disk` its disk tier has no bytes."""
+    """All sequences of one engine. Without `wire` it hands nothing over."""
 
     def __init__(
         self,
@@ -53,7 +52,6 @@ class Scheduler:
         manager: BlockManager | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         wire: HandoverWire | None = None,
-        disk: Disk | None = None,
     ) -> None:
         self.settings = settings
         self.manager = manager or block_manager(settings)
@@ -63,7 +61,7 @@ class Scheduler:
         self._timing = settings.timing_model()
         self._clock = clock
         self._batch = Batch(self.manager)
-        self.exchange = SimKvTransfer(self._batch, self._timing, clock=clock, wire=wire, disk=disk)
+        self.exchange = SimKvTransfer(self._batch, self._timing, clock=clock, wire=wire)
         self._number = 0
         self._steps = 0
         self._last = StepResult()

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -67,24 +67,12 @@ class _Tier:
     pins: dict[int, int] = field(default_factory=dict)
 
 
-class Store(Protocol):
-    """Where the bytes of a tier lie, if they are real: told what is in the tier by value, and what its block holds."""
-
-    def put(self, value: int, cell: int) -> None: ...
-    def drop(self, value: int) -> None: ...
-    def clear(self) -> None: ...
-
-
 class LowerTiers:
-    """Both tiers. Sizes are in blocks, 0 = there is no such tier. `emit` takes the events, in order.
-
-    `disk_store` may be set before anything is put here.
-    """
+    """Both tiers. Sizes are in blocks, 0 = there is no such tier. `emit` takes the events, in order."""
 
     def __init__(self, host: int, disk: int, emit: Callable[[KvEvent], None]) -> None:
         self._tiers = [_Tier(name, size) for name, size in zip(LOWER_TIERS, (host, disk), strict=True) if size]
         self._emit = emit
-        self.disk_store: Store | None = None
 
     def counts(self) -> dict[str, int]:
         """Blocks cached in each tier there is."""
@@ -105,7 +93,6 @@ class LowerTiers:
         if content.value in tier.content:
             tier.content[content.value] = content
             tier.content.move_to_end(content.value)
-            self._keep(tier, content)
             return
         if len(tier.content) >= tier.size:
             victim = next((value for value in tier.content if value not in tier.pins), None)
@@ -113,9 +100,8 @@ class LowerTiers:
                 self._put(content, level + 1)
                 return
             self._emit(KvEvent(kind="removed", tier=tier.name, hashes=[victim]))
-            self._put(self._take(tier, victim), level + 1)
+            self._put(tier.content.pop(victim), level + 1)
         tier.content[content.value] = content
-        self._keep(tier, content)
         self._emit(stored([content], tier.name))
 
     def pin(self, name: LowerTier, value: int) -> Content:
@@ -134,7 +120,7 @@ class LowerTiers:
             return
         tier.pins.pop(value, None)
         if moved and value in tier.content:
-            self._take(tier, value)
+            del tier.content[value]
             self._emit(KvEvent(kind="removed", tier=name, hashes=[value]))
 
     def clear(self) -> None:
@@ -142,8 +128,6 @@ class LowerTiers:
         for tier in self._tiers:
             tier.content.clear()
             tier.pins.clear()
-        if self.disk_store is not None:
-            self.disk_store.clear()
 
     def inventory(self) -> Iterator[KvEvent]:
         """`stored` events for all that is here."""
@@ -154,15 +138,6 @@ class LowerTiers:
         for tier in self._tiers:
             if len(tier.content) > tier.size or not tier.pins.keys() <= tier.content.keys():
                 raise AssertionError(f"tier {tier.name} is over-full, or something that is not there is pinned")
-
-    def _keep(self, tier: _Tier, content: Content) -> None:
-        if self.disk_store is not None and tier.name == "disk":
-            self.disk_store.put(content.value, content.cell)
-
-    def _take(self, tier: _Tier, value: int) -> Content:
-        if self.disk_store is not None and tier.name == "disk":
-            self.disk_store.drop(value)
-        return tier.content.pop(value)
 
     def _tier(self, name: LowerTier) -> _Tier:
         return next(tier for tier in self._tiers if tier.name == name)

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.workers.engine import Handover, Output, Sequence
 from headrace.workers.errors import UnsupportedByEngine
 from headrace.workers.sim.scheduling.batch import Batch
-from headrace.workers.sim.scheduling.block_loading import Disk, Load, Loader
+from headrace.workers.sim.scheduling.block_loading import Load, Loader
 from headrace.workers.sim.scheduling.run import Phase, Run
 from headrace.workers.sim.scheduling.tiers import LOWER_TIERS
 from headrace.workers.sim.scheduling.timing import TimingModel
@@ -30,31 +30,25 @@ class SimKvTransfer:
         *,
         clock: Callable[[], float],
         wire: HandoverWire | None,
-        disk: Disk | None = None,
     ) -> None:
         self._batch = batch
         self._clock = clock
         self._wire = wire
-        self._disk = disk
         self.giver = PrefillTransfers(wire) if wire is not None else None
         self.taker = DecodeTransfers(wire) if wire is not None else None
         comes = batch.manager.lower is not None or self.taker is not None
-        self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker, disk=disk) if comes else None
+        self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker) if comes else None
         self.none = self.giver is None and self.loader is None
 
     def poll(self) -> bool:
         """Take in what other engines have sent, and what has ended; whether there was anything. `settle` acts on it."""
-        read = self._disk is not None and self._disk.poll()
-        return (self._wire is not None and self._wire.endpoint.poll()) or read
+        return self._wire is not None and self._wire.endpoint.poll()
 
     def poll_at(self) -> float | None:
         """When to `poll` next; None when that is never needed."""
-        if self.none:
+        if self._wire is None or self.giver is None or self.taker is None:
             return None
-        times = [self._disk.poll_at() if self._disk is not None else None]
-        if self._wire is not None and self.giver is not None and self.taker is not None:
-            times.append(self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy))
-        return min([at for at in times if at is not None], default=None)
+        return self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy)
 
     def next_at(self) -> float | None:
         """When `settle` has something to do, unless `poll` finds something before."""
@@ -138,10 +132,10 @@ class SimKvTransfer:
 
     def _loaded(self, run: Run, load: Load) -> None:
         size, arrival = self._batch.manager.block_size, load.arrival
-        own, whole = load.came * size, load.came == load.local
+        own = load.local * size
         run.set_taint(load.taint)
         self._batch.reach(run, own)
-        if arrival is not None and load.remote and not arrival.error and whole:
+        if arrival is not None and load.remote and not arrival.error:
             self._batch.reach(run, min(own + arrival.right * size, load.tokens))
             run.set_taint(run.taint or arrival.taint)
             self._batch.reach(run, load.tokens)

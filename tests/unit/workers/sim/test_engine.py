@@ -320,3 +320,9 @@ async def test_a_reader_that_falls_behind_gets_the_present_state_instead_of_a_ga
     buffer.put([KvEvent(kind="removed", hashes=[9])], lambda: now)
     assert [event.kind for event in await anext(reader)] == ["removed"]
     await reader.aclose()
+
+
+async def test_a_folder_for_the_disk_tier_is_refused_by_name() -> None:
+    with pytest.raises(EngineStartFailed, match="no argument 'disk_path'"):
+        async with started(disk_blocks=8, disk_path="folder"):
+            pass

@@ -48,9 +48,9 @@ class Agent:
         self._arena = arena
         self._timeout_s = timeout_s
         self._clock = clock
-        self._driver = Driver(self.name, "UCX")
-        self._registered = self._driver.register("DRAM", arena.address, arena.size)
-        self._blocks = self._driver.prepare(None, "DRAM", arena.address, arena.block_bytes, arena.blocks)
+        self._driver = Driver(self.name)
+        self._registered = self._driver.register(arena.address, arena.size)
+        self._blocks = self._driver.prepare(None, arena.address, arena.block_bytes, arena.blocks)
         self._mover = Mover(self._driver, clock=clock, lost=self._lost)
         self._peers = Peers(self._driver)
         self._closed = False

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from headrace.workers.sim.transfer.nixl.descriptors import Part
 from headrace.workers.sim.transfer.nixl.errors import DriverFailed, NixlUnavailable, PeerGone
 
-Memory = Literal["DRAM", "FILE"]
-
+BACKEND = "UCX"
 PROGRESS_PAUSE_US = 1000
 """How long the progress thread sleeps at most when no event wakes it; NIXL rounds up to whole milliseconds.
 
@@ -55,9 +54,9 @@ def bindings() -> Any:
 
 
 class Driver:
-    """One NIXL agent with one backend. Every call raises DriverFailed, or PeerGone, when NIXL does."""
+    """One NIXL agent with the backend UCX, over host memory. Every call raises DriverFailed, or PeerGone, when NIXL does."""
 
-    def __init__(self, name: str, backend: Literal["UCX", "POSIX"], options: dict[str, str] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         nixl = bindings()
         self._nixl = nixl
         self._errors: tuple[type[Exception], ...] = tuple(
@@ -65,7 +64,6 @@ class Driver:
             for key, kind in vars(nixl).items()
             if key.startswith("nixl") and isinstance(kind, type) and issubclass(kind, Exception)
         )
-        self._memories = {"DRAM": nixl.DRAM_SEG, "FILE": nixl.FILE_SEG}
         config = nixl.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
@@ -74,12 +72,12 @@ class Driver:
         config.captureTelemetry = True
         try:
             self._agent = nixl.nixlAgent(name, config)
-            if backend not in self._agent.getAvailPlugins():
-                raise NixlUnavailable(f"this NIXL has no plugin {backend}")
-            defaults, _ = self._agent.getPluginParams(backend)
-            self._backend = self._agent.createBackend(backend, {**defaults, **(options or {})})
+            if BACKEND not in self._agent.getAvailPlugins():
+                raise NixlUnavailable(f"this NIXL has no plugin {BACKEND}")
+            defaults, _ = self._agent.getPluginParams(BACKEND)
+            self._backend = self._agent.createBackend(BACKEND, defaults)
         except self._errors as error:
-            raise NixlUnavailable(f"NIXL cannot start its backend {backend}: {error}") from error
+            raise NixlUnavailable(f"NIXL cannot start its backend {BACKEND}: {error}") from error
 
     def close(self) -> None:
         """Take the agent down, with whatever it was still doing. No other call may follow."""
@@ -87,9 +85,9 @@ class Driver:
 
     # -- memory and peers ------------------------------------------------------------------------------------
 
-    def register(self, memory: Memory, address: int, size: int, device: int = 0, label: str = "") -> Any:
+    def register(self, address: int, size: int) -> Any:
         """Make memory known to NIXL; what is returned is for `deregister`."""
-        ranges = self._nixl.nixlRegDList(self._memories[memory], [(address, size, device, label)])
+        ranges = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(address, size, 0, "")])
         self._call("register memory", self._agent.registerMem, ranges, [self._backend])
         return ranges
 
@@ -108,12 +106,12 @@ class Driver:
     def remove(self, peer: str) -> None:
         self._call("drop a peer", self._agent.invalidateRemoteMD, peer)
 
-    def prepare(self, agent: str | None, memory: Memory, address: int, length: int, count: int, device: int = 0) -> int:
+    def prepare(self, agent: str | None, address: int, length: int, count: int) -> int:
         """A list of `count` adjacent blocks to choose from by number; `agent` None: blocks of our own, as the local side."""
-        blocks: NDArray[np.uint64] = np.array([[address, length, device, length, count]], dtype=np.uint64)
+        blocks: NDArray[np.uint64] = np.array([[address, length, 0, length, count]], dtype=np.uint64)
         owner = self._nixl.NIXL_INIT_AGENT if agent is None else agent
         prepare = self._agent.prepXferDlist
-        return int(self._call("prepare blocks", prepare, owner, self._memories[memory], blocks, [self._backend]))
+        return int(self._call("prepare blocks", prepare, owner, self._nixl.DRAM_SEG, blocks, [self._backend]))
 
     def unprepare(self, prepared: int) -> None:
         self._call("release prepared blocks", self._agent.releasedDlistH, prepared)

@@ -10,7 +10,7 @@ WorkerError
     ├── BlocksBusy         a transfer given up earlier may still touch these blocks
     ├── DriverFailed       NIXL refused a call
     │   └── PeerGone       NIXL says that the peer is not there any more
-    └── Closed             this agent or file was closed
+    └── Closed             this agent was closed
 """
 
 from __future__ import annotations
@@ -47,4 +47,4 @@ class PeerGone(DriverFailed):
 
 
 class Closed(TransferFailed):
-    """The agent or the file was closed."""
+    """The agent was closed."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of transfers. `op`: read and write between engines, load and store between memory and a file."""
+"""Prometheus metrics of transfers. `op`: read or write."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import structlog
 
 from headrace.workers.sim.transfer.nixl import metrics
 from headrace.workers.sim.transfer.nixl.card import Card
-from headrace.workers.sim.transfer.nixl.driver import Memory
 from headrace.workers.sim.transfer.nixl.errors import BadCard, DriverFailed, PeerUnknown
 
 log = structlog.get_logger()
@@ -20,7 +19,7 @@ class Meets(Protocol):
 
     def add(self, metadata: bytes) -> str: ...
     def remove(self, peer: str) -> None: ...
-    def prepare(self, agent: str | None, memory: Memory, address: int, length: int, count: int, device: int = 0) -> int: ...
+    def prepare(self, agent: str | None, address: int, length: int, count: int) -> int: ...
     def unprepare(self, prepared: int) -> None: ...
 
 
@@ -82,7 +81,7 @@ class Peers:
             self._drop(name)
             raise BadCard(f"the card of agent {card.agent} holds the metadata of {name}")
         try:
-            prepared = self._meets.prepare(name, "DRAM", card.address, card.block_bytes, card.blocks)
+            prepared = self._meets.prepare(name, card.address, card.block_bytes, card.blocks)
         except DriverFailed as error:
             self._drop(name)
             raise BadCard(f"the blocks of agent {name} cannot be prepared: {error}") from error

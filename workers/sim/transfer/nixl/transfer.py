@@ -6,17 +6,17 @@ from typing import Literal
 
 from headrace.workers.sim.transfer.nixl.descriptors import Indices
 
-Operation = Literal["read", "write", "load", "store"]
+Operation = Literal["read", "write"]
 State = Literal["active", "done", "failed"]
 Reason = Literal["", "deadline", "peer_gone", "forgotten", "refused", "closed"]
 
 
 class Transfer:
-    """One reading or writing of blocks. It changes only inside calls of what made it (`Agent`, `BlockFile`).
+    """One reading or writing of blocks. It changes only inside calls of what made it (`Agent`).
 
     Attributes:
-        op: read and write: another engine's memory; load and store: a file.
-        peer: the other agent's name, or the file's path.
+        op: read or write another engine's memory.
+        peer: the other agent's name.
         local: our blocks, in the order NIXL was told.
         bytes: how many were asked for.
         descriptors: ranges NIXL moved so far, after merging, by its own count.

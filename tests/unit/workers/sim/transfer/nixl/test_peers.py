@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from headrace.workers.sim.transfer.nixl.card import Card, pack, unpack
-from headrace.workers.sim.transfer.nixl.driver import Memory
 from headrace.workers.sim.transfer.nixl.errors import BadCard, DriverFailed, PeerGone, PeerUnknown
 from headrace.workers.sim.transfer.nixl.peers import Peers
 
@@ -31,7 +30,7 @@ class FakeDriver:
             raise DriverFailed("not found")
         self.known.remove(peer)
 
-    def prepare(self, agent: str | None, memory: Memory, address: int, length: int, count: int, device: int = 0) -> int:
+    def prepare(self, agent: str | None, address: int, length: int, count: int) -> int:
         if self.fails == "prepare":
             raise DriverFailed("not registered")
         self.handles += 1
