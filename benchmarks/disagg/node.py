@@ -11,10 +11,10 @@ from headrace.broker.prefill.budget import TokenBudget
 from headrace.router.placement.types import WorkerInfo
 from headrace.workers.engine import Role
 from headrace.workers.sim.answers.tokens import bundled_vocabulary
-from headrace.workers.sim.scheduling.scheduler import Scheduler, block_manager
+from headrace.workers.sim.fabric_member import FabricMember
+from headrace.workers.sim.scheduler import Scheduler, block_manager
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.transfer.fabric import LocalFabric
-from headrace.workers.sim.transfer.fabric_member import FabricMember
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import Fault, Handover, Output, Role, Sequence
 from headrace.workers.sim.answers.tokens import bundled_vocabulary
+from headrace.workers.sim.fabric_member import FabricMember
 from headrace.workers.sim.faults import SequenceFaults
-from headrace.workers.sim.scheduling.scheduler import Scheduler, block_manager
+from headrace.workers.sim.scheduler import Scheduler, block_manager
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.transfer.fabric import LocalEndpoint, LocalFabric, Member, Transfer
-from headrace.workers.sim.transfer.fabric_member import FabricMember
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 SIZE = 4

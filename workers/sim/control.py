@@ -7,9 +7,9 @@ from typing import Any
 
 from headrace.workers.errors import EngineError, UnsupportedByEngine
 from headrace.workers.sim.events import EventBuffer
-from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.fabric_member import FabricMember
+from headrace.workers.sim.scheduler import Scheduler
 from headrace.workers.sim.sleep import Sleeper, sleep_args
-from headrace.workers.sim.transfer.fabric_member import FabricMember
 
 
 class Operations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.scheduler import Scheduler
 from headrace.workers.sim.transfer.kv_transfer import SimKvTransfer
 
 

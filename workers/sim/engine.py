@@ -41,15 +41,15 @@ from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, b
 from headrace.workers.sim.control import Operations
 from headrace.workers.sim.driver_wait import pass_time, until_work
 from headrace.workers.sim.events import EventBuffer
+from headrace.workers.sim.fabric_member import ROLES, FabricMember
 from headrace.workers.sim.faults import SequenceFaults, raise_rejection
 from headrace.workers.sim.media import MEDIA_KINDS, media_slots
 from headrace.workers.sim.resources import open_fabric
+from headrace.workers.sim.scheduler import Scheduler, block_manager
 from headrace.workers.sim.scheduling.blocks import BlockManager
-from headrace.workers.sim.scheduling.scheduler import Scheduler, block_manager
 from headrace.workers.sim.settings import SimSettings, parse_settings
 from headrace.workers.sim.sleep import LEVELS, Sleeper
 from headrace.workers.sim.transfer.fabric import Fabric
-from headrace.workers.sim.transfer.fabric_member import ROLES, FabricMember
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from headrace.workers.engine import Sequence
 from headrace.workers.errors import EngineError
 from headrace.workers.sim.answers.tokens import Vocabulary, bundled_vocabulary
 from headrace.workers.sim.faults import raise_rejection
-from headrace.workers.sim.scheduling.scheduler import Scheduler, StepResult
+from headrace.workers.sim.scheduler import Scheduler, StepResult
 from headrace.workers.sim.settings import SimSettings
 
 

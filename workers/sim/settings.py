@@ -15,7 +15,7 @@ import msgspec
 from headrace.workers.engine import DisaggStyle, Role
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.sim.faults import Faults
-from headrace.workers.sim.scheduling.timing import TimingModel, timing_model
+from headrace.workers.sim.timing import TimingModel, timing_model
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

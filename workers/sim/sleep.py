@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.workers.engine import Output
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.scheduler import Scheduler
 
 LEVELS = (1, 2)
 _POLL_S = 0.005

@@ -13,9 +13,9 @@ from headrace.workers.sim.answers.answers import answer_to
 from headrace.workers.sim.answers.tokens import Vocabulary
 from headrace.workers.sim.faults import SequenceFaults
 from headrace.workers.sim.media import embeds_media, media_keys, parse_media
+from headrace.workers.sim.scheduling.handover_side import Side
 from headrace.workers.sim.scheduling.tiers import fingerprint
 from headrace.workers.sim.settings import SimSettings
-from headrace.workers.sim.transfer.handover_state import Side
 
 
 class Phase(Enum):

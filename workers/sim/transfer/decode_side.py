@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.workers.engine import Fault
+from headrace.workers.sim.scheduling.handover_side import KvOffer, Side
 from headrace.workers.sim.scheduling.run import Run
 from headrace.workers.sim.scheduling.tiers import fingerprint
 from headrace.workers.sim.transfer.fabric import Notice, Transfer
-from headrace.workers.sim.transfer.handover_state import HandoverWire, KvOffer, Side, segments
+from headrace.workers.sim.transfer.handover_state import HandoverWire, segments
 from headrace.workers.sim.transfer.pinned_blocks import PING_S, PinnedBlocks
 
 _BEATS_PER_LEASE = 6

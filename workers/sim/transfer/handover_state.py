@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -13,47 +13,10 @@ from headrace.workers.engine import DisaggStyle, Handover, Role
 from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.scheduling.blocks import BlockManager
-from headrace.workers.sim.scheduling.timing import TimingModel
+from headrace.workers.sim.scheduling.handover_side import KvOffer, Side
 from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.timing import TimingModel
 from headrace.workers.sim.transfer.fabric import Endpoint
-
-
-class KvOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of a params-style hand-over, opaque to all but the decode side. Times are Unix seconds."""
-
-    engine: str
-    request: str
-    number: int  # of this engine's offers
-    blocks: list[int]
-    tokens: int
-    chain: list[int]  # of the whole blocks: which prompt this is
-    layout: str  # engines whose layouts differ cannot read each other
-    mode: Literal["pull", "push"]
-    cached_tokens: int
-    issued_at: float
-    ttl_s: float
-    expires_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A sequence's part in a hand-over. `key` names the hand-over on both sides; `peer` is where a decode side fetches."""
-
-    kind: Literal["prefill", "decode"]
-    key: str
-    room: bool = False
-    offer: KvOffer | None = None
-    peer: str = ""
-
-    @property
-    def number(self) -> int:
-        """That of the offer, 0 where there is none."""
-        return self.offer.number if self.offer is not None else 0
-
-    @property
-    def pulls(self) -> bool:
-        """A decode side that reads the blocks itself."""
-        return self.offer is not None and self.offer.mode == "pull"
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 from headrace.workers.engine import Handover, Output, Sequence
 from headrace.workers.errors import UnsupportedByEngine
 from headrace.workers.sim.scheduling.batch import Batch
-from headrace.workers.sim.scheduling.block_loading import Load, Loader
 from headrace.workers.sim.scheduling.run import Phase, Run
 from headrace.workers.sim.scheduling.tiers import LOWER_TIERS
-from headrace.workers.sim.scheduling.timing import TimingModel
+from headrace.workers.sim.timing import TimingModel
+from headrace.workers.sim.transfer.block_loading import Load, Loader
 from headrace.workers.sim.transfer.decode_side import DecodeTransfers
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 from headrace.workers.sim.transfer.prefill_side import PrefillTransfers

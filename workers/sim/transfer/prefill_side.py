@@ -2,7 +2,7 @@
 
 Blocks on offer are let go when the other side has them, when it or the caller declines, or when the lease ends; a lease that
 ends is silent.  In the pull mode the other side reads by itself.  In the push mode and in rooms it registers the blocks it has
-made ready, and this side writes (`writing.py`); whichever of the two comes first waits for the other, for a bounded time.
+made ready, and this side writes (`block_writer.py`); whichever of the two comes first waits for the other, for a bounded time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import msgspec
 
 from headrace.workers.engine import Fault, Output
 from headrace.workers.errors import RequestInvalid
+from headrace.workers.sim.scheduling.handover_side import KvOffer, Side
 from headrace.workers.sim.scheduling.run import Run
 from headrace.workers.sim.transfer.block_writer import Ask, BlockWriter, Write
 from headrace.workers.sim.transfer.fabric import Notice
-from headrace.workers.sim.transfer.handover_state import HandoverWire, KvOffer, Side
+from headrace.workers.sim.transfer.handover_state import HandoverWire
 
 _MOST_GONE = 4096  # hand-overs remembered as over, so that a late other side need not wait
 _MOST_ASKS = 4096  # that wait for their blocks

@@ -19,7 +19,7 @@ from headrace.workers.sim.answers.prescribed_text import Speller
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, expected_ids
 from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.offline import replay
-from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.scheduler import Scheduler
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.text.pipeline import TextPipeline
 from tests.support.sim_world import NO_FAULTS

@@ -12,7 +12,7 @@ from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.answers.answers import answer_to
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
 from headrace.workers.sim.offline import replay
-from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.scheduler import Scheduler
 from headrace.workers.sim.settings import SimSettings
 from tests.support.sim_world import NO_FAULTS, sequence
 

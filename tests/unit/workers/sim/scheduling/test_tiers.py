@@ -10,12 +10,12 @@ from headrace.broker.blocks import block_chain
 from headrace.workers.engine import KvEvent
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
 from headrace.workers.sim.offline import replay
-from headrace.workers.sim.scheduling.block_loading import Loader
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.scheduling.run import Run
 from headrace.workers.sim.scheduling.tiers import Content, LowerTiers
-from headrace.workers.sim.scheduling.timing import TimingModel
 from headrace.workers.sim.settings import SimSettings
+from headrace.workers.sim.timing import TimingModel
+from headrace.workers.sim.transfer.block_loading import Loader
 from tests.support.sim_world import NO_FAULTS, SIZE, World, sequence
 
 SMALL = {"blocks": 8, "context_length": 32}

@@ -3,7 +3,7 @@
 A step first gives every decoding sequence one token, then spends what is left of its token budget on prompts, in parts where
 they are long: first those already begun, then new ones as long as there are slots and blocks.  When a running sequence finds
 no block, the last that came (or has the worst priority) loses all of its blocks and starts over later: preemption by recompute.
-Blocks that come from elsewhere (`loading.py`) or go elsewhere (`giving.py`) do so beside the steps.
+Blocks that come from elsewhere (`transfer/block_loading.py`) or go there (`transfer/prefill_side.py`) do so beside the steps.
 
 Sans-io: `step()` says what a step did and how long it takes; who calls it decides what "long" means (`engine.py`: real time,
 `offline.py`: virtual time).  `clock` tells leases and transfers the time; nothing else looks at it.

@@ -13,7 +13,7 @@ from headrace.workers.engine import Fault
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.scheduling.run import Run
 from headrace.workers.sim.scheduling.tiers import LOWER_TIERS, Content, LowerTier
-from headrace.workers.sim.scheduling.timing import TimingModel
+from headrace.workers.sim.timing import TimingModel
 from headrace.workers.sim.transfer.decode_side import Arrival, DecodeTransfers
 from headrace.workers.sim.transfer.handover_state import PeerLink
 

@@ -11,7 +11,7 @@ from headrace.workers.engine import Output, Sequence
 from headrace.workers.errors import EngineOverloaded, RequestInvalid
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
 from headrace.workers.sim.faults import Faults, SequenceFaults
-from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.scheduler import Scheduler
 from headrace.workers.sim.settings import SimSettings
 
 NONE = SequenceFaults()

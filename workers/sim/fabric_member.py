@@ -9,7 +9,7 @@ import structlog
 
 from headrace.workers.engine import Role
 from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.sim.scheduling.scheduler import Scheduler
+from headrace.workers.sim.scheduler import Scheduler
 from headrace.workers.sim.transfer.fabric import Fabric, Notice
 from headrace.workers.sim.transfer.handover_state import HandoverWire, parse_offer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.sim.scheduling.timing import PRESETS, TimingModel
 from headrace.workers.sim.settings import parse_settings
+from headrace.workers.sim.timing import PRESETS, TimingModel
 
 
 def step(preset: str, prefill: int = 0, sequences: int = 0, context: int = 0) -> float:

@@ -1,0 +1,46 @@
+"""The part of a sequence in a hand-over, and the parameters that a prefill side offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+
+class KvOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a params-style hand-over, opaque to all but the decode side. Times are Unix seconds."""
+
+    engine: str
+    request: str
+    number: int  # of this engine's offers
+    blocks: list[int]
+    tokens: int
+    chain: list[int]  # of the whole blocks: which prompt this is
+    layout: str  # engines whose layouts differ cannot read each other
+    mode: Literal["pull", "push"]
+    cached_tokens: int
+    issued_at: float
+    ttl_s: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A sequence's part in a hand-over. `key` names the hand-over on both sides; `peer` is where a decode side fetches."""
+
+    kind: Literal["prefill", "decode"]
+    key: str
+    room: bool = False
+    offer: KvOffer | None = None
+    peer: str = ""
+
+    @property
+    def number(self) -> int:
+        """That of the offer, 0 where there is none."""
+        return self.offer.number if self.offer is not None else 0
+
+    @property
+    def pulls(self) -> bool:
+        """A decode side that reads the blocks itself."""
+        return self.offer is not None and self.offer.mode == "pull"
