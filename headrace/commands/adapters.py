@@ -14,7 +14,7 @@ from headrace.broker.messages import LoadAdapter, UnloadAdapter
 from headrace.broker.models.adapter_client import LOAD_S, MARGIN_S, AdapterClient, AdapterReply
 from headrace.broker.models.card_store import ListedModel, list_models, remove_model
 from headrace.broker.models.cards import UNLOAD_GRACE_S
-from headrace.commands.control import find_worker, live_workers
+from headrace.commands.control import check_grace, find_worker, live_workers
 from headrace.commands.control_client import columns, connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
@@ -41,8 +41,7 @@ def unload_adapter(
     settings: Settings, name: str, *, worker: str | None, model: str | None, grace_s: float = UNLOAD_GRACE_S
 ) -> int:
     """Unload an adapter and return when it is gone from one worker, or from all workers of a model. Raises CommandError."""
-    if not 0 <= grace_s < float("inf"):
-        raise CommandError(f"--grace must be 0 or more seconds, got {grace_s:g}")
+    check_grace(grace_s)
 
     async def tell(messaging: Messaging, names: Subjects) -> list[AdapterReply]:
         desk = AdapterClient(messaging, names)

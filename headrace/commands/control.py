@@ -47,7 +47,7 @@ def show_workers(settings: Settings, *, as_json: bool) -> int:
 def drain_worker(settings: Settings, worker: str, *, grace_s: float | None) -> int:
     """Run `headrace worker drain` and return when the worker has accepted. Raises CommandError."""
     if grace_s is not None:
-        _check_grace(grace_s)
+        check_grace(grace_s)
 
     async def tell(messaging: Messaging, names: Subjects) -> tuple[str, Done]:
         return await _tell(messaging, names, worker, Drain(grace_s=grace_s), timeout_s=_ANSWER_TIMEOUT_S)
@@ -59,7 +59,7 @@ def drain_worker(settings: Settings, worker: str, *, grace_s: float | None) -> i
 
 def change_role(settings: Settings, worker: str, role: str, *, grace_s: float) -> int:
     """Run `headrace worker role` and return when the worker serves in its new role. Raises CommandError when it does not."""
-    _check_grace(grace_s)
+    check_grace(grace_s)
 
     async def tell(messaging: Messaging, names: Subjects) -> tuple[str, Done]:
         command = SetRole(role=role, grace_s=grace_s)
@@ -107,7 +107,8 @@ async def _tell(messaging: Messaging, names: Subjects, wanted: str, command: Rec
     return worker, answer
 
 
-def _check_grace(grace_s: float) -> None:
+def check_grace(grace_s: float) -> None:
+    """Raise CommandError for a grace period that is negative or infinite."""
     if not 0 <= grace_s < float("inf"):
         raise CommandError(f"--grace must be 0 or more seconds, got {grace_s:g}")
 

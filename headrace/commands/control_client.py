@@ -59,6 +59,11 @@ async def ask_all(
     return await asyncio.gather(*map(ask, parts))
 
 
+def request_id(text: str) -> str:
+    """Return the id of a request, given as such or as the id of its HTTP response."""
+    return text.removeprefix("chatcmpl-").removeprefix("cmpl-")
+
+
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as an aligned text table. The first row names the columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -18,7 +18,7 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import DeadLetter, Unreadable
-from headrace.commands.control_client import columns, connected
+from headrace.commands.control_client import columns, connected, request_id
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging, StoredMessage
@@ -26,7 +26,6 @@ from headrace.jetstream.provision import parse_time
 from headrace.jetstream.subjects import Subjects
 
 _MOST = 10_000  # letters read at once
-_PREFIXES = ("chatcmpl-", "cmpl-")
 _ADVISORIES = {
     "max_deliver": "the server gave up delivering it",
 }
@@ -124,8 +123,7 @@ async def find_letter(messaging: Messaging, names: Subjects, wanted: str) -> Let
         message = await messaging.get_message(names.stream("DLQ"), int(wanted)) if int(wanted) else None
         if message is not None:
             return read_letter(message, names)
-    for prefix in _PREFIXES:
-        wanted = wanted.removeprefix(prefix)
+    wanted = request_id(wanted)
     for letter in reversed(await letters(messaging, names)):
         if letter.id == wanted:
             return letter

@@ -10,20 +10,16 @@ import msgspec
 
 from headrace.broker.codec import decode
 from headrace.broker.messages import Candidate, Explain, Explanation, Inspect, Inspection, PrefillDecision, RouterMember
-from headrace.commands.control_client import ask_all, columns, connected
+from headrace.commands.control_client import ask_all, columns, connected, request_id
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
-_PREFIXES = ("chatcmpl-", "cmpl-")
-
 
 def explain_request(settings: Settings, request: str, *, as_json: bool) -> int:
     """Run `headrace router explain`. Raises CommandError when no router knows the request."""
-    wanted = request
-    for prefix in _PREFIXES:
-        wanted = wanted.removeprefix(prefix)
+    wanted = request_id(request)
 
     async def ask(messaging: Messaging, names: Subjects) -> tuple[int, list[Explanation]]:
         routers = await live_routers(messaging, names)
