@@ -10,7 +10,8 @@ from importlib import metadata
 from typing import Any
 
 from headrace.config.options import options_of
-from headrace.config.settings import Settings, mask
+from headrace.config.settings import Settings
+from headrace.config.values import mask
 from headrace.jetstream.errors import JetStreamError
 
 # Component → the packages that bring it.

@@ -10,7 +10,8 @@ from typing import Any
 import structlog
 
 from headrace.config.build_settings import server_settings
-from headrace.config.settings import Settings, mask_url
+from headrace.config.settings import Settings
+from headrace.config.values import mask_url
 from headrace.errors import StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError

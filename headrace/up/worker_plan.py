@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from headrace.config.options import declared_by, find
-from headrace.config.settings import Settings, as_text
+from headrace.config.settings import Settings
+from headrace.config.values import as_text
 from headrace.errors import SettingsError
 from headrace.router.placement.settings import SchedulerSettings
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config.options import all_options, find
-from headrace.config.settings import MASK, as_text, load, parse_assignment
+from headrace.config.settings import load
+from headrace.config.values import MASK, as_text, parse_assignment
 from headrace.errors import SettingsError
 
 
