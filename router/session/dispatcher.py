@@ -7,7 +7,7 @@ import time
 
 from headrace.router.placement.types import Shed
 from headrace.router.session import metrics
-from headrace.router.session.held_request import HeldRequest
+from headrace.router.session.held_request import HeldRequest, RequestState
 from headrace.router.session.placer import Placer
 from headrace.router.session.refusals import Refuser, fault_of
 from headrace.router.session.release import RequestRelease
@@ -80,7 +80,7 @@ class Dispatcher:
         metrics.DECISION_S.observe(time.perf_counter() - began)
         for decision in decisions:
             held = decision.request.key
-            if not isinstance(held, HeldRequest) or not held.waiting:
+            if not isinstance(held, HeldRequest) or held.state is not RequestState.WAITING:
                 continue
             if isinstance(decision, Shed):
                 self._refuser.refuse(held, fault_of(decision))

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.jetstream.ports import Delivery
 from headrace.jetstream.subjects import RequestClass
 from headrace.router.session import metrics
-from headrace.router.session.held_request import HeldRequest
+from headrace.router.session.held_request import HeldRequest, RequestState
 
 
 class RequestWindow:
@@ -77,7 +77,7 @@ class RequestWindow:
 
     def remove(self, held: HeldRequest) -> bool:
         """Hold this request no longer. Return False if it was removed before."""
-        if held.gone:
+        if held.state is RequestState.GONE:
             return False
         held.leave()
         self._by_key.pop(held.key, None)
