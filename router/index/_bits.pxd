@@ -1,4 +1,4 @@
-"""What C compilers call differently, and ints read quickly."""
+"""Compiler builtins under common names, and a fast conversion of int."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Block values as they come in from Python, made u64."""
+"""Chains of block values that come from Python, converted to u64."""
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.object cimport PyObject
@@ -15,7 +15,7 @@ cdef extern from "Python.h":
 
 
 cdef class Chain:
-    """Reads u64 from any sequence of int; without making objects if it is an array('Q') or a memoryview like that."""
+    """Reads u64 from any sequence of int, without making objects if that is an array('Q') or a memoryview like it."""
 
     def __cinit__(self, blocks):
         if not isinstance(blocks, (list, tuple)) and PyObject_CheckBuffer(blocks):
@@ -31,7 +31,7 @@ cdef class Chain:
             PyBuffer_Release(&self.view)
 
     cdef int _borrow(self, blocks) except -1:
-        """Its memory, if that is u64 one after the other."""
+        """Borrow the memory of `blocks`, if that is u64 one after the other."""
         try:
             PyObject_GetBuffer(blocks, &self.view, PyBUF_ND | PyBUF_FORMAT)
         except BufferError:  # every other item, say: it is read like any sequence
@@ -55,7 +55,7 @@ cdef class Chain:
         return 0
 
     cdef int pick(self, uint32_t *at, int count, uint64_t *out) except -1:
-        """Those at some places."""
+        """Read the values at some places."""
         cdef int i
         if self.buffered:
             for i in range(count):

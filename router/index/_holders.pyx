@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Sets of workers, each kept once: what an entry of the compiled index points to instead of holding bits itself.
+"""Sets of workers, each kept once. An entry of the compiled index points to a set instead of holding bits itself.
 
 A set has one row of bits per plane (tier or assumption).  Blocks of one prompt have the same holders and most blocks have one
 holder, so there are few sets; an entry stays 16 bytes for any number of workers, and a match need only look at the bits where
@@ -57,7 +57,10 @@ cdef class Holders:
         return ((at[0] | at[words] | at[2 * words] | at[3 * words]) >> (slot & 63)) & 1
 
     cdef uint32_t changed(self, uint32_t origin, int plane, uint32_t slot, bint held) except? 0:
-        """The set that is like `origin` but for this worker; plane -1 means all. Has no reference yet: take one before `sweep`."""
+        """Return the set that differs from `origin` in this worker only; plane -1 means all planes.
+
+        It has no reference yet: take one before `sweep`.
+        """
         cdef uint64_t bit = (<uint64_t>1) << (slot & 63)
         cdef uint32_t at = slot >> 6
         cdef int each
@@ -71,7 +74,7 @@ cdef class Holders:
         return self._intern()
 
     cdef int release(self, uint32_t which) except -1:
-        """One block less has this set. Sets without blocks stay valid until `sweep`, for whoever remembers them meanwhile."""
+        """Drop a reference. A set without blocks stays valid until `sweep`, for callers that remember it meanwhile."""
         if which == 0:
             return 0
         self.refs[which] -= 1
@@ -103,7 +106,7 @@ cdef class Holders:
         return 0
 
     cdef int widen(self, uint32_t words) except -1:
-        """Room for 64 × `words` workers."""
+        """Make room for 64 × `words` workers."""
         cdef uint32_t row = PLANES * words
         cdef uint32_t which
         cdef int plane
@@ -138,7 +141,7 @@ cdef class Holders:
         )
 
     cdef uint32_t _intern(self) except? 0:
-        """The set whose bits are in scratch."""
+        """Return the set whose bits are in scratch."""
         cdef uint32_t i, hashed, which
         for i in range(self.row):
             if self._scratch[i]:

@@ -28,7 +28,7 @@ cdef inline uint64_t mixed_key(uint64_t key) noexcept:
 
 
 cdef inline Slot *find(Shard *shards, uint64_t key) noexcept:
-    """Its slot, or the empty one where it would go."""
+    """Return the slot of a key, or the empty one where it would go."""
     cdef uint64_t mixed = mixed_key(key)
     cdef Shard *shard = &shards[mixed >> 56]
     cdef uint32_t at = <uint32_t>(mixed >> 24) & shard.mask
@@ -85,7 +85,7 @@ cdef inline int erase(Shard *shards, Slot *found) except -1:
 
 
 cdef inline Slot *find_room(Shard *shards, uint64_t key) except NULL:
-    """The slot for a key that is not there yet. Is empty until it is given holders."""
+    """Return the slot for a key that is not there yet. The slot is empty until it is given holders."""
     cdef Shard *shard = &shards[mixed_key(key) >> 56]
     cdef Slot *found
     if (shard.count + 1) * 5 > (shard.mask + 1) * 4:

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The prefix index, compiled: `router.index.prefix` says what it does, this says how it does the same in less time and memory.
+"""The prefix index, compiled: it does the same as `headrace.router.index.prefix` in less time and memory.
 
 A hash table from block to a set of workers (`_holders`), open addressing with linear probing and deletion by shifting back, so
 that no tombstones remain.  It is split into shards by the upper bits of the hash: each grows by itself, and growing never stops
-the caller for longer than one shard takes.  Beside it stands one array of blocks per worker, for all that concerns a worker as
-a whole; it may name blocks that the worker has lost, and is cleaned when those become many.
+the caller for longer than one shard takes.  Beside it stands one array of blocks per worker, for operations on a
+whole worker; it may name blocks that the worker has lost, and is cleaned when those become many.
 
 An exact match reads the chain in steps that grow (8, 32, 128, 256 blocks) and prefetches the entries of a step before it looks
 at the first, so that their cache misses overlap.  A galloping one does the same with the blocks of a round, of which none waits
@@ -39,7 +39,7 @@ cdef enum:
     BATCH = 256       # entries evicted at a time
     AGES = 8          # steps of age inside one call
     INTERNED = 4096
-    PROBES = 4        # `router.index.table.ROUND`
+    PROBES = 4        # `headrace.router.index.interface.ROUND`
 
 cdef struct Worker:
     uint64_t *keys      # blocks it was given, without order; some may be gone, and only then some twice
@@ -60,11 +60,11 @@ cdef object _overlap_new = tuple.__new__
 cdef object _Overlap = Overlap
 cdef list _interned = [None] * INTERNED
 if ROUND != PROBES:
-    raise ImportError("the index was compiled with another router.index.table than the one here")
+    raise ImportError("the index was compiled with another headrace.router.index.interface than the one here")
 
 
 cdef object _overlap(uint32_t device, uint32_t host, uint32_t disk):
-    """Of the lengths that the tiers reach together."""
+    """Make an overlap from the lengths that the tiers reach together."""
     cdef object found
     if device == disk and device < INTERNED:
         found = _interned[device]
@@ -76,7 +76,7 @@ cdef object _overlap(uint32_t device, uint32_t host, uint32_t disk):
 
 
 cdef class _Seen:
-    """Blocks that went by."""
+    """A set of the blocks seen so far."""
     cdef Shard shards[SHARDS]
 
     def __cinit__(self):
@@ -93,7 +93,7 @@ cdef class _Seen:
             free(self.shards[i].slots)
 
     cdef bint add(self, uint64_t key) except -1:
-        """False if it was there."""
+        """Add a block. Return False if it was there."""
         cdef Slot *found = find(self.shards, key)
         if found.holders:
             return False
@@ -102,7 +102,7 @@ cdef class _Seen:
 
 
 cdef class CompiledPrefixIndex:
-    """`router.index.table.BlockTable`."""
+    """Implements `headrace.router.index.interface.BlockTable`."""
     cdef public object on_evict
     cdef public size_t max_entries
     cdef readonly size_t evicted
@@ -428,7 +428,7 @@ cdef class CompiledPrefixIndex:
     # -- parts
 
     cdef int _begin(self, uint32_t which) noexcept:
-        """A match begins with the holders of its first block. 0 if there are none."""
+        """Begin a match with the holders of its first block. Return 0 if there are none."""
         cdef Holders holders = self.holders
         cdef uint32_t words = holders.words, x
         cdef int tier
@@ -444,7 +444,7 @@ cdef class CompiledPrefixIndex:
         return 1
 
     cdef bint _drops(self, uint32_t which) noexcept:
-        """Whether somebody is still in who is not in this set."""
+        """Return whether a worker is still in that is not in this set."""
         cdef Holders holders = self.holders
         cdef uint32_t words = holders.words, x
         cdef uint64_t *bits = holders.bits + <size_t>which * holders.row
@@ -462,7 +462,7 @@ cdef class CompiledPrefixIndex:
         return False
 
     cdef bint _drop(self, uint32_t which, uint32_t at) noexcept:
-        """Block `at` has these holders: how far the others got is known now. False if nobody is left."""
+        """Note how far workers got that do not hold block `at`. Return False if no worker is left."""
         cdef Holders holders = self.holders
         cdef uint32_t words = holders.words, x
         cdef uint32_t *reach
@@ -485,7 +485,7 @@ cdef class CompiledPrefixIndex:
         return left != 0
 
     cdef int _probe(self, Chain chain, uint32_t *at, int count, uint32_t *sets) except -1:
-        """The holders of some blocks."""
+        """Look up the holders of some blocks."""
         cdef uint64_t keys[PROBES + 1]
         cdef int i
         chain.pick(at, count, keys)
@@ -495,8 +495,10 @@ cdef class CompiledPrefixIndex:
         return 0
 
     cdef int _narrow(self, Chain chain, uint32_t low, uint32_t high, uint32_t which) except -1:
-        """Who drops out after block `low`, which all have that are still in, up to `high`, whose holders are `which`. 0 if
-        nobody is left."""
+        """Find the workers that drop out after block `low`, up to `high`, whose holders are `which`. Return 0 if none is left.
+
+        All workers that are still in have block `low`.
+        """
         cdef uint32_t at[PROBES]
         cdef uint32_t sets[PROBES]
         cdef uint64_t gap = high - low
@@ -516,7 +518,7 @@ cdef class CompiledPrefixIndex:
         return self._narrow(chain, low, high, which)
 
     cdef dict _answer(self, uint32_t n):
-        """How far everybody got that had the first block; whoever is still in, to the end."""
+        """Return how far each worker got that had the first block; those that are still in got to the end."""
         cdef uint32_t words = self.holders.words, x, slot
         cdef uint32_t stride = 64 * words
         cdef uint32_t *reach = self.reach
@@ -538,7 +540,7 @@ cdef class CompiledPrefixIndex:
         return result
 
     cdef bytes _part(self, uint32_t slot, int plane, size_t start, size_t n, _Seen seen):
-        """Of its keys from `start` on, those that it has in this tier and that were not seen."""
+        """Return those of a worker's keys from `start` on that it has in this tier and that were not seen."""
         cdef uint64_t *keys = self.workers_at[slot].keys
         cdef bytearray result = bytearray(n * 8)
         cdef unsigned char *out = <unsigned char *>PyByteArray_AS_STRING(result)
@@ -586,7 +588,7 @@ cdef class CompiledPrefixIndex:
         return memo
 
     cdef int _replace(self, Slot *found, uint32_t holders) except -1:
-        """Other holders for this entry; with none it goes."""
+        """Give an entry other holders; without any it goes."""
         cdef uint32_t origin = found.holders
         if holders:
             self.holders.refs[holders] += 1
@@ -613,7 +615,7 @@ cdef class CompiledPrefixIndex:
         return 0
 
     cdef int _clean(self, Worker *record, uint32_t slot) except -1:
-        """Every block that the worker has once, and no other. Entries seen are marked meanwhile by the top bit of their set."""
+        """Clean a worker's keys: each block that it has stays once. Entries seen are marked by the top bit of their set."""
         cdef size_t start, i, n, kept = 0
         cdef Slot *found
         cdef uint64_t key
@@ -682,7 +684,7 @@ cdef class CompiledPrefixIndex:
         return 0
 
     cdef int _evict(self, uint64_t key) except -1:
-        """Whether it was there."""
+        """Evict an entry. Return whether it was there."""
         cdef Slot *found = find(self.shards, key)
         cdef Holders holders = self.holders
         cdef uint32_t slot, which = found.holders

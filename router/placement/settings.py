@@ -26,8 +26,9 @@ _SHARES: Mapping[str, float] = MappingProxyType({"hi": 0.9, "std": 0.7, "batch":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSettings:
-    """How much may wait. Tokens are uncached prompt tokens; 0 tokens = no limit. Raises SettingsInvalid naming the setting and
-    the value.
+    """Limits of the backlog. Tokens are uncached prompt tokens; 0 tokens = no limit.
+
+    Raises SettingsInvalid naming the setting and the value.
 
     The shares leave room in the window for others: a flood of one tenant, or of all worse classes together, does not shut out
     a better class, nor the other way round. A limit of tokens never refuses a request that would wait alone (of its tenant, of
@@ -52,7 +53,7 @@ class AdmissionSettings:
     class_tokens: Mapping[str, int] = field(default_factory=lambda: _NONE)
     protected: frozenset[str] = frozenset({"re"})  # classes that are refused for nothing but a deadline that has passed
     hopeless: bool = True  # refuse what is predicted to start after its deadline
-    hopeless_factor: float = 1.0  # … when the prediction exceeds the time that is left by this factor
+    hopeless_factor: float = 1.0  # the prediction must exceed the time that is left by this factor
     drain_to: float = 0.75  # of a limit: "come back" when the backlog has fallen to that
     retry_least_s: float = 1.0
     retry_most_s: float = 60.0
@@ -117,7 +118,7 @@ def _tier_weights() -> Mapping[Tier, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """How requests are placed. `docs/routing.md` explains each figure and where it comes from."""
+    """Settings of placement. `docs/routing.md` explains each figure and its origin."""
 
     policy: Annotated[
         PolicyName,
@@ -153,8 +154,8 @@ class SchedulerSettings:
     ] = field(default_factory=_tier_weights)
     binding: Binding = "late"  # early: a request is placed when it comes, whether or not a worker has room
     candidates: int = 128  # waiting requests looked at in one decision
-    lookahead: float = 0.1  # of a step's tokens: a worker with less prefill before it than that may get more …
-    lookahead_s: float = 0.02  # … or with less than this many seconds of it: a placement takes a few milliseconds to arrive
+    lookahead: float = 0.1  # of a step's tokens: a worker with less pending prefill than that may get more
+    lookahead_s: float = 0.02  # a worker with less than this of it may, too: a placement takes a few milliseconds to arrive
     spare_slots: int = 0  # requests that may be on their way to a worker whose slots are full
     thrift: float = 0.25  # what prefill work costs those who may come, even while nothing waits
     congestion: float = 5.0  # what prefill work costs those who wait, per waiting request and worker
@@ -165,7 +166,7 @@ class SchedulerSettings:
     session_slack: float = 0.25  # a session's worker may cost so much more (relative) and is still preferred
     no_worker_s: float = 10.0  # a request that no live worker may take is given up after so long
     turn_s: float = 0.003  # with several routers: how long the others leave a worker that has just got room to one of them
-    entry_expiry_s: float = 5.0  # a placement that nobody confirms counts so long
+    entry_expiry_s: float = 5.0  # a placement that is never confirmed counts so long
     explained: int = 4096  # decisions remembered
     prefill: Annotated[
         PrefillMode,
@@ -194,15 +195,15 @@ class SchedulerSettings:
         ),
     ] = "local"
     prefill_disturbance: float = 0.1  # what prefill costs each sequence decoded beside it, in parts of itself
-    prefill_itl_s: float = 0.05  # the longest time between two tokens that is thought good …
+    prefill_itl_s: float = 0.05  # the longest time between two tokens that is thought good
     prefill_patience_s: float = 0.05  # how much later a first token may come, so that those who decode are left in peace
     prefill_bearable_s: float = 1.5  # a first token may take so long elsewhere, before others get too long a step for its sake
-    prefill_late: float = 2.0  # … and what each longer step costs each sequence, in parts of the step
+    prefill_late: float = 2.0  # cost of each step longer than that to each sequence, in parts of the step
     prefill_lookahead_s: float = 0.1  # a prefill worker with less than this before it has room
     prefill_dispatch_s: float = 0.01  # from a placement until a prefill worker with nothing to do has its job
-    prefill_wait_s: float = 10.0  # the longest a decode worker is told to wait for somebody to take a job
-    handover_s: float = 0.03  # assumed until reports tell: from blocks that are ready to the first token …
-    handover_token_s: float = 5e-6  # … and for each token fetched
+    prefill_wait_s: float = 10.0  # the longest a decode worker is told to wait for a prefill worker to take a job
+    handover_s: float = 0.03  # assumed until reports tell: from blocks that are ready to the first token
+    handover_token_s: float = 5e-6  # assumed likewise, for each token fetched
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
     limits: AdmissionSettings = field(default_factory=lambda: AdmissionSettings(class_share={}))
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
