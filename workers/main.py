@@ -28,7 +28,7 @@ from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
-from headrace.workers.handover.wiring import Handovers, prefilling
+from headrace.workers.handover.wiring import Handovers, create_prefill_side
 from headrace.workers.health.canary import Canary
 from headrace.workers.health.warmup import warm_up
 from headrace.workers.kv.feed import KvFeed
@@ -135,14 +135,14 @@ async def _serve(
         member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
         structlog.contextvars.bind_contextvars(worker=member.worker)
         publisher, feed, cache = _cache_events(connection, subjects, engine, info, member, runtime)
-        prefill = prefilling(engine, info, runtime, worker=member.worker, cache=cache)
+        prefill = create_prefill_side(engine, info, runtime, worker=member.worker, cache=cache)
         deps = WorkerDeps(messaging=connection, subjects=subjects, settings=_session_settings(settings, info), frames=frames)
         ports = EnginePorts(
             executor=runtime, kv=publisher, prefill=prefill, set_role=runtime.set_role, adapters=EngineAdapters(engine)
         )
         session = WorkerSession(deps, member, ports)
         handovers = Handovers(session, engine, info, runtime, settings)
-        runtime.attach(session.sink, info, table, handovers.desk, parsers=brand.build(engine, info, table, parsers))
+        runtime.attach(session.sink, info, table, handovers.coordinator, parsers=brand.build(engine, info, table, parsers))
         canary = Canary(
             engine,
             runtime,

@@ -20,7 +20,8 @@ from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.topology import Topology
 from headrace.workers.engine import DisaggStyle
 from headrace.workers.handover.coordinator import HandoverCoordinator
-from headrace.workers.handover.prefill_side import PrefillSide
+from headrace.workers.handover.decode_side import HandoverDeps
+from headrace.workers.handover.prefill_side import Clocks, PrefillSide
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
@@ -112,14 +113,13 @@ class Deployment:
         info = engine.info()
         runtime = Runtime(engine, stall_s=300.0)  # type: ignore[arg-type]
         engine.sink = runtime.on_step
-        prefilling = PrefillSide(
+        prefill_side = PrefillSide(
             engine,  # type: ignore[arg-type]
             info,
             runtime.raw,
             worker=machine.id,
             cache=None,
-            wall=machine.wall,
-            clock=machine.loop.time,
+            clocks=Clocks(wall=machine.wall, monotonic=machine.loop.time),
         )
         member = WorkerMember(
             worker=machine.id,
@@ -138,22 +138,25 @@ class Deployment:
             wall=machine.wall,
             random_bits=machine.rng.getrandbits,
         )
-        session = WorkerSession(deps, member, EnginePorts(executor=runtime, prefill=prefilling, set_role=runtime.set_role))
+        session = WorkerSession(deps, member, EnginePorts(executor=runtime, prefill=prefill_side, set_role=runtime.set_role))
         assert session.prefill_server is not None
         if self.shape.deaf:
             session.prefill_server._may_take = lambda: False
-        desk = HandoverCoordinator(
-            session.prefill_client,
-            runtime.sequences,
-            info,
-            WorkerSettings(engine="sim", model="m", prefill_min_tokens=64, transfer_timeout_s=4.0),
+        handover_deps = HandoverDeps(
+            client=session.prefill_client,
+            engines=runtime.sequences,
+            info=info,
             style=self.shape.style,
             worker=machine.id,
-            role=lambda: session.state.member.role,
             rng=machine.rng,
             wall=machine.wall,
         )
-        runtime.attach(session.sink, info, TABLE, desk)
+        coordinator = HandoverCoordinator(
+            handover_deps,
+            WorkerSettings(engine="sim", model="m", prefill_min_tokens=64, transfer_timeout_s=4.0),
+            role=lambda: session.state.member.role,
+        )
+        runtime.attach(session.sink, info, TABLE, coordinator)
         self.workers[machine.id] = Worker(machine, session, engine)
         try:
             async with asyncio.TaskGroup() as tasks:

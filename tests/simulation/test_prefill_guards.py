@@ -14,7 +14,7 @@ from headrace.broker.prefill.client import Asked, PrefillClient
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.worker.role_change import RoleChange
 from headrace.broker.worker.run_lifecycle import RunLifecycle
-from headrace.workers.handover.decode_side import RemotePrefill
+from headrace.workers.handover.decode_side import RemotePrefillRun
 from headrace.workers.runtime.runs import Runs
 from tests.simulation.search import play
 from tests.simulation.test_prefill import SCENARIOS
@@ -47,11 +47,11 @@ def nobody_waits_for_ever_to_be_taken(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_waits_for_ever_for_a_transfer(patch: pytest.MonkeyPatch) -> None:
-    async def first_token(self: RemotePrefill, came: asyncio.Future[Any]) -> None:
+    async def first_token(self: RemotePrefillRun, came: asyncio.Future[Any]) -> None:
         if await came is not None:
             raise self._transfer_failed(came.result())
 
-    patch.setattr(RemotePrefill, "_first_token", first_token)
+    patch.setattr(RemotePrefillRun, "_first_token", first_token)
 
 
 def a_job_that_nobody_waits_for_is_stale(patch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,7 @@ async def running(*, stall_s: float = 60.0) -> AsyncIterator[Bench]:
     runtime.attach(session, INFO, TABLE)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(runtime.run())
+        await asyncio.sleep(0)  # The runtime has to run before its first run starts.
         yield Bench(runtime, engine, session)
         task.cancel()
 

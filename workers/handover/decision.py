@@ -1,7 +1,6 @@
-"""Where a decode worker has a prompt computed: what the router has decided, checked against what is known here, or without a
-router a plain rule.
+"""Decides where a decode worker has a prompt computed: the router's decision if it is still possible, else a plain rule.
 
-Pure.  The reasons are those of the router (`router/placement/disagg/prefill_costs.py`) and label the metric.
+The decision is a pure function. Its reasons are the router's (`router/placement/disagg/prefill_costs.py`) and label the metric.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from headrace.workers.settings import PrefillMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is known here when a run starts."""
+    """The state of a decode worker when a run starts."""
 
     role: Role
-    hands_over: bool  # the engine can
+    hands_over: bool  # whether the engine can hand over
     peers: frozenset[str]  # prefill workers that are ready
-    tokens: int  # to be in the cache before the first token comes
-    uncached: int  # … of which this engine's cache does not have these
+    tokens: int  # tokens that must be in the cache before the first token
+    uncached: int  # those of `tokens` that this engine's cache lacks
     block_size: int
-    directed: str = ""  # which of `peers` to ask, where others that would take the job cannot do it; empty = any
-    needs_own_prefill: str = ""  # what of the request needs the whole prompt here, if anything
+    directed: str = ""  # the one of `peers` to direct the job to, if others that may accept it cannot do it; empty = any
+    needs_own_prefill: str = ""  # the part of the request that needs the whole prompt computed here, if any
 
 
 def decide(routed: PrefillDecision | None, here: Situation, *, mode: PrefillMode, min_tokens: int) -> PrefillDecision:
-    """The decision to act on. `mode` and `min_tokens` count where no router has decided."""
+    """Decide where to compute a prompt. `mode` and `min_tokens` count if no router has decided."""
     if here.role is not Role.DECODE or not here.hands_over:
         return _local("aggregated")
     if routed is not None and not routed.remote:
@@ -42,7 +41,7 @@ def decide(routed: PrefillDecision | None, here: Situation, *, mode: PrefillMode
     if not here.peers:
         return _local("no_prefill_worker")
     if here.uncached <= here.block_size:
-        # There is no whole block to be fetched.
+        # There is no whole block to fetch.
         return _local("cached" if here.tokens > here.block_size else "short")
     if routed is not None:
         if routed.worker in here.peers:

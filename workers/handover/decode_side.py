@@ -1,7 +1,7 @@
-"""Prompts that other workers compute for this one: from the decision to the first token, or back to computing it here.
+"""Runs the decode side of hand-overs: has a prefill worker compute a prompt, and falls back to this engine's own prefill.
 
-One task per run.  Nothing has been emitted before the first token, so whatever fails on the way costs time and nothing else:
-another try where another prefill worker may do better, then this engine's own prefill.
+Each run has a task. No token has been emitted before the first one, so a failure costs only time: another try if another
+prefill worker may do better, then this engine's own prefill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
@@ -28,82 +28,91 @@ from headrace.workers.runtime.choice import ChoiceRun
 log = structlog.get_logger()
 
 TRIES = 2
-LEAST_LEFT_S = (
-    2.0  # blocks that are kept for less than this are not fetched: the engine renews its lease only once it has begun
-)
+# Blocks that are kept for less than this are not fetched, because the engine renews the lease only once the fetch has begun.
+LEAST_LEFT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoverSettings:
     """Durations in seconds."""
 
-    wait_s: float = 2.0  # for somebody to take the job, at least; the router may say longer
+    wait_s: float = 2.0  # least time for a prefill worker to accept the job; the router may ask for more
     transfer_s: float = 10.0  # from the hand-over to the first token
 
 
 def pick(able: list[WorkerMember], peers: list[WorkerMember], rng: random.Random) -> str:
-    """The prefill worker to ask by name where not all can do it, since some lack the adapter; empty: any of them will do."""
+    """Choose the prefill worker to direct a job to if some lack the adapter. Empty: any prefill worker can do it."""
     return "" if len(able) in (0, len(peers)) else rng.choice(able).worker
 
 
-class Engines(Protocol):
-    """What the runtime does for a hand-over."""
+class HandoverEngines(Protocol):
+    """The runtime's engine as hand-overs use it."""
 
     def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
-        """Give it to the engine; resolved by its first token (None), or by the fault `transfer_failed`."""
+        """Give a choice to the engine. The result is None at its first token, or the fault `transfer_failed`."""
 
     def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
-        """Abort it in the engine, and let go of what `params` name."""
+        """Abort a choice in the engine, and release the blocks that `params` name."""
 
     def begin_here(self, choice: ChoiceRun) -> None:
-        """Have this engine compute its prompt."""
+        """Have this engine compute the prompt of a choice."""
 
 
 @dataclass(slots=True)
-class Handed:
-    """The last hand-over that went well, for load reports."""
+class LastHandover:
+    """The last successful hand-over, for load reports."""
 
     took_s: float = 0.0
     tokens: int = 0
 
 
-class RemotePrefill:
-    """The remote prefill of one run: its first open choice is handed over, the others find its blocks in the cache."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverDeps:
+    """The dependencies that all hand-overs of a decode worker share. `rng` chooses among equal prefill workers."""
+
+    client: PrefillClient
+    engines: HandoverEngines
+    info: EngineInfo
+    style: DisaggStyle
+    worker: str
+    rng: random.Random = field(default_factory=random.Random)  # choices, no secrets
+    wall: Callable[[], float] = time.time
+
+
+class RemotePrefillRun:
+    """The remote prefill of a run: its first open choice is handed over, the others find its blocks in the cache.
+
+    Implements `headrace.workers.runtime.runs.RemotePrefill`.
+    """
 
     def __init__(
         self,
         choices: list[ChoiceRun],
         decision: PrefillDecision,
         payload: bytes,
+        deps: HandoverDeps,
         *,
-        client: PrefillClient,
-        engines: Engines,
-        info: EngineInfo,
-        style: DisaggStyle,
-        worker: str,
         settings: HandoverSettings,
-        last: Handed,
-        rng: random.Random,
-        wall: Callable[[], float] = time.time,
+        last: LastHandover,
     ) -> None:
-        self.waiting = list(choices)  # not in the engine yet
+        self.waiting = list(choices)  # choices that are not in the engine yet
         self._choice = choices[0]
         self._decision = decision
         self._payload = payload
-        self._client = client
-        self._engines = engines
-        self._info = info
-        self._style = style
-        self._worker = worker
+        self._client = deps.client
+        self._engines = deps.engines
+        self._info = deps.info
+        self._style = deps.style
+        self._worker = deps.worker
+        self._rng = deps.rng
+        self._wall = deps.wall
         self._settings = settings
         self._last = last
-        self._rng = rng
-        self._wall = wall
         self._job = ""
         self._params: Mapping[str, Any] | None = None
 
     async def run(self) -> None:
-        """Until the first token is there, or the prompt is computed here."""
+        """Run until the first token has arrived, or this engine computes the prompt."""
         try:
             if not await self._remote():
                 self._choice.renew("local")
@@ -139,15 +148,15 @@ class RemotePrefill:
         return self._client.peers(self._info.handover, self._choice.run.envelope.adapter)
 
     async def _try(self, directed: str) -> None:
-        """Raises PrefillFailed."""
+        """Have one prefill worker compute the prompt and fetch its blocks. Raises PrefillFailed."""
         job = self._make_job()
         began_s = self._wall()
         await self._client.publish(job, directed=directed)
         taken = await self._client.taken(job.job, wait_s=max(self._decision.wait_s, self._settings.wait_s))
         if self._style is DisaggStyle.RENDEZVOUS:
-            self._choice.computed_elsewhere = job.uncached  # until it says so itself, perhaps after the first token
+            self._choice.computed_elsewhere = job.uncached  # Until the prefill side reports it, perhaps after the first token.
             came = self._hand_over(Handover(kind="decode", room=job.room, peer=taken.address))
-            done = await self._meet(came)
+            done = await self._await_rendezvous(came)
         else:
             done = await self._client.done(job.job)
             await self._client.confirm(job.job, least_s=LEAST_LEFT_S)
@@ -185,18 +194,18 @@ class RemotePrefill:
             self.waiting.remove(self._choice)
         return self._engines.hand_over(self._choice, handover)
 
-    async def _meet(self, came: asyncio.Future[Fault | None]) -> PrefillDone:
-        """Both sides are at it: until the prefill side says that its part is over, or this engine that it will not come."""
+    async def _await_rendezvous(self, came: asyncio.Future[Fault | None]) -> PrefillDone:
+        """Wait until the prefill side has ended its part, or this engine reports a failed transfer. Raises PrefillFailed."""
         done = asyncio.ensure_future(self._client.done(self._job))
         try:
             both: list[asyncio.Future[Any]] = [done, came]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not done.done() and came.done() and came.result() is None:
-                await asyncio.wait([done])  # the token was faster than the message
+                await asyncio.wait([done])  # The token was faster than the message.
             if done.done():
                 return done.result()
         except PrefillFailed:
-            if came.done() and came.result() is None:  # it is lost, but it had done its work
+            if came.done() and came.result() is None:  # The job is lost, but its blocks have arrived.
                 return PrefillDone(job=self._job, worker="", computed=self._choice.uncached)
             self._take_back()
             raise
@@ -214,7 +223,7 @@ class RemotePrefill:
             raise self._transfer_failed(came.result())
 
     def _transfer_failed(self, fault: Fault | None) -> PrefillFailed:
-        self.waiting.insert(0, self._choice)  # the engine has dropped it
+        self.waiting.insert(0, self._choice)  # The engine has dropped it.
         return PrefillFailed("transfer_failed", fault.message if fault is not None else "the engine did not say why")
 
     def _take_back(self) -> None:
@@ -228,7 +237,7 @@ class RemotePrefill:
         metrics.HANDOVER_S.labels("queue").observe(done.queued_s)
         metrics.HANDOVER_S.labels("prefill").observe(done.took_s)
         metrics.HANDOVER_TOKENS.inc(fetched)
-        if self._style is DisaggStyle.PARAMS:  # in a rendezvous the transfer goes on beside the prefill
+        if self._style is DisaggStyle.PARAMS:  # In a rendezvous the transfer overlaps the prefill.
             metrics.HANDOVER_S.labels("transfer").observe(now - handed_s)
             self._last.took_s, self._last.tokens = now - handed_s, fetched
         log.debug(

@@ -1,14 +1,13 @@
-"""Two engines that have never met take long over their first hand-over: memory is mapped, metadata exchanged, connections made.
+"""Warms up each new prefill peer with one short prompt, because the first hand-over between two engines takes long.
 
-So a decode worker has every new prefill worker compute one short prompt for it before a request does, and throws the answer
-away.  Whether that works says nothing about requests: they have their own way back.
+The engines map memory, exchange metadata and connect. So a decode worker has every new prefill worker compute a short prompt
+before a request does, and discards the answer. A failed warm-up has no effect on requests, which fall back to a local prefill.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable
 
 import structlog
@@ -16,10 +15,10 @@ import structlog
 from headrace.broker.codec import decode, encode, pack_u32, unpack_u32
 from headrace.broker.messages import Generation, Sampling
 from headrace.broker.messages.prefill import PrefillJob
-from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.errors import PrefillFailed
 from headrace.workers import metrics
-from headrace.workers.engine import DisaggStyle, EngineInfo, Handover, Output, Sequence
+from headrace.workers.engine import DisaggStyle, Handover, Output, Sequence
+from headrace.workers.handover.decode_side import HandoverDeps
 from headrace.workers.handover.prefill_side import RawSequences
 
 log = structlog.get_logger()
@@ -29,36 +28,26 @@ WITHIN_S = 30.0
 
 
 class PeerWarmup:
-    """The prefill workers that this one has met."""
+    """Warms up the prefill workers that this worker has not met yet."""
 
-    def __init__(
-        self,
-        client: PrefillClient,
-        raw: RawSequences,
-        info: EngineInfo,
-        *,
-        style: DisaggStyle,
-        worker: str,
-        decodes: Callable[[], bool],
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        """`decodes()`: this worker is in the role `decode` and serves."""
-        self._client = client
+    def __init__(self, deps: HandoverDeps, raw: RawSequences, *, decodes: Callable[[], bool]) -> None:
+        """`decodes` returns whether this worker has the role `decode` and serves."""
+        self._client = deps.client
         self._raw = raw
-        self._info = info
-        self._style = style
-        self._worker = worker
+        self._info = deps.info
+        self._style = deps.style
+        self._worker = deps.worker
         self._decodes = decodes
-        self._wall = wall
+        self._wall = deps.wall
         self._met: set[str] = set()
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Somebody has come or gone."""
+        """Note that the members have changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Meet whoever is new, one after the other, until cancelled."""
+        """Warm up new peers, one after the other, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -66,9 +55,9 @@ class PeerWarmup:
             self._met &= peers
             for peer in sorted(peers - self._met):
                 self._met.add(peer)
-                await self._meet(peer)
+                await self._warm_up(peer)
 
-    async def _meet(self, peer: str) -> None:
+    async def _warm_up(self, peer: str) -> None:
         began_s = self._wall()
         job = self._job(peer)
         try:
@@ -85,7 +74,7 @@ class PeerWarmup:
 
     def _job(self, peer: str) -> PrefillJob:
         length = max(2, min(BLOCKS * self._info.block_size + 1, self._info.context_length - 1))
-        ids = [secrets.randbelow(self._info.vocab_size) for _ in range(length)]  # cached by nobody
+        ids = [secrets.randbelow(self._info.vocab_size) for _ in range(length)]  # Random ids are in no cache.
         name = f"meet-{secrets.token_hex(6)}"
         return PrefillJob(
             job=f"{name}-1-{secrets.token_hex(2)}-0",
@@ -101,7 +90,7 @@ class PeerWarmup:
         )
 
     async def _hand_over(self, job: PrefillJob, peer: str) -> None:
-        """Raises PrefillFailed."""
+        """Have `peer` compute the prompt and fetch its blocks. Raises PrefillFailed."""
         await self._client.publish(job, directed=peer)
         taken = await self._client.taken(job.job, wait_s=WITHIN_S)
         if self._style is DisaggStyle.RENDEZVOUS:

@@ -1,4 +1,4 @@
-"""Prompts that this worker computes for others: jobs of the prefill queue as sequences of the engine."""
+"""Runs the prefill side of hand-overs: jobs of the prefill queue become sequences of the engine."""
 
 from __future__ import annotations
 
@@ -22,22 +22,33 @@ OnFinished = Callable[[PrefillDone], None]
 
 
 class RawSequences(Protocol):
-    """Sequences that belong to no run of this worker. Everything reaches the engine in the order of the calls."""
+    """Accepts sequences that belong to no run of this worker. They reach the engine in the order of the calls."""
 
     def submit_raw(self, sequence: Sequence, on_output: OnOutput) -> None:
-        """All outputs go to `on_output`; one with a fault if the engine does not take it."""
+        """Submit a sequence. All outputs go to `on_output`, one with a fault if the engine refuses the sequence."""
 
     def abort_raw(self, sequence_id: str) -> None:
-        """Also lets go of what it has on offer. Nothing more of it reaches `on_output`."""
+        """Abort a sequence and release the blocks that it offers. No further output reaches `on_output`."""
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _RunningPrefill:
     job: PrefillJob
     finished: OnFinished
     tokens: int
     began_s: float
     cached: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """The clocks of a prefill side: `wall` in Unix time, `monotonic` for durations."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+
+CLOCKS = Clocks()
 
 
 class PrefillSide:
@@ -51,18 +62,17 @@ class PrefillSide:
         *,
         worker: str,
         cache: Callable[[], Container[int]] | None,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
+        clocks: Clocks = CLOCKS,
     ) -> None:
-        """`cache()` has the chain values of what the engine has cached."""
+        """`cache` returns the chain values of the blocks that the engine has cached."""
         self._engine = engine
         self._info = info
         self._raw = raw
         self._worker = worker
         self._cache = cache
-        self._wall = wall
-        self._clock = clock
-        self._running: dict[str, _Running] = {}
+        self._wall = clocks.wall
+        self._clock = clocks.monotonic
+        self._running: dict[str, _RunningPrefill] = {}
 
     @property
     def lease_s(self) -> float:
@@ -88,7 +98,7 @@ class PrefillSide:
             fault = JobFault("invalid_request", f"malformed payload: {error}")
             finished(PrefillDone(job=job.job, worker=self._worker, fault=fault))
             return
-        self._running[job.job] = _Running(job, finished, len(sequence.token_ids), self._clock())
+        self._running[job.job] = _RunningPrefill(job, finished, len(sequence.token_ids), self._clock())
         self._raw.submit_raw(sequence, self._on_output)
 
     def stop(self, job: str) -> None:
@@ -96,10 +106,10 @@ class PrefillSide:
         self._raw.abort_raw(job)
 
     def _sequence(self, job: PrefillJob, payload: bytes) -> Sequence:
-        """Raises WireError."""
+        """Build the engine's sequence for a job. Raises WireError."""
         generation = decode(Generation, payload)
         tokens = unpack_u32(generation.token_ids) + unpack_u32(job.emitted)
-        # What chooses the token is the decode side's business: here only the prompt counts.
+        # The decode side samples the token. Here only the prompt counts.
         sampling = msgspec.structs.replace(generation.sampling, max_tokens=1, min_tokens=0, stop_token_ids=[], seed=None)
         return Sequence(
             id=job.job,

@@ -1,4 +1,4 @@
-"""All that a worker has for hand-overs, put together: who can prefill, who can decode, and who meets whom."""
+"""Wires the parts of a worker's hand-overs: the prefill side, the decode side, and the warm-up of peers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Callable, Container, Mapping
 from headrace.broker.worker.ports import HandoverSession
 from headrace.workers.engine import Engine, EngineInfo, Role
 from headrace.workers.handover.coordinator import HandoverCoordinator
+from headrace.workers.handover.decode_side import HandoverDeps
 from headrace.workers.handover.peer_warmup import PeerWarmup
 from headrace.workers.handover.prefill_side import PrefillSide
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
 
 
-def prefilling(
+def create_prefill_side(
     engine: Engine, info: EngineInfo, runtime: Runtime, *, worker: str, cache: Callable[[], Container[int]] | None
 ) -> PrefillSide | None:
-    """What computes prompts for others; None for an engine that hands nothing over."""
+    """Create the prefill side, or return None for an engine without hand-overs."""
     return PrefillSide(engine, info, runtime.raw, worker=worker, cache=cache) if info.handover else None
 
 
 class Handovers:
-    """Both sides of one worker's hand-overs. `desk` is for the runtime."""
+    """The decode side of a worker's hand-overs. The runtime uses `coordinator`."""
 
     def __init__(
         self,
@@ -33,30 +34,24 @@ class Handovers:
     ) -> None:
         self._session = session
         self._engine = engine
-        style = engine.capabilities.disagg
+        state = session.state
         self._cards: Mapping[str, bytes] = {}
-        self.desk = HandoverCoordinator(
-            session.prefill_client,
-            runtime.sequences,
-            info,
-            settings,
-            style=style,
-            worker=session.state.worker,
-            role=lambda: session.state.member.role,
+        deps = HandoverDeps(
+            client=session.prefill_client,
+            engines=runtime.sequences,
+            info=info,
+            style=engine.capabilities.disagg,
+            worker=state.worker,
         )
-        self._acquaintances = PeerWarmup(
-            session.prefill_client,
-            runtime.raw,
-            info,
-            style=style,
-            worker=session.state.worker,
-            decodes=lambda: session.state.member.role == Role.DECODE and session.state.taking and session.registered,
+        self.coordinator = HandoverCoordinator(deps, settings, role=lambda: state.member.role)
+        self._warmup = PeerWarmup(
+            deps, runtime.raw, decodes=lambda: state.member.role == Role.DECODE and state.taking and session.registered
         )
         session.members.on_change(self._on_members)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        await self._acquaintances.run()
+        """Warm up new peers until cancelled."""
+        await self._warmup.run()
 
     def _on_members(self) -> None:
         own = self._session.state.worker
@@ -68,4 +63,4 @@ class Handovers:
         if cards != self._cards:
             self._cards = cards
             self._engine.meet(cards)
-        self._acquaintances.changed()
+        self._warmup.changed()

@@ -1,8 +1,9 @@
-"""One choice of one run, while an engine works on it."""
+"""Holds the state of a choice of a run while the engine works on it."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,11 +16,24 @@ from headrace.workers.prompt_embeds import StoredTensor
 from headrace.workers.text.pipeline import TextPipeline
 
 AnswerText = TextPipeline | ParsedAnswer
-"""What its tokens become: plain text, or parts."""
+"""The pipeline for the tokens of a choice: to plain text, or to parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """The request of a run, as its choices share it."""
+
+    generation: Generation
+    prompt: list[int]
+    limit: int  # most tokens of a choice in all
+    expected_cached: int = 0  # tokens of the prompt that the engine should find in its cache
+    prompt_embeds: StoredTensor | None = None
+    requirements: ParseRequirements | None = None  # set if the answer is parsed
+    first_token_reported: list[bool] = field(default_factory=list)  # empty until a choice has its first token
 
 
 class ChoiceRun:
-    """One choice of one run, while the engine works on it."""
+    """A choice of a run, while the engine works on it."""
 
     __slots__ = (
         "_base_id",
@@ -30,6 +44,7 @@ class ChoiceRun:
         "computed_elsewhere",
         "expected_cached",
         "first_s",
+        "first_token_reported",
         "generation",
         "id",
         "limit",
@@ -43,52 +58,38 @@ class ChoiceRun:
         "requirements",
         "run",
         "started_s",
-        "told",
     )
 
-    def __init__(
-        self,
-        run: Run,
-        choice: int,
-        generation: Generation,
-        prompt: list[int],
-        limit: int,
-        pipeline: AnswerText,
-        *,
-        expected_cached: int = 0,
-        told: list[bool],
-        prompt_embeds: StoredTensor | None = None,
-        requirements: ParseRequirements | None = None,
-    ) -> None:
+    def __init__(self, run: Run, choice: int, request: RunRequest, pipeline: AnswerText) -> None:
         self.id = self._base_id = f"{run.id}-{run.attempt}-{run.run & 0xFFFF:04x}-{choice}"
         self.run = run
         self.choice = choice
-        self.generation = generation
-        self.prompt = prompt
-        self.prompt_tokens = len(prompt)  # until the engine says that its media take more
-        self.prompt_embeds = prompt_embeds
-        self.limit = limit  # most tokens this choice may have in all
+        self.generation = request.generation
+        self.prompt = request.prompt
+        self.prompt_tokens = len(request.prompt)  # until the engine reports that media make the prompt longer
+        self.prompt_embeds = request.prompt_embeds
+        self.limit = request.limit
         self.pipeline = pipeline
         self.push = pipeline.pusher if isinstance(pipeline, TextPipeline) else pipeline.push
-        self.plain = False  # after the first output, if no stop string is looked for: a token is one text and nothing else
-        self.requirements = requirements  # for the sake of the parsers
+        self.plain = False  # True after the first output without stop strings: each token is one text and nothing else
+        self.requirements = request.requirements
         self.cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        self.expected_cached = expected_cached
-        self.told = told  # shared by the choices of a run: empty until one of them has its first token
+        self.expected_cached = request.expected_cached
+        self.first_token_reported = request.first_token_reported
         self.started_s = 0.0
         self.first_s = 0.0
-        self.came: asyncio.Future[Fault | None] | None = None  # of a hand-over: its first token, or why there is none
-        self.computed_elsewhere = 0  # prompt tokens that another worker has computed for it …
-        self.cached_elsewhere = 0  # … and those it had cached
+        self.came: asyncio.Future[Fault | None] | None = None  # result of a hand-over: None at the first token, or a fault
+        self.computed_elsewhere = 0  # prompt tokens that another worker computed for this choice
+        self.cached_elsewhere = 0  # prompt tokens that this other worker had cached
 
     def renew(self, suffix: str) -> str:
-        """A new id, for another try in an engine that may still know the last one. Empty = the plain one."""
+        """Set and return a new id, for another try in an engine that may still know the last id. Empty suffix: the first id."""
         self.id = f"{self._base_id}~{suffix}" if suffix else self._base_id
         return self.id
 
     def sequence(self, handover: Handover | None = None) -> Sequence:
-        """What is left to do, as the engine sees it: emitted tokens are a forced prefix."""
+        """Build the engine's sequence for the rest of this choice. Emitted tokens are a forced prefix."""
         generation = self.generation
         emitted = self.run.choices[self.choice].ids
         sampling = generation.sampling
@@ -96,7 +97,7 @@ class ChoiceRun:
             sampling,
             max_tokens=self.limit - len(emitted),
             min_tokens=max(0, sampling.min_tokens - len(emitted)),
-            seed=None if sampling.seed in (None, -1) else sampling.seed + self.choice,  # -1: none, as vLLM has it
+            seed=None if sampling.seed in (None, -1) else sampling.seed + self.choice,  # -1 is no seed, as in vLLM
         )
         return Sequence(
             id=self.id,
@@ -120,7 +121,7 @@ class ChoiceRun:
         )
 
     def verdict(self, reason: FinishReason) -> tuple[FinishReason, int]:
-        """Once its text is finished: why it ended, as the client is told, and how many tokens of it were reasoning.
+        """Return the finish reason for the client and the number of reasoning tokens, once the text is finished.
 
         Raises AnswerUnreadable.
         """
@@ -128,10 +129,10 @@ class ChoiceRun:
 
     @property
     def tokens(self) -> int:
-        """What has to be in the cache before the next token can be made."""
+        """Return the number of tokens that must be in the cache before the next token can be computed."""
         return len(self.prompt) + len(self.run.choices[self.choice].ids)
 
     @property
     def uncached(self) -> int:
-        """Of these, what this engine would have to compute, as far as can be told."""
+        """Return the number of these tokens that this engine would have to compute, as far as is known."""
         return self.tokens - self.expected_cached

@@ -15,7 +15,7 @@ from headrace.workers.kv.cached_prefix import cached_tokens
 from headrace.workers.parsing.answer import ParsedAnswer
 from headrace.workers.parsing.interface import ParsePlan, ParserSet
 from headrace.workers.prompt_embeds import read_matrix
-from headrace.workers.runtime.choice import AnswerText, ChoiceRun
+from headrace.workers.runtime.choice import AnswerText, ChoiceRun, RunRequest
 from headrace.workers.text.pipeline import TextPipeline, TokenTable
 
 
@@ -57,24 +57,19 @@ class Intake:
         wanted = generation.sampling.max_tokens
         limit = room if wanted is None else min(wanted, room)
         expected = self._expected_cached(run, len(prompt), cache)
-        told: list[bool] = []
+        request = RunRequest(
+            generation=generation,
+            prompt=prompt,
+            limit=limit,
+            expected_cached=expected,
+            prompt_embeds=embeds,
+            requirements=plan.requirements if plan is not None else None,
+        )
         choices = []
         for index, log in enumerate(run.choices):
             if log.settled:
                 continue
-            answer = self._answer(generation, prompt, plan, run, index)
-            choice = ChoiceRun(
-                run,
-                index,
-                generation,
-                prompt,
-                limit,
-                answer,
-                expected_cached=expected,
-                told=told,
-                prompt_embeds=embeds,
-                requirements=plan.requirements if plan is not None else None,
-            )
+            choice = ChoiceRun(run, index, request, self._answer(generation, prompt, plan, run, index))
             choices.append(choice)
         return generation, choices
 

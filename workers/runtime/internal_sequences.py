@@ -7,9 +7,9 @@ from functools import partial
 
 from headrace.workers.engine import Engine, Fault, Output, Sequence
 from headrace.workers.errors import EngineDead, WorkerError
-from headrace.workers.health.watchdog import Watchdog
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.engine_commands import EngineCommands
+from headrace.workers.runtime.watchdog import Watchdog
 
 
 class RawSubmissions:

@@ -81,8 +81,8 @@ class Outputs:
             computed = min(computed, choice.computed_elsewhere)
             if not choice.came.done():
                 choice.came.set_result(None)
-        if not choice.told:
-            choice.told.append(True)
+        if not choice.first_token_reported:
+            choice.first_token_reported.append(True)
             self._sink.prefilled(choice.run, max(0, computed))
 
     def _stopped_by_string(self, choice: ChoiceRun, ids: list[int], texts: list[Text], output: Output) -> None:

@@ -18,9 +18,11 @@ from headrace.broker.errors import WireError
 from headrace.broker.messages import Finish, JobFault, Pooling
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.ports import RunSink
+from headrace.jetstream.tasks import TaskScope
 from headrace.workers import metrics
 from headrace.workers.engine import EngineInfo, Pooled, PoolItem
 from headrace.workers.errors import EngineDead, RequestInvalid, WorkerError
+from headrace.workers.runtime.watchdog import Watchdog
 
 log = structlog.get_logger()
 
@@ -39,16 +41,16 @@ class PoolRuns:
     def __init__(
         self,
         engine: Pooler,
+        watchdog: Watchdog,
+        scope: TaskScope,
         *,
         refused: Callable[[Run, WorkerError], None],
-        dead: Callable[[str], None],
-        progress: Callable[[], object],
     ) -> None:
-        """`refused`: the engine did not take an input. `dead`: the engine is gone. `progress`: it works."""
+        """`refused` is called if the engine refuses an input. `scope` is open while the runtime runs."""
         self._engine = engine
         self._refused = refused
-        self._dead = dead
-        self._progress = progress
+        self._watchdog = watchdog
+        self._scope = scope
         self._tasks: dict[Run, set[asyncio.Task[None]]] = {}
         self._flushing = False
 
@@ -56,7 +58,7 @@ class PoolRuns:
         """Inputs that the engine works on."""
         return sum(map(len, self._tasks.values()))
 
-    def start(self, run: Run, payload: bytes, *, sink: RunSink, info: EngineInfo, tasks: asyncio.TaskGroup) -> None:
+    def start(self, run: Run, payload: bytes, *, sink: RunSink, info: EngineInfo) -> None:
         """Begin a job, or what is left of it. What is wrong with it is told to the sink."""
         try:
             items = _items(run, decode(Pooling, payload), info)
@@ -69,13 +71,13 @@ class PoolRuns:
         if len(items) < len(run.choices):
             metrics.RESUMED.inc()
         if not self._tasks:
-            self._progress()
+            self._watchdog.stepped()
         mine: set[asyncio.Task[None]] = set()
         if items:
             self._tasks[run] = mine
         left = _Left(len(items), sum(len(item.token_ids) for item in items.values()))
         for choice, item in items.items():
-            task = tasks.create_task(self._pool(run, choice, item, sink, left), name=item.id)
+            task = self._scope.spawn(self._pool(run, choice, item, sink, left), name=item.id)
             mine.add(task)
             task.add_done_callback(partial(self._forget, run))
 
@@ -95,7 +97,7 @@ class PoolRuns:
         try:
             pooled = await self._engine.pool(item)
         except EngineDead as error:
-            self._dead(str(error))  # the session moves what was running
+            self._watchdog.declare_dead(str(error))  # the session moves what was running
             return
         except WorkerError as error:
             if run in self._tasks:  # the first of its inputs to fail speaks for the run
@@ -108,7 +110,7 @@ class PoolRuns:
                 self.stop(run)
                 sink.retry_elsewhere(run, JobFault("engine_error", f"{type(error).__name__}: {error}", retriable=True))
             return
-        self._progress()
+        self._watchdog.stepped()
         tokens = len(item.token_ids)
         metrics.PROMPT_TOKENS.inc(tokens)
         metrics.POOLED.labels(item.task).inc()

@@ -17,26 +17,35 @@ from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
 from headrace.workers.engine import Engine
 from headrace.workers.errors import AnswerUnreadable, WorkerError
-from headrace.workers.handover.decode_side import RemotePrefill
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.intake import Intake
 from headrace.workers.runtime.outputs import Outputs
 from headrace.workers.runtime.prompt_logprobs import check_size
-from headrace.workers.runtime.refusal import refuse
+from headrace.workers.runtime.refusal import cannot_resume, refuse
 from headrace.workers.runtime.replay import INLINE_TOKENS, replay, replay_in_slices, tokens_to_replay
-from headrace.workers.runtime.resume import cannot_resume
 from headrace.workers.runtime.sequences import Sequences
 
 
-class Remotes(Protocol):
-    """Says which prompts other workers compute (`headrace.workers.handover.coordinator.HandoverCoordinator`)."""
+class RemotePrefill(Protocol):
+    """The remote prefill of a run (`headrace.workers.handover.decode_side.RemotePrefillRun`)."""
+
+    @property
+    def waiting(self) -> list[ChoiceRun]:
+        """Return the choices that are not in the engine yet."""
+
+    async def run(self) -> None:
+        """Have the prompt computed, and give all choices to the engine."""
+
+
+class RemotePrefills(Protocol):
+    """Decides which prompts other workers compute (`headrace.workers.handover.coordinator.HandoverCoordinator`)."""
 
     def decide(self, run: Run, choices: list[ChoiceRun], generation: Generation) -> PrefillDecision: ...
 
     def remote(self, choices: list[ChoiceRun], decision: PrefillDecision, payload: bytes) -> RemotePrefill: ...
 
     def load(self, report: LoadReport) -> LoadReport:
-        """Fill in what load reports say of hand-overs."""
+        """Fill in the hand-over fields of a load report."""
 
 
 class Runs:
@@ -49,7 +58,7 @@ class Runs:
         intake: Intake,
         sequences: Sequences,
         outputs: Outputs,
-        remotes: Remotes | None,
+        remotes: RemotePrefills | None,
     ) -> None:
         self._engine = engine
         self._sink = sink
@@ -58,6 +67,7 @@ class Runs:
         self._outputs = outputs
         self._remotes = remotes
         self._parked: dict[Run, list[ChoiceRun]] = {}
+        self._scope = sequences.scope
         self._replaying: dict[Run, asyncio.Task[None]] = {}  # not in the engine yet
         self._remote: dict[Run, tuple[RemotePrefill, asyncio.Task[None]]] = {}
         self._loop = asyncio.get_running_loop()
@@ -83,9 +93,8 @@ class Runs:
             return
         if run.resumed:
             metrics.RESUMED.inc()
-        tasks = self._sequences.tasks
-        if tasks is not None and tokens_to_replay(choices) > INLINE_TOKENS:
-            self._replaying[run] = tasks.create_task(self._replay(run, choices, generation, payload))
+        if tokens_to_replay(choices) > INLINE_TOKENS:
+            self._replaying[run] = self._scope.spawn(self._replay(run, choices, generation, payload))
             return
         try:
             replay(choices)
@@ -115,7 +124,6 @@ class Runs:
         ready = [choice for choice in choices if not self._ended_already(choice)]
         if not ready:
             return
-        tasks = self._sequences.tasks
         if self._remotes is not None:
             decision = self._remotes.decide(run, ready, generation)
             metrics.prefills("remote" if decision.remote else "local", decision.reason).inc()
@@ -123,9 +131,9 @@ class Runs:
                 fault = JobFault("no_prefill_worker", "no prefill worker is ready", retriable=True, retry_after_s=1.0)
                 self._sink.fail(run, fault)
                 return
-            if decision.remote and tasks is not None:
+            if decision.remote:
                 remote = self._remotes.remote(ready, decision, payload)
-                task = tasks.create_task(remote.run())
+                task = self._scope.spawn(remote.run())
                 self._remote[run] = (remote, task)
                 task.add_done_callback(lambda _: self._remote.pop(run, None))
                 return

@@ -19,10 +19,9 @@ import msgspec
 from headrace.broker.messages import LoadReport
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.ports import RunSink
+from headrace.jetstream.tasks import TaskScope
 from headrace.workers.engine import Engine, EngineInfo, Output, Role
 from headrace.workers.errors import AnswerUnreadable, RequestInvalid, UnsupportedByEngine, WorkerError
-from headrace.workers.health.stuck_sequences import StuckSequences, give_up
-from headrace.workers.health.watchdog import Watchdog
 from headrace.workers.parsing.interface import ParserSet
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.intake import Intake
@@ -30,8 +29,10 @@ from headrace.workers.runtime.internal_sequences import RawSubmissions
 from headrace.workers.runtime.outputs import Outputs
 from headrace.workers.runtime.pooling import PoolRuns
 from headrace.workers.runtime.refusal import refuse
-from headrace.workers.runtime.runs import Remotes, Runs
+from headrace.workers.runtime.runs import RemotePrefills, Runs
 from headrace.workers.runtime.sequences import Sequences
+from headrace.workers.runtime.stuck_sequences import StuckSequences, give_up
+from headrace.workers.runtime.watchdog import Watchdog
 from headrace.workers.text.pipeline import TokenTable
 
 
@@ -55,12 +56,13 @@ class Runtime:
         self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running)
         self.dead = self.watchdog.dead
         self._commands = EngineCommands(self.watchdog.declare_dead)
-        self.sequences = Sequences(engine, self._commands, self.watchdog, refused=self._refused)
+        self._scope = TaskScope()
+        self.sequences = Sequences(engine, self._commands, self.watchdog, self._scope, refused=self._refused)
         self.raw = RawSubmissions(engine, self._commands, self.watchdog, self.sequences.active)
-        self._pooling = PoolRuns(engine, refused=self._refused, dead=self.watchdog.declare_dead, progress=self.watchdog.stepped)
+        self._pooling = PoolRuns(engine, self.watchdog, self._scope, refused=self._refused)
         self._sink: RunSink | None = None
         self._cache: Callable[[], Container[int]] | None = None
-        self._remotes: Remotes | None = None
+        self._remotes: RemotePrefills | None = None
         self._tapped: Callable[[list[Output]], None] | None = None
 
     def attach(
@@ -68,7 +70,7 @@ class Runtime:
         sink: RunSink,
         info: EngineInfo,
         table: TokenTable,
-        remotes: Remotes | None = None,
+        remotes: RemotePrefills | None = None,
         *,
         parsers: ParserSet | None = None,
     ) -> None:
@@ -89,12 +91,11 @@ class Runtime:
 
     async def run(self) -> None:
         """Feed the engine and watch it, until cancelled. Resolves `dead` when the engine is gone."""
-        async with asyncio.TaskGroup() as tasks:
-            self.sequences.tasks = tasks
-            tasks.create_task(self._commands.run())
-            tasks.create_task(self.watchdog.watch_death())
-            tasks.create_task(self.watchdog.watch_stall())
-            tasks.create_task(self._watch_stuck())
+        async with self._scope as scope:
+            scope.spawn(self._commands.run())
+            scope.spawn(self.watchdog.watch_death())
+            scope.spawn(self.watchdog.watch_stall())
+            scope.spawn(self._watch_stuck())
 
     def _running(self) -> int:
         return len(self.sequences.active) + len(self.raw) + len(self._pooling)
@@ -117,8 +118,7 @@ class Runtime:
     def start(self, run: Run, payload: bytes) -> None:
         assert self._sink is not None  # attached before the session can start anything  # noqa: S101
         if run.envelope.kind == "pool":
-            assert self.sequences.tasks is not None  # noqa: S101
-            self._pooling.start(run, payload, sink=self._sink, info=self._info, tasks=self.sequences.tasks)
+            self._pooling.start(run, payload, sink=self._sink, info=self._info)
         else:
             self._runs.start(run, payload, cache=self._cache)
 

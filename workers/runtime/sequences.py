@@ -8,27 +8,34 @@ from functools import partial
 from typing import Any
 
 from headrace.broker.protocol.run import Run
+from headrace.jetstream.tasks import TaskScope
 from headrace.workers.engine import Engine, Fault, Handover
 from headrace.workers.errors import EngineDead, WorkerError
-from headrace.workers.health.watchdog import Watchdog
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.engine_commands import EngineCommands
+from headrace.workers.runtime.watchdog import Watchdog
 
 
 class Sequences:
-    """Implements `headrace.workers.handover.decode_side.Engines`."""
+    """Implements `headrace.workers.handover.decode_side.HandoverEngines`."""
 
     def __init__(
-        self, engine: Engine, commands: EngineCommands, watchdog: Watchdog, *, refused: Callable[[Run, WorkerError], None]
+        self,
+        engine: Engine,
+        commands: EngineCommands,
+        watchdog: Watchdog,
+        scope: TaskScope,
+        *,
+        refused: Callable[[Run, WorkerError], None],
     ) -> None:
-        """`refused`: the engine did not take a sequence of this run."""
+        """`refused` is called if the engine refuses a sequence of a run. `scope` is open while the runtime runs."""
         self._engine = engine
         self._commands = commands
         self._watchdog = watchdog
         self._refused = refused
+        self.scope = scope
         self.active: dict[str, ChoiceRun] = {}
         self.unsubmitted = 0  # tokens to be computed of what is in `commands`
-        self.tasks: asyncio.TaskGroup | None = None  # while the runtime runs
 
     # -- into the engine ---------------------------------------------------------------------------------------
 
@@ -52,9 +59,9 @@ class Sequences:
 
     async def _submit_here(self, choice: ChoiceRun) -> None:
         self.unsubmitted -= choice.uncached
-        if self.tasks is not None and (choice.generation.media or choice.prompt_embeds is not None):
-            # These take the engine a while to read. Others need not wait, and an abort may come in between.
-            self.tasks.create_task(self._submit_aside(choice))
+        if choice.generation.media or choice.prompt_embeds is not None:
+            # The engine takes a while to read these. Other commands need not wait, and an abort may come in between.
+            self.scope.spawn(self._submit_aside(choice))
         else:
             await self._submit(choice, choice.id, None)
 

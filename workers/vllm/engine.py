@@ -45,7 +45,7 @@ from headrace.workers.vllm.pooling import VllmPooling
 from headrace.workers.vllm.settings import kv_events_wanted
 from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
-from headrace.workers.vllm.step_batcher import EngineRequest, StepBatcher
+from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
 
 _log = structlog.get_logger()
 
@@ -145,7 +145,7 @@ class VllmEngine:
 
         self._exchange = exchange
         self._meter.holds = started.transfer is not None
-        self._batcher = StepBatcher(sink, to_output, self._failed, self._ended)
+        self._batcher = StepBatcher(sink, DeltaHandlers(convert=to_output, on_error=self._failed, on_end=self._ended))
         return started.info
 
     async def submit(self, sequence: Sequence) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import structlog
@@ -163,7 +163,8 @@ class VllmParsers:
         late = parsing.whole or self._late_reasoning or late_tool
         streams = late_tool and not parsing.whole and self.reasoning is None and parsing.choice == "auto"
         lead = LEADING.get(self.tool or "") if streams else None
-        plan = VllmPlan(make, self.tokenizer, self._model_config, parsing, request, prompt_ids, late=late, lead=lead)
+        factory = ParserFactory(make, self.tokenizer, self._model_config)
+        plan = VllmPlan(factory, parsing, request, prompt_ids, late=late, lead=lead)
         try:
             plan.adjust(generation)
         except (ValueError, TypeError, KeyError) as error:
@@ -211,6 +212,15 @@ def _history(calls: int) -> list[dict[str, Any]]:
     return [user, {"role": "assistant", "content": "", "tool_calls": made}, user] if made else [user]
 
 
+@dataclass(frozen=True, slots=True)
+class ParserFactory:
+    """vLLM's parser class and its arguments of the model. `make` is None if there is nothing to parse."""
+
+    make: Any
+    tokenizer: Any
+    model_config: Any
+
+
 class VllmPlan:
     """See `headrace.workers.parsing.interface.ParsePlan`.
 
@@ -220,9 +230,7 @@ class VllmPlan:
 
     def __init__(
         self,
-        make: Any,
-        tokenizer: Any,
-        model_config: Any,
+        factory: ParserFactory,
         parsing: Parsing,
         request: Any,
         prompt_ids: Sequence[int],
@@ -230,9 +238,7 @@ class VllmPlan:
         late: bool,
         lead: str | None = None,
     ) -> None:
-        self._make = make
-        self._tokenizer = tokenizer
-        self._model_config = model_config
+        self._factory = factory
         self.parsing = parsing
         self.request = request
         self.prompt_ids = list(prompt_ids)
@@ -267,20 +273,21 @@ class VllmPlan:
             or (
                 tools is not None
                 and is_mistral_tool_parser(tools)
-                and is_mistral_tokenizer(self._tokenizer)
-                and self._tokenizer.supports_grammar
+                and is_mistral_tokenizer(self._factory.tokenizer)
+                and self._factory.tokenizer.supports_grammar
             )
         )
 
     def fresh(self) -> Any:
         """A new parser of vLLM's."""
-        if self._make is None:
+        factory = self._factory
+        if factory.make is None:
             return None
-        return self._make(
-            self._tokenizer,
+        return factory.make(
+            factory.tokenizer,
             self.request.tools,
             chat_template_kwargs=self.parsing.template_kwargs,
-            model_config=self._model_config,
+            model_config=factory.model_config,
         )
 
     def parser(self, request_id: str, choice: int) -> AnswerReader:

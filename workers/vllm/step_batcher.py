@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -34,7 +35,13 @@ class EngineRequest:
         self.closed = False
 
 
-Convert = Callable[[EngineRequest, Any], Output]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHandlers:
+    """The engine's handlers for deltas: conversion, vLLM's exceptions, and the end of a sequence by its id."""
+
+    convert: Callable[[EngineRequest, Any], Output]
+    on_error: Callable[[EngineRequest, Exception], Output | None]
+    on_end: Callable[[str], None]
 
 
 class StepBatcher:
@@ -43,14 +50,12 @@ class StepBatcher:
     def __init__(
         self,
         sink: Sink,
-        convert: Convert,
-        on_error: Callable[[EngineRequest, Exception], Output | None],
-        on_end: Callable[[str], None],
-    ):
+        handlers: DeltaHandlers,
+    ) -> None:
         self._sink = sink
-        self._convert = convert
-        self._on_error = on_error
-        self._on_end = on_end
+        self._convert = handlers.convert
+        self._on_error = handlers.on_error
+        self._on_end = handlers.on_end
         self._batch: list[Output] = []
         self._loop = asyncio.get_running_loop()
 

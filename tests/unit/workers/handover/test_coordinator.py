@@ -13,7 +13,7 @@ import pytest
 from headrace.broker.messages import Generation, PrefillDecision
 from headrace.workers.engine import DisaggStyle
 from headrace.workers.handover.coordinator import HandoverCoordinator
-from headrace.workers.handover.decode_side import pick
+from headrace.workers.handover.decode_side import HandoverDeps, pick
 from headrace.workers.settings import WorkerSettings
 from tests.support.runtime_bench import INFO
 
@@ -24,16 +24,15 @@ IMAGE = [{"kind": "image", "digest": 1, "start": 0, "length": 1}]
 def decided(generation: Generation, **info: Any) -> PrefillDecision:
     peers = [SimpleNamespace(worker="p")]
     client = SimpleNamespace(peers=lambda handover, adapter=None: peers)
-    desk = HandoverCoordinator(
-        client,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
-        dataclasses.replace(INFO, handover="h", **info),
-        WorkerSettings(model="m", prefill="always"),
+    deps = HandoverDeps(
+        client=client,  # type: ignore[arg-type]
+        engines=None,  # type: ignore[arg-type]
+        info=dataclasses.replace(INFO, handover="h", **info),
         style=DisaggStyle.PARAMS,
         worker="d",
-        role=lambda: "decode",
     )
-    return desk.decide(SimpleNamespace(prefill=ROUTED), [SimpleNamespace(tokens=999, uncached=999)], generation)  # type: ignore[arg-type, list-item]
+    coordinator = HandoverCoordinator(deps, WorkerSettings(model="m", prefill="always"), role=lambda: "decode")
+    return coordinator.decide(SimpleNamespace(prefill=ROUTED), [SimpleNamespace(tokens=999, uncached=999)], generation)  # type: ignore[arg-type, list-item]
 
 
 def test_prompts_with_media_are_computed_here_unless_the_engine_hands_them_over() -> None:

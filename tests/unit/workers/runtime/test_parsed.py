@@ -61,6 +61,7 @@ async def running(parsers: Any = None) -> AsyncIterator[ParsedBench]:
     runtime.attach(session, INFO, TABLE, parsers=parsers)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as tasks:
         feeding = tasks.create_task(runtime.run())
+        await asyncio.sleep(0)  # The runtime has to run before its first run starts.
         yield ParsedBench(runtime, engine, session)
         feeding.cancel()
 
@@ -74,6 +75,8 @@ async def answered(ids: Sequence[int], *, emitted: int = 0, step: int = 1, parsi
     """What a worker says that gets these ids from its engine, `step` at a time, the first `emitted` from another worker."""
     async with running() as bench:
         await bench.start(asking(parsing), emitted=[list(ids[:emitted])] if emitted else None)
+        while not bench.engine.taken:  # Many emitted tokens are replayed in slices.
+            await asyncio.sleep(0)
         sequence = bench.engine.taken[0].id
         for start in range(emitted, len(ids), step):
             some = list(ids[start : start + step])

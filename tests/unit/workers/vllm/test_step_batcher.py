@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import Fault, Output, Sequence
-from headrace.workers.vllm.step_batcher import EngineRequest, StepBatcher
+from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
 
 
 class Collector:
@@ -29,7 +29,9 @@ class Bench:
     def __init__(self) -> None:
         self.calls: list[list[Output]] = []
         self.ended: list[str] = []
-        self.batcher = StepBatcher(self.calls.append, self.convert, self.fail, self.ended.append)
+        self.batcher = StepBatcher(
+            self.calls.append, DeltaHandlers(convert=self.convert, on_error=self.fail, on_end=self.ended.append)
+        )
 
     def run(self, name: str, early: Any = None) -> tuple[EngineRequest, Collector]:
         run = EngineRequest(Sequence(id=name, token_ids=[1], prompt_tokens=1, sampling=Sampling(max_tokens=4)))
