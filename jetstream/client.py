@@ -25,7 +25,7 @@ from headrace.jetstream.follow import StreamFollow
 from headrace.jetstream.kv import KvBucket
 from headrace.jetstream.objects import ObjectStore
 from headrace.jetstream.ports import ConsumerSpec, Delivery, Message, PubAck, StoredMessage, StreamState
-from headrace.jetstream.pull import StreamPull
+from headrace.jetstream.pull import PullOptions, StreamPull
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import Subjects
 
@@ -242,20 +242,10 @@ class Connection:
         priority: int | None = None,
         expires_s: float = 2.0,
         on_missing: Callable[[], Awaitable[None]] | None = None,
-    ) -> _HookedPull:
+    ) -> StreamPull:
         """Return a pull loop. It awaits `on_missing` when the consumer does not exist or was deleted, before the next try."""
-        return _HookedPull(
-            self,
-            self._core,
-            self._inbox,
-            stream,
-            consumer,
-            on_delivery,
-            credit=credit,
-            priority=priority,
-            expires_s=expires_s,
-            on_missing=on_missing,
-        )
+        options = PullOptions(credit=credit, priority=priority, expires_s=expires_s, on_missing=on_missing)
+        return StreamPull(self, stream, consumer, on_delivery, options)
 
     async def get_message(self, stream: str, seq: int) -> StoredMessage | None:
         return await self.reader.message(stream, seq=seq)
@@ -317,18 +307,6 @@ class CoreSubscription:
 
     async def unsubscribe(self) -> None:
         self._core.untap(self._tap)
-
-
-class _HookedPull(StreamPull):
-    """A pull loop that is told when its connection is lost and restored."""
-
-    def __init__(self, connection: Connection, core: CoreClient, *args: Any, **kwargs: Any) -> None:
-        super().__init__(core, *args, **kwargs)
-        self._connection = connection
-
-    async def run(self) -> None:
-        with self._connection.hooks(up=self.connection_up, down=self.connection_down):
-            await super().run()
 
 
 def _report(event: str, **fields: str) -> None:

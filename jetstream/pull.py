@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from itertools import count
 
 import msgspec
@@ -18,7 +19,8 @@ import structlog
 from headrace.jetstream import metrics
 from headrace.jetstream.core import wire
 from headrace.jetstream.core.natspy import errors as nats_errors
-from headrace.jetstream.core.raw_client import CoreClient, Tap
+from headrace.jetstream.core.raw_client import Tap
+from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.delivery import StreamDelivery
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Delivery
@@ -42,37 +44,44 @@ class _PullRequest(msgspec.Struct, omit_defaults=True):
     priority: int = 0
 
 
+@dataclass(frozen=True)
+class PullOptions:
+    """Options of a pull loop. `priority` is None where the consumer has no priority groups; `on_missing` is awaited when the
+    consumer does not exist or was deleted, before the next try."""
+
+    credit: int = 0
+    priority: int | None = None
+    expires_s: float = 2.0
+    on_missing: Callable[[], Awaitable[None]] | None = None
+
+
 class StreamPull:
-    """A pull loop; implements `ports.PullLoop`. `on_missing` is awaited when the consumer is missing, before the next try."""
+    """A pull loop; implements `ports.PullLoop`."""
 
     def __init__(
         self,
-        core: CoreClient,
-        inbox: str,
+        session: ServerSession,
         stream: str,
         consumer: str,
         on_delivery: Callable[[Delivery], None],
-        *,
-        credit: int = 0,
-        priority: int | None = None,
-        expires_s: float = 2.0,
-        on_missing: Callable[[], Awaitable[None]] | None = None,
+        options: PullOptions,
     ) -> None:
         self.stream = stream
         self.consumer = consumer
-        self._core = core
-        self._inbox_base = f"{inbox}.p{next(_inboxes)}"
+        self._session = session
+        self._core = session.core
+        self._inbox_base = f"{session.inbox}.p{next(_inboxes)}"
         self._on_delivery = on_delivery
-        self._on_missing = on_missing
-        self._credit = max(0, credit)
-        self._expires_s = expires_s
-        self._heartbeat_s = min(0.5, expires_s / 2)
+        self._on_missing = options.on_missing
+        self._credit = max(0, options.credit)
+        self._expires_s = options.expires_s
+        self._heartbeat_s = min(0.5, options.expires_s / 2)
         self._request = _PullRequest(
             batch=0,
-            expires=wire.nanoseconds(expires_s),
+            expires=wire.nanoseconds(options.expires_s),
             idle_heartbeat=wire.nanoseconds(self._heartbeat_s),
-            group="" if priority is None else GROUP,
-            priority=priority or 0,
+            group="" if options.priority is None else GROUP,
+            priority=options.priority or 0,
         )
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._tap: Tap | None = None
@@ -203,6 +212,10 @@ class StreamPull:
 
     async def run(self) -> None:
         """Pull until `stop` or cancellation. No message is delivered afterwards."""
+        with self._session.hooks(up=self.connection_up, down=self.connection_down):
+            await self._run()
+
+    async def _run(self) -> None:
         if self._stopped:
             return
         self._running = True

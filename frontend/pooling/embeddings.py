@@ -15,7 +15,7 @@ from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, list_inputs
-from headrace.frontend.pooling.jobs import activation_of, check_inputs, pooling_jobs, refuse_formats
+from headrace.frontend.pooling.jobs import PoolingOptions, activation_of, check_inputs, pooling_jobs, refuse_formats
 from headrace.frontend.pooling.schema import ClassifyRequest, EmbeddingRequest, Inputs, PoolingBase, PoolingRequest
 from headrace.frontend.pooling.writers import ClassifyWriter, EmbeddingWriter, VectorAnswer
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
@@ -64,9 +64,8 @@ class _VectorApi:
     ) -> list[Job]:
         """Make the jobs of encoded inputs. Raises BadRequest."""
         normalize = activation_of(request)
-        return pooling_jobs(
-            request, exchange, model, self._settings, inputs, task=task, dimensions=dimensions, normalize=normalize
-        )
+        options = PoolingOptions(task, dimensions, normalize)
+        return pooling_jobs(request, exchange, model, self._settings, inputs, options)
 
 
 class EmbeddingApi(_VectorApi):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Pooling, PoolingTask
@@ -16,31 +17,40 @@ from headrace.frontend.prompts.model_cache import LoadedModel
 from headrace.frontend.settings import FrontendSettings
 
 
+@dataclass(frozen=True)
+class PoolingOptions:
+    """Options of a pooling request: its task, the length of each vector, and whether vectors are normalised.
+
+    None leaves `dimensions` and `normalize` to the model.
+    """
+
+    task: PoolingTask
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
 def pooling_jobs(
     request: PoolingBase,
     exchange: HttpExchange,
     model: LoadedModel,
     settings: FrontendSettings,
     inputs: Sequence[Encoded],
-    *,
-    task: PoolingTask,
-    dimensions: int | None = None,
-    normalize: bool | None = None,
+    options: PoolingOptions,
 ) -> list[Job]:
     """Make jobs of several inputs each. Choice i, counted over all jobs, is the answer to input i. Raises BadRequest."""
-    options, routing = job_options_of(request, exchange, settings, session_id=None)
+    job_options, routing = job_options_of(request, exchange, settings, session_id=None)
     jobs: list[Job] = []
     for part in split(inputs, most=settings.job_inputs, most_tokens=settings.job_input_tokens):
         pooling = Pooling(
-            task=task,
+            task=options.task,
             inputs=[encoded.input for encoded in part],
-            dimensions=dimensions,
-            normalize=normalize,
+            dimensions=options.dimensions,
+            normalize=options.normalize,
             extra=request.vllm_xargs or {},
         )
         jobs.append(
             Job(
-                **options,
+                **job_options,
                 id=exchange.job_id(),
                 card=model.card,
                 pooling=pooling,

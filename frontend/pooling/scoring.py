@@ -18,7 +18,7 @@ from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.pooling.embeddings import vector_answer
 from headrace.frontend.pooling.inputs import Bounds, Encoded, encode_inputs, encode_pairs
-from headrace.frontend.pooling.jobs import activation_of, check_inputs, pooling_jobs
+from headrace.frontend.pooling.jobs import PoolingOptions, activation_of, check_inputs, pooling_jobs
 from headrace.frontend.pooling.schema import RerankRequest, ScoreRequest, ScoringBase, Text, Texts
 from headrace.frontend.pooling.writers import RerankWriter, ScoreWriter
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
@@ -100,7 +100,8 @@ class ScoreApi(_ScoringApi):
         one, two, params = _sides(request)
         model = await self.model(request)
         inputs, task, queries = await self.encode(request, model, texts_of(one, params[0]), texts_of(two, params[1]), params)
-        jobs = pooling_jobs(request, exchange, model, self._settings, inputs, task=task, normalize=activation_of(request))
+        options = PoolingOptions(task, normalize=activation_of(request))
+        jobs = pooling_jobs(request, exchange, model, self._settings, inputs, options)
         answer = vector_answer("score-", jobs, model, inputs)
         return Plan(jobs, ScoreWriter(answer, queries=queries), answer.counter)
 
@@ -116,7 +117,8 @@ class RerankApi(_ScoringApi):
         inputs, task, queries = await self.encode(
             request, model, texts_of(request.query, "query"), documents, ("query", "documents")
         )
-        jobs = pooling_jobs(request, exchange, model, self._settings, inputs, task=task, normalize=activation_of(request))
+        options = PoolingOptions(task, normalize=activation_of(request))
+        jobs = pooling_jobs(request, exchange, model, self._settings, inputs, options)
         answer = vector_answer("rerank-", jobs, model, inputs)
         writer = RerankWriter(
             answer,

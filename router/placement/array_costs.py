@@ -6,6 +6,7 @@ Without prefill workers there is only the first way, and the second costs no tim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +38,14 @@ def costs(window: CostMatrix, rows: Ints, workers: WorkerView, congestion: float
         cost = np.where(eligible, workers.wait_s + service * (1.0 + congestion), np.inf)
         free = fits & workers.room
         return Costs(cost, cost + service * (workers.unevenness - 1.0 + workers.disturbed), free, cost, free)
-    return _both_ways(window, rows, workers, workers.prefill, congestion, settings, service=service, fits=fits)
+    return _both_ways(window, rows, workers, workers.prefill, congestion, settings, _Local(service, fits))
+
+
+class _Local(NamedTuple):
+    """The local way of each request on each worker: its service time in seconds, and whether its blocks fit."""
+
+    service: Floats
+    fits: Bools
 
 
 def _both_ways(
@@ -47,10 +55,9 @@ def _both_ways(
     side: PrefillSide,
     congestion: float,
     settings: SchedulerSettings,
-    *,
-    service: Floats,
-    fits: Bools,
+    local_way: _Local,
 ) -> Costs:
+    service, fits = local_way
     work, uncached, eligible = window.work[rows], window.uncached[rows], window.eligible[rows]
     remote, remote_here, remote_work = _remote(window, rows, side, congestion, settings)
     remote = np.where(eligible, remote, np.inf)

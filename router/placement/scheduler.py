@@ -19,8 +19,8 @@ from headrace.router.placement.calibration import Calibration
 from headrace.router.placement.cost import RecentWork, has_room, lookahead_tokens, make_worker_view
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
-from headrace.router.placement.disagg.planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.disagg.prefill_costs import PrefillSide
+from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.fairness.fair_queue import FairQueue
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.policies import Pick, make_policy

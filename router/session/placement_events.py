@@ -6,7 +6,7 @@ import asyncio
 
 from headrace.broker.codec import encode, pack_u64
 from headrace.broker.messages import JobEvent, JobEvents
-from headrace.router.placement.disagg.planner import announced
+from headrace.router.placement.disagg_planner import announced
 from headrace.router.placement.types import Placement
 from headrace.router.session.deps import RouterDeps
 from headrace.router.session.held_request import HeldRequest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -64,17 +65,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a replay that stand beside its figures: policy, pool sizes, seed, and the factor on the trace's own rate."""
+
+    policy: str
+    workers: int
+    routers: int = 1
+    seed: int = 0
+    rate: float = 1.0
+
+
 def summarise(
-    outcomes: Sequence[Outcome],
-    *,
-    policy: str,
-    workers: int,
-    routers: int = 1,
-    seed: int = 0,
-    rate: float = 1.0,
-    ceiling: Ceiling,
-    decisions: int = 0,
-    cpu_s: float = 0.0,
+    outcomes: Sequence[Outcome], run: RunFacts, *, ceiling: Ceiling, decisions: int = 0, cpu_s: float = 0.0
 ) -> Summary:
     """Compute the figures of a replay in time."""
     served = [o for o in outcomes if not o.shed]
@@ -89,18 +92,18 @@ def summarise(
         by_class[o.job.request.request_class].append(t)
     predicted = [abs(o.predicted_ttft_s - _ttft(o)) for o in served if o.predicted_ttft_s > 0]
     return Summary(
-        policy=policy,
-        routers=routers,
-        seed=seed,
-        rate=rate,
+        policy=run.policy,
+        routers=run.routers,
+        seed=run.seed,
+        rate=run.rate,
         requests_per_s=_ratio(len(outcomes) - 1, last - first),
         requests=len(outcomes),
         shed=dict(Counter(o.shed for o in outcomes if o.shed)),
         hit_rate=hit,
         of_infinite=_ratio(hit, ceiling.infinite),
         of_pooled=_ratio(hit, ceiling.pooled),
-        balance_requests=balance((1 for _ in jobs), jobs, workers=workers),
-        balance_uncached=balance((j.uncached for j in jobs), jobs, workers=workers),
+        balance_requests=balance((1 for _ in jobs), jobs, workers=run.workers),
+        balance_uncached=balance((j.uncached for j in jobs), jobs, workers=run.workers),
         ttft_s=percentiles(ttft),
         e2e_s=percentiles([math.inf if o.shed else o.job.end_s - o.job.request.at_s for o in outcomes]),
         goodput=good / len(outcomes),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from headrace.tools.replay_bench.ceiling import Ceiling, ceiling
 from headrace.tools.replay_bench.classic import SWEEP, ClassicWeights
 from headrace.tools.replay_bench.engine import EngineModel
-from headrace.tools.replay_bench.measure import GOAL_TTFT_S, Summary, summarise
+from headrace.tools.replay_bench.measure import GOAL_TTFT_S, RunFacts, Summary, summarise
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.trace import Trace, accelerate
 from headrace.tools.replay_bench.world import Delays, Outcome, World
@@ -69,17 +69,9 @@ def replay(pool: Pool, policy: Policy, *, rate: float, limit: Ceiling) -> Replay
     )
     began = time.process_time()
     outcomes = world.run()
-    summary = summarise(
-        outcomes,
-        policy=policy.label,
-        workers=pool.workers,
-        routers=pool.routers,
-        seed=pool.seed,
-        rate=rate,
-        ceiling=limit,
-        decisions=world.decisions,
-        cpu_s=time.process_time() - began,
-    )
+    facts = RunFacts(policy.label, workers=pool.workers, routers=pool.routers, seed=pool.seed, rate=rate)
+    cpu_s = time.process_time() - began
+    summary = summarise(outcomes, facts, ceiling=limit, decisions=world.decisions, cpu_s=cpu_s)
     return Replay(summary, outcomes)
 
 

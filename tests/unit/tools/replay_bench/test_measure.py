@@ -4,7 +4,7 @@ import pytest
 
 from headrace.tools.replay_bench.ceiling import Ceiling
 from headrace.tools.replay_bench.engine import Job
-from headrace.tools.replay_bench.measure import as_builtins, percentiles, summarise
+from headrace.tools.replay_bench.measure import RunFacts, as_builtins, percentiles, summarise
 from headrace.tools.replay_bench.trace import TraceRequest
 from headrace.tools.replay_bench.world import Outcome
 
@@ -29,10 +29,8 @@ def test_figures_by_hand():
             outcome(2, at_s=2.0, worker=1, ttft_s=4.0, waited_s=3.5),
             outcome(3, at_s=4.0, worker=0, ttft_s=3.0),
         ],
-        policy="p",
-        workers=2,
+        RunFacts("p", workers=2, rate=2.0),
         ceiling=LIMIT,
-        rate=2.0,
     )
     assert (s.hit_rate, s.of_infinite, s.of_pooled) == (3 / 8, 0.75, pytest.approx(0.9375))
     assert s.balance_requests == 3 / 2
@@ -50,8 +48,7 @@ def test_figures_by_hand():
 def test_what_was_shed_is_infinitely_late_and_no_load():
     s = summarise(
         [outcome(0, at_s=0.0), outcome(1, at_s=1.0, shed="queue_full"), outcome(2, at_s=2.0, worker=1)],
-        policy="p",
-        workers=2,
+        RunFacts("p", workers=2),
         ceiling=LIMIT,
     )
     assert s.shed == {"queue_full": 1}
@@ -62,13 +59,13 @@ def test_what_was_shed_is_infinitely_late_and_no_load():
 
 def test_classes_apart():
     s = summarise(
-        [outcome(0, at_s=0.0, request_class="hi"), outcome(1, at_s=1.0, ttft_s=9.0)], policy="p", workers=1, ceiling=LIMIT
+        [outcome(0, at_s=0.0, request_class="hi"), outcome(1, at_s=1.0, ttft_s=9.0)], RunFacts("p", workers=1), ceiling=LIMIT
     )
     assert {name: times.max for name, times in s.classes.items()} == {"hi": 1.0, "std": 9.0}
 
 
 def test_all_shed():
-    s = summarise([outcome(0, at_s=0.0, shed="x")], policy="p", workers=2, ceiling=LIMIT)
+    s = summarise([outcome(0, at_s=0.0, shed="x")], RunFacts("p", workers=2), ceiling=LIMIT)
     assert (s.hit_rate, s.balance_requests, s.goodput, s.longest_wait, s.window_wait_s) == (0.0, 0.0, 0.0, None, None)
 
 
@@ -79,6 +76,6 @@ def test_percentiles_are_nearest_rank():
 
 
 def test_json_has_no_infinity():
-    s = summarise([outcome(0, at_s=0.0, shed="x"), outcome(1, at_s=1.0)], policy="p", workers=2, ceiling=LIMIT)
+    s = summarise([outcome(0, at_s=0.0, shed="x"), outcome(1, at_s=1.0)], RunFacts("p", workers=2), ceiling=LIMIT)
     text = json.dumps(as_builtins({"a": [s], "b": float("inf"), "c": 1 / 3}), allow_nan=False)
     assert json.loads(text)["c"] == 0.33333

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.codec import pack_u64
-from headrace.router.placement.disagg.planner import announced
+from headrace.router.placement.disagg_planner import announced
 from headrace.router.placement.types import Placement
 from tests.support.router.disagg_pool import LONG, apart, elsewhere, where
 from tests.support.router.placement_pool import chain

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.router.errors import SettingsInvalid
-from headrace.router.placement.disagg.planner import announced
+from headrace.router.placement.disagg_planner import announced
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed
 from tests.support.router.disagg_pool import LONG, apart, where
