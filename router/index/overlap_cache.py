@@ -93,10 +93,10 @@ class OverlapCache:
 
     def stale(self) -> list[str]:
         """List requests whose overlaps may have changed since the last call of `overlaps`."""
-        self._settle()
+        self._refresh_dirty()
         return list(self._stale)
 
-    def _settle(self) -> None:
+    def _refresh_dirty(self) -> None:
         """Match dirty runs again.
 
         Most changes do not change the reach of any worker (a block is stored again, or confirmed), and then nothing has to be
@@ -118,7 +118,7 @@ class OverlapCache:
         """
         request = self._requests[request_id]
         if self._dirty:
-            self._settle()
+            self._refresh_dirty()
         if request_id not in self._stale:
             return request.found
         whole = request.path is None or not request.seen

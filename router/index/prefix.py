@@ -73,18 +73,18 @@ class PurePrefixIndex:
         self._add(self._slot(worker), plane_of(tier), blocks)
 
     def remove(self, worker: str, tier: Tier, blocks: Sequence[int]) -> None:
-        self._take(self._slot(worker), plane_of(tier), blocks)
+        self._remove(self._slot(worker), plane_of(tier), blocks)
 
     def assume(self, worker: str, blocks: Sequence[int]) -> None:
         self._add(self._slot(worker), ASSUMED, blocks)
 
     def unassume(self, worker: str, blocks: Sequence[int]) -> None:
-        self._take(self._slot(worker), ASSUMED, blocks)
+        self._remove(self._slot(worker), ASSUMED, blocks)
 
     def clear(self, worker: str) -> None:
         slot = self._slot(worker)
         for plane, held in enumerate(self._held[slot]):
-            self._take(slot, plane, list(held))
+            self._remove(slot, plane, list(held))
             self._held[slot][plane] = set()  # a set never gives back its memory
 
     def _add(self, slot: int, plane: int, blocks: Sequence[int]) -> None:
@@ -103,7 +103,7 @@ class PurePrefixIndex:
                 self._touch(part)
                 self._make_room()
 
-    def _take(self, slot: int, plane: int, blocks: Iterable[int]) -> None:
+    def _remove(self, slot: int, plane: int, blocks: Iterable[int]) -> None:
         table, held, others = self._tables[plane], self._held[slot][plane], ~(1 << slot)
         gone = held.intersection(blocks)
         held -= gone

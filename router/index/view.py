@@ -82,7 +82,7 @@ class Caches:
         stored: Mapping[Tier, Sequence[int]],
         now_s: float,
     ) -> None:
-        assumed = self._known(worker)
+        assumed = self._predictions(worker)
         if cleared:
             self._clear(worker, assumed)
         for tier, blocks in removed.items():
@@ -95,7 +95,7 @@ class Caches:
             self._chains.touched(worker, blocks)
 
     def replace(self, worker: str, blocks: Mapping[Tier, Sequence[int]], *, now_s: float) -> None:
-        self._clear(worker, self._known(worker))
+        self._clear(worker, self._predictions(worker))
         for tier, values in blocks.items():
             self.index.store(worker, tier, values)
 
@@ -148,7 +148,7 @@ class Caches:
 
     # Parts.
 
-    def _known(self, worker: str) -> PredictedBlocks:
+    def _predictions(self, worker: str) -> PredictedBlocks:
         assumed = self._assumed.get(worker)
         if assumed is None:
             raise UnknownWorker(f"the caches have no worker {worker!r}")

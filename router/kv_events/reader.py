@@ -63,7 +63,7 @@ class KvEventReader:
                 if old.epoch != NO_EPOCH:
                     self._clear(worker, now_s)
             else:
-                self.sources.forget(worker)
+                self.sources.drop(worker)
         self.seq = 0
         self.resets += 1
 

@@ -90,7 +90,7 @@ class KvEventSources:
             if not state.member and now_s - max(state.stranger_since_s, self._listed_s) >= STRANGER_S and worker not in in_use
         ]
         for worker in gone:
-            self.forget(worker)
+            self.drop(worker)
         if gone:
             log.info("kv.strangers_dropped", pool=self.pool, workers=gone)
         return gone
@@ -181,7 +181,7 @@ class KvEventSources:
         self.count()
         return state
 
-    def forget(self, worker: str) -> None:
+    def drop(self, worker: str) -> None:
         """Drop a stranger and its blocks."""
         del self._states[worker]
         self._strangers -= 1

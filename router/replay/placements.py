@@ -147,7 +147,7 @@ class _Policy:
             capacity = world.capacity[worker]
             info = WorkerInfo(worker=worker, slots=SLOTS, blocks=capacity, block_size=0, step_tokens=STEP_TOKENS)
             self._scheduler.put_worker(info, 0.0)
-            self._tell(worker, cache)
+            self._apply_changes(worker, cache)
             self._report(worker)
 
     def place(self, record: Routed, chain: Sequence[int]) -> tuple[str, int] | None:
@@ -187,10 +187,10 @@ class _Policy:
         worker, uncached = placement.worker, max(0, record.tokens - hit * record.block_size)
         for kind in ("started", "prefilled", "settled"):
             self._scheduler.on_event(JobEvent(kind, record.id, record.attempt, worker, record.tokens, uncached), self._now_s)
-        self._tell(worker, self._world.caches[worker])
+        self._apply_changes(worker, self._world.caches[worker])
         self._report(worker)
 
-    def _tell(self, worker: str, cache: PrefixCache) -> None:
+    def _apply_changes(self, worker: str, cache: PrefixCache) -> None:
         stored, removed = cache.changes()
         self._view.apply(worker, removed={"device": removed}, stored={"device": stored}, now_s=self._now_s)
 

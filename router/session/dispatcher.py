@@ -66,7 +66,7 @@ class Dispatcher:
         """
         if not self._permission.granted:
             return
-        if not self._window.ours:
+        if not self._window.claims_valid:
             self._release.give_back_waiting()
             return
         if self._placer.in_flight >= self._options.max_placing:

@@ -31,7 +31,7 @@ class RequestRelease:
 
     def give_back(self, held: HeldRequest) -> None:
         """Leave the request to another consumer: by a nak while the claim on it is ours, else when the server's claim ends."""
-        ours = self._window.ours
+        ours = self._window.claims_valid
         if self._window.remove(held):
             metrics.DROPPED.labels("given_back" if ours else "let_go").inc()
             if ours:
@@ -44,4 +44,4 @@ class RequestRelease:
         self._scheduler.cancel([held.id for held in waiting])
         for held in waiting:
             self.give_back(held)
-        self._window.anew()
+        self._window.restart_claims()

@@ -88,7 +88,7 @@ class Roster:
             known = self._workers[member.worker] = _KnownWorker(member, approximate=not member.kv_events and not heard)
             if known.approximate:
                 self._warn(member.worker, "its engine publishes no cache events")
-            self._tell_view(known)
+            self._set_view_mode(known)
         elif known.member.role != member.role:
             log.info("worker.role", worker=member.worker, pool=self._pool, role=member.role, before=known.member.role)
         known.member = member
@@ -122,7 +122,7 @@ class Roster:
             return
         known.approximate = True
         self._caches.distrust(event.worker)
-        self._tell_view(known)
+        self._set_view_mode(known)
         self._scheduler.put_worker(worker_info(known.member, kv_events=False), now_s)
         self._warn(event.worker, f"{known.silent_prefills} prefills and no cache event")
         self._count()
@@ -137,7 +137,7 @@ class Roster:
                 log.info("worker.exact", worker=worker, pool=self._pool)
                 self._count()
 
-    def _tell_view(self, known: _KnownWorker) -> None:
+    def _set_view_mode(self, known: _KnownWorker) -> None:
         if self._view is not None:
             member = known.member
             self._view.add_worker(member.worker, approximate=known.approximate, capacity_blocks=member.blocks)

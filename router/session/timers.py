@@ -86,7 +86,7 @@ class RouterTimers:
     async def _extend(self) -> None:
         while True:
             await asyncio.sleep(self._timing.ack_wait_s / 3)
-            if not self._window.ours:
+            if not self._window.claims_valid:
                 log.warning("window.let_go", pool=self._pool, held=len(self._window), why="not extended in time")
                 self._release.give_back_waiting()
             if self._messaging.connected:

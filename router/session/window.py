@@ -95,7 +95,7 @@ class RequestWindow:
     # Claims: for how long the server believes that the requests are being worked on here.
 
     @property
-    def ours(self) -> bool:
+    def claims_valid(self) -> bool:
         """The server still believes that all held requests are being worked on here."""
         return self._loop.time() - self._extended_s < self._ack_wait_s
 
@@ -105,6 +105,6 @@ class RequestWindow:
             held.delivery.progress()
         self._extended_s = self._loop.time()
 
-    def anew(self) -> None:
+    def restart_claims(self) -> None:
         """Count claims from now on, because no older request is held."""
         self._extended_s = self._loop.time()

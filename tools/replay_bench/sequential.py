@@ -131,20 +131,20 @@ class _Run:
     def _run(self, job: Job, worker: str) -> None:
         engine = self._engines[worker]
         engine.submit(job, self._now_s)
-        self._hear(job_event("started", job, worker))
+        self._deliver_event(job_event("started", job, worker))
         while engine.step_ends_s is not None:
             self._now_s = engine.step_ends_s
             step = engine.end_step(self._now_s)
             if step.stored or step.removed:
                 self._late.append((worker, step.stored, step.removed))
             for done in step.prefilled:
-                self._hear(job_event("prefilled", done, worker))
+                self._deliver_event(job_event("prefilled", done, worker))
             for done in step.settled:
-                self._hear(job_event("settled", done, worker))
+                self._deliver_event(job_event("settled", done, worker))
         self._report(worker)
         self._now_s += PAUSE_S
 
-    def _hear(self, event: JobEvent) -> None:
+    def _deliver_event(self, event: JobEvent) -> None:
         for router in self._routers:
             router.scheduler.on_event(event, self._now_s)
 

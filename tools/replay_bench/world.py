@@ -202,7 +202,7 @@ class World:
         outcome.reason = placement.reason
         self._at(self._now_s + self.delays.place_s, self._submit, (outcome.job, self._worker_of[placement.worker]))
         if self.routers > 1:
-            self._at(self._now_s + self.delays.event_s, self._hear, placed_event(placement, by))
+            self._at(self._now_s + self.delays.event_s, self._deliver_event, placed_event(placement, by))
 
     def _shed(self, shed: Shed) -> None:
         self._outcomes[job_index(shed.request)].shed = shed.code
@@ -216,8 +216,8 @@ class World:
         engine = self._engines[worker]
         ends_s = engine.step_ends_s
         engine.submit(job, self._now_s)
-        self._say("started", job)
-        self._soon(engine)
+        self._send_event("started", job)
+        self._report_soon(engine)
         if engine.step_ends_s != ends_s:
             self._await_step(engine)
 
@@ -234,22 +234,22 @@ class World:
         step = engine.end_step(self._now_s)
         self._moved_s = self._now_s
         for job in step.prefilled:
-            self._say("prefilled", job)
+            self._send_event("prefilled", job)
         for job in step.settled:
-            self._say("settled", job)
+            self._send_event("settled", job)
             self._open -= 1
         if step.stored or step.removed:
             self._at(self._now_s + self.delays.kv_s, self._apply, (engine.index, step.stored, step.removed))
         if computed or step.settled:
-            self._soon(engine)
+            self._report_soon(engine)
         self._await_step(engine)
 
     # Events and reports.
 
-    def _say(self, kind: EventKind, job: Job) -> None:
-        self._at(self._now_s + self.delays.event_s, self._hear, job_event(kind, job, self._names[job.worker]))
+    def _send_event(self, kind: EventKind, job: Job) -> None:
+        self._at(self._now_s + self.delays.event_s, self._deliver_event, job_event(kind, job, self._names[job.worker]))
 
-    def _hear(self, event: JobEvent) -> None:
+    def _deliver_event(self, event: JobEvent) -> None:
         for clocked in self._clocked:
             if event.by != clocked.router.name:
                 clocked.router.scheduler.on_event(event, self._now_s)
@@ -261,7 +261,7 @@ class World:
             apply_changes(clocked.router.view, self._names[worker], stored=stored, removed=removed, now_s=self._now_s)
             clocked.dirty = True
 
-    def _soon(self, engine: Engine) -> None:
+    def _report_soon(self, engine: Engine) -> None:
         """Report a changed load, but not too often."""
         reporting = self._reporting[engine.index]
         if not reporting.due:
@@ -284,9 +284,9 @@ class World:
         reporting.n += 1
         reporting.last_s = self._now_s
         report = load_report(engine, self._names[engine.index], n=reporting.n, now_s=self._now_s)
-        self._at(self._now_s + self.delays.event_s, self._hear_report, report)
+        self._at(self._now_s + self.delays.event_s, self._deliver_report, report)
 
-    def _hear_report(self, report: LoadReport) -> None:
+    def _deliver_report(self, report: LoadReport) -> None:
         for clocked in self._clocked:
             clocked.router.scheduler.on_report(report, self._now_s)
             clocked.dirty = True

@@ -63,7 +63,7 @@ class FairQueue:
         self._other_lanes = [self._lanes[rank] for rank in ranks if rank not in first]
         self._aged = Lane()
         self._balance = 0.0  # tokens that the aged have had beyond their share, as a negative number; they save nothing up
-        self._door: frozenset[str] = _NO_REQUESTS  # offered as aged, the last time
+        self._aged_offered: frozenset[str] = _NO_REQUESTS  # offered as aged, the last time
         self._entries: dict[str, QueueEntry] = {}
         self._active: Counter[str] = Counter()  # requests in a lane, by tenant
         self._ageing: ExpiryHeap[QueueEntry] = ExpiryHeap()
@@ -223,7 +223,7 @@ class FairQueue:
     def _make_groups(self, limit: int) -> list[ClassGroup]:
         most = self.accounts.floor + self._settings.slack_tokens
         groups: list[ClassGroup] = []
-        self._door = _NO_REQUESTS
+        self._aged_offered = _NO_REQUESTS
         left = limit
         for lane in self._first_lanes:
             left -= self._add(groups, lane, [*chain.from_iterable(lane.split(most, left))], left)
@@ -232,10 +232,10 @@ class FairQueue:
             eligible, _ = self._aged.split(most, left)
             group = [self._aged.queues[tenant.name][0][3].request for tenant in eligible]
             if group:
-                self._door = frozenset(request.id for request in group)
+                self._aged_offered = frozenset(request.id for request in group)
                 groups.append(ClassGroup(group))
                 left -= len(group)
-        splits = [lane.split(most, max(left, 0) + len(self._door)) for lane in self._other_lanes]
+        splits = [lane.split(most, max(left, 0) + len(self._aged_offered)) for lane in self._other_lanes]
         for over_share in (False, True):
             for lane, split in zip(self._other_lanes, splits, strict=True):
                 left -= self._add(groups, lane, split[over_share], left, over_share=over_share)
@@ -244,7 +244,7 @@ class FairQueue:
     def _add(self, groups: list[ClassGroup], lane: Lane, tenants: list[Tenant], limit: int, *, over_share: bool = False) -> int:
         if limit <= 0 or not tenants:
             return 0
-        offered = self._door
+        offered = self._aged_offered
         entries = (entry.request for entry in lane.interleaved(tenants) if entry.request.id not in offered)
         group = list(islice(entries, limit))
         if group:
@@ -302,7 +302,7 @@ class FairQueue:
         Raises KeyError for a request that does not wait.
         """
         entry = self._entries[request_id]
-        aged = request_id in self._door
+        aged = request_id in self._aged_offered
         self.remove(request_id)
         self._groups = None
         request, tenant = entry.request, self.accounts.tenant(entry.request.tenant)

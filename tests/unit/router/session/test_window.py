@@ -106,9 +106,9 @@ async def test_what_was_not_extended_in_time_is_ours_no_more() -> None:
     one = held(1)
     window.add(one)
     window.extend()
-    assert window.ours
+    assert window.claims_valid
     assert one.delivery.said == ["progress"]  # type: ignore[attr-defined]
     await asyncio.sleep(0.06)
-    assert not window.ours
-    window.anew()
-    assert window.ours
+    assert not window.claims_valid
+    window.restart_claims()
+    assert window.claims_valid
