@@ -10,6 +10,7 @@ from headrace.workers.sim.answers.tokens import bundled_vocabulary
 from headrace.workers.sim.fabric_member import FabricMember
 from headrace.workers.sim.faults import SequenceFaults
 from headrace.workers.sim.scheduler import Scheduler, block_manager
+from headrace.workers.sim.scheduling.tiers import Content
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.transfer.fabric import LocalEndpoint, LocalFabric, Member, Transfer
 from headrace.workers.sim.transfer.handover_state import HandoverWire
@@ -177,3 +178,11 @@ class World:
                 return
             self.now = min(times)
         raise AssertionError("does not come to an end")
+
+
+def contents(chain: list[int], tokens: list[int], size: int) -> list[Content]:
+    """Describe the whole blocks of a sequence as the cache keeps them."""
+    return [
+        Content(value, chain[n - 1] if n else None, tuple(tokens[n * size : (n + 1) * size]), None, None)
+        for n, value in enumerate(chain)
+    ]

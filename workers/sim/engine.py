@@ -1,9 +1,4 @@
-"""The simulator as an engine: the scheduler driven in real time, inside the worker's event loop.
-
-One task runs the steps.  Step ends lie on an absolute schedule, so that a late wake-up shortens the next sleep instead of
-adding up; the modelled engine works beside the worker's process and is not slowed by it.  Without modelled delay the task still
-gives way to the loop between any two steps.
-"""
+"""The simulator implements the `Engine` protocol: its scheduler runs in real time, inside the worker's event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +21,6 @@ from headrace.workers.engine import (
     EngineConfig,
     EngineInfo,
     KvBatch,
-    KvEvent,
     Load,
     Pooled,
     PoolItem,
@@ -39,7 +33,6 @@ from headrace.workers.sim.answers.answers import PRESCRIBED
 from headrace.workers.sim.answers.guided.texts import KINDS
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
 from headrace.workers.sim.control import Operations
-from headrace.workers.sim.driver_wait import pass_time, until_work
 from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.fabric_member import ROLES, FabricMember
 from headrace.workers.sim.faults import SequenceFaults, raise_rejection
@@ -49,6 +42,7 @@ from headrace.workers.sim.scheduler import Scheduler, block_manager
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.settings import SimSettings, parse_settings
 from headrace.workers.sim.sleep import LEVELS, Sleeper
+from headrace.workers.sim.step_driver import StepDriver
 from headrace.workers.sim.transfer.fabric import Fabric
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 
@@ -57,7 +51,6 @@ if TYPE_CHECKING:
 
 VERSION = "1"  # of the model: what it answers and how long it takes
 
-_MOST_LAG_S = 1.0  # how far behind its schedule an engine may fall and still catch up
 _log = structlog.get_logger()
 
 
@@ -80,9 +73,7 @@ class SimEngine:
         self._work = asyncio.Event()
         self._dead = asyncio.Event()
         self._reason = ""
-        self._aborted: set[str] = set()  # during the step that runs now
-        self._stepping = False  # its outputs are not out yet
-        self._step_ends_s = 0.0  # by the loop's clock
+        self._driver: StepDriver | None = None
         self._events = EventBuffer()
         self._pooling: SimPooling | None = None
         self._adapters: dict[str, str] = {}  # name → where it was loaded from; answers differ by the name alone
@@ -124,22 +115,16 @@ class SimEngine:
         self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
         self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
         self._adapters = dict.fromkeys(settings.adapters, "")
-        sleeper = Sleeper(
-            scheduler,
-            idle=lambda: not self._stepping and scheduler.idle,
-            abort=self._abort,
-            emit=sink,
-            wake=self._work.set,
-        )
+        self._driver = driver = StepDriver(scheduler, self._events, sink, self._work)
         self._operations = Operations(
             scheduler,
-            sleeper,
+            Sleeper(scheduler, driver),
             self._events,
             adapters=self._adapters,
             member=self._member,
             wake=self._work.set,
         )
-        self._task = asyncio.create_task(self._drive(scheduler, sink), name="sim-engine")
+        self._task = asyncio.create_task(self._drive(driver), name="sim-engine")
         self._task.add_done_callback(self._driver_ended)
         return EngineInfo(
             engine="sim",
@@ -234,47 +219,16 @@ class SimEngine:
         self._abort(ids)
 
     def _abort(self, ids: Seq[str]) -> None:
-        if self._scheduler is not None:
-            self._scheduler.abort(ids)
-            self._aborted.update(ids)  # what the running step made of them is not yet out of the door
-            self._work.set()
+        if self._driver is not None:
+            self._driver.abort(ids)
 
     # -- the driver ------------------------------------------------------------------------------------------
 
-    async def _drive(self, scheduler: Scheduler, sink: Sink) -> None:
-        clock = asyncio.get_running_loop().time
-        due = clock()
-        while True:
-            self._aborted.clear()
-            result = scheduler.step()
-            self._stepping = result is not None
-            if result is None:
-                self._publish(scheduler, scheduler.manager.take_events())
-                self._work.clear()
-                await until_work(scheduler, self._work)
-                due = clock()
-                continue
-            if result.crash:
-                self._kill()
-                self._die("injected fault: crash")
-                return
-            if result.died is not None:
-                self._die(result.died)
-                return
-            due = self._step_ends_s = max(due, clock() - _MOST_LAG_S) + result.duration_s
-            await pass_time(scheduler.exchange, due if result.duration_s else 0.0, clock)
-            outputs = result.outputs
-            if self._aborted:
-                outputs = [output for output in outputs if output.id not in self._aborted]
-            if outputs:
-                sink(outputs)
-            self._stepping = False
-            if result.events:
-                self._publish(scheduler, result.events)
-
-    def _publish(self, scheduler: Scheduler, events: list[KvEvent]) -> None:
-        if events:
-            self._events.put(events, scheduler.manager.snapshot)
+    async def _drive(self, driver: StepDriver) -> None:
+        end = await driver.run()
+        if end.crash:
+            self._kill()
+        self._die(end.died or "injected fault: crash")
 
     def _driver_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -302,10 +256,9 @@ class SimEngine:
         return self._scheduler
 
     def load(self) -> Load:
-        if self._scheduler is None:
+        if self._scheduler is None or self._driver is None:
             return Load()
-        left_s = self._step_ends_s - asyncio.get_running_loop().time() if self._stepping else 0.0
-        return self._scheduler.load(left_s)
+        return self._scheduler.load(self._driver.step_left_s)
 
     async def healthy(self) -> None:
         self._alive()
@@ -320,7 +273,9 @@ class SimEngine:
         return self._read(manager)
 
     async def _read(self, manager: BlockManager) -> AsyncGenerator[KvBatch]:
-        async with contextlib.aclosing(self._events.read(manager.snapshot, ahead=self._stepping)) as batches:
+        async with contextlib.aclosing(
+            self._events.read(manager.snapshot, ahead=self._driver is not None and self._driver.stepping)
+        ) as batches:
             async for batch in batches:
                 yield batch
 

@@ -10,7 +10,6 @@ Level 1 is for pauses, level 2 for changing the weights.  What the cache holds a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,6 +17,7 @@ import msgspec
 from headrace.workers.engine import Output
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.step_driver import StepDriver
 
 LEVELS = (1, 2)
 _POLL_S = 0.005
@@ -32,22 +32,11 @@ class SleepArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Sleeper:
-    """Puts one engine to sleep and wakes it. `wake` has the driver look at the scheduler."""
+    """Puts one engine to sleep and wakes it."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        idle: Callable[[], bool],
-        abort: Callable[[Sequence[str]], None],
-        emit: Callable[[list[Output]], None],
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, driver: StepDriver) -> None:
         self._scheduler = scheduler
-        self._idle = idle
-        self._abort = abort
-        self._emit = emit
-        self._wake = wake
+        self._driver = driver
         self._call = 0  # a later call supersedes a waiting one
         self.level = 0
 
@@ -62,24 +51,24 @@ class Sleeper:
             if call != self._call:  # woken, or sent to sleep otherwise, meanwhile
                 return {"level": self.level, "aborted": 0, "memory_freed": scheduler.memory_freed}
         ids = scheduler.ids
-        self._abort(ids)
+        self._driver.abort(ids)
         if scheduler.exchange.giver is not None:
             scheduler.exchange.giver.release_all()
         if ids:
-            self._emit([Output(name, [], finish="abort") for name in ids])
+            self._driver.emit([Output(name, [], finish="abort") for name in ids])
         self.level = max(self.level, args.level)
         scheduler.memory_freed = scheduler.settings.sleep_frees_memory
         if self.level == max(LEVELS):
             scheduler.manager.clear()
         elif scheduler.memory_freed:
             scheduler.manager.clear_device()
-        self._wake()
+        self._driver.wake()
         return {"level": self.level, "aborted": len(ids), "memory_freed": scheduler.memory_freed}
 
     async def _until_idle(self, timeout_s: float, call: int) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while not self._idle() and call == self._call and loop.time() < deadline:
+        while not self._driver.idle and call == self._call and loop.time() < deadline:
             await asyncio.sleep(_POLL_S)
 
     def wake(self) -> None:
@@ -88,7 +77,7 @@ class Sleeper:
         self.level = 0
         self._scheduler.closed = ""
         self._scheduler.memory_freed = False
-        self._wake()
+        self._driver.wake()
 
 
 def sleep_args(given: object) -> SleepArgs:

@@ -265,8 +265,6 @@ def expected_text(
     stop: Sequence[str] = (),
     sampling: Sampling | None = None,
     adapter: str | None = None,
-    mean_tokens: float | None = None,
-    media: Sequence[MediaSpan] = (),
     vocabulary: Vocabulary | None = None,
 ) -> str:
     """`expected_ids` as the text a client sees."""
@@ -276,8 +274,6 @@ def expected_text(
         max_tokens,
         sampling=sampling,
         adapter=adapter,
-        mean_tokens=mean_tokens,
-        media=media,
         vocabulary=vocabulary,
     )
     pipeline = TextPipeline(vocabulary.table, prompt_ids=prompt_ids, stop=stop)

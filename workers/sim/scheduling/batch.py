@@ -111,17 +111,7 @@ class Batch:
         start, end = run.committed // size, computed // size
         if end <= start:
             return
-        chain = run.chain()
-        self.manager.commit(
-            run.blocks[start:end],
-            chain[start:end],
-            run.ids[start * size : end * size],
-            parent=chain[start - 1] if start else None,
-            adapter=run.adapter,
-            salt=run.salt,
-            media=run.block_media(start, end) if run.media else (),
-            taint=run.taint,
-        )
+        self.manager.commit(run.blocks[start:end], run.contents(start, end))
         run.committed = end * size
 
 

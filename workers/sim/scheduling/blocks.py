@@ -107,37 +107,21 @@ class BlockManager:
         """Whether the device has this content."""
         return value in self._by_value
 
-    def commit(
-        self,
-        blocks: Sequence[int],
-        values: Sequence[int],
-        tokens: Sequence[int],
-        *,
-        parent: int | None,
-        adapter: str | None = None,
-        salt: str | None = None,
-        media: Sequence[tuple[tuple[int, int], ...]] = (),
-        taint: int = 0,
-    ) -> None:
-        """These consecutive held blocks are full now: `values` names them, `tokens` are theirs, `parent` is the value
-        before them, None at the beginning of a chain, `media` says per block which items touch it.
+    def commit(self, blocks: Sequence[int], contents: Sequence[Content]) -> None:
+        """Cache these held blocks, which are full now and consecutive in one chain, and announce the new ones.
 
         A value that is cached already keeps its first block; the second copy is private to its sequence.
         """
-        size = self.block_size
-        self._tainted = self._tainted or taint != 0
         fresh: list[Content] = []
-        for n, (block, value) in enumerate(zip(blocks, values, strict=True)):
-            if value in self._by_value:
+        for block, content in zip(blocks, contents, strict=True):
+            self._tainted = self._tainted or content.taint != 0
+            if content.value in self._by_value:
                 self._announce(fresh)
                 fresh = []
             else:
-                held = tuple(tokens[n * size : (n + 1) * size])
-                content = Content(value, parent, held, adapter, salt, media[n] if media else (), taint)
-                self._by_value[value] = block
+                self._by_value[content.value] = block
                 self._content[block] = content
                 fresh.append(content)
-            parent = value
         self._announce(fresh)
 
     def release(self, blocks: Sequence[int]) -> None:

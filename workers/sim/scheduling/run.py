@@ -14,7 +14,7 @@ from headrace.workers.sim.answers.tokens import Vocabulary
 from headrace.workers.sim.faults import SequenceFaults
 from headrace.workers.sim.media import embeds_media, media_keys, parse_media
 from headrace.workers.sim.scheduling.handover_side import Side
-from headrace.workers.sim.scheduling.tiers import fingerprint
+from headrace.workers.sim.scheduling.tiers import Content, fingerprint
 from headrace.workers.sim.settings import SimSettings
 
 
@@ -172,10 +172,21 @@ class Run:
             chain.append(value)
         return chain
 
-    def block_media(self, start: int, end: int) -> list[tuple[tuple[int, int], ...]]:
-        """Which items touch each of these blocks; empty for a sequence without any."""
-        size = self._block_size
-        return [media_keys(self.media, n * size, size) for n in range(start, end)] if self.media else []
+    def contents(self, start: int, end: int) -> list[Content]:
+        """Describe the whole blocks from number `start` to before `end` as the cache keeps them."""
+        size, chain = self._block_size, self.chain()
+        return [
+            Content(
+                chain[n],
+                chain[n - 1] if n else None,
+                tuple(self.ids[n * size : (n + 1) * size]),
+                self.adapter,
+                self.salt,
+                media_keys(self.media, n * size, size) if self.media else (),
+                self.taint,
+            )
+            for n in range(start, end)
+        ]
 
     def cells(self, tokens: int) -> list[int]:
         """What the blocks of the first `tokens` tokens hold when they hold what they should, a partial last one included."""

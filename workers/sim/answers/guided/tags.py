@@ -12,22 +12,21 @@ from typing import Any
 from headrace.workers.sim.answers.guided.draws import Draws
 from headrace.workers.sim.answers.guided.errors import Unsupported
 from headrace.workers.sim.answers.guided.formats import words
+from headrace.workers.sim.answers.guided.json_text import draw_json, parse_json
 from headrace.workers.sim.answers.guided.pattern import Pattern
 
 _MOST_REPEATED = 64
 
 
 class Tags:
-    """Writes texts that a structural tag allows. `json` writes a value of a schema, `parsed` reads JSON text."""
+    """Draws texts that a structural tag allows."""
 
-    def __init__(self, draws: Draws, json: Callable[[Any, Draws], str], parsed: Callable[[Any], Any]) -> None:
+    def __init__(self, draws: Draws) -> None:
         self._draws = draws
-        self._json = json
-        self._parsed = parsed
 
     def text(self, given: Any) -> str:
         """Raises Unsupported naming what is wrong or not known here, NoInstance."""
-        tag = self._parsed(given)
+        tag = parse_json(given)
         if not isinstance(tag, Mapping):
             raise Unsupported(f"it must be an object, not {tag!r}")
         if "structures" in tag:
@@ -38,7 +37,7 @@ class Tags:
         tags = [
             {
                 "begin": _need(item, "begin", str),
-                "content": {"type": "json_schema", "json_schema": self._parsed(_need(item, "schema", object))},
+                "content": {"type": "json_schema", "json_schema": parse_json(_need(item, "schema", object))},
                 "end": _need(item, "end", str),
             }
             for item in _need(tag, "structures", list)
@@ -70,7 +69,7 @@ class Tags:
         style = form.get("style") or "json"
         if style != "json":
             raise Unsupported(f"the simulator does not write json_schema in the style {style!r}, only 'json'")
-        return self._json(_need(form, "json_schema", object), self._draws)
+        return draw_json(_need(form, "json_schema", object), self._draws)
 
     def _any(self, form: Mapping[str, Any]) -> str:
         most = form.get("max_chars")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.answers.guided.draws import Draws
 from headrace.workers.sim.answers.guided.errors import NoInstance, Unsupported
-from headrace.workers.sim.answers.guided.instance import instance
+from headrace.workers.sim.answers.guided.json_text import draw_json
 from headrace.workers.sim.answers.guided.pattern import Pattern
 from headrace.workers.sim.answers.guided.tags import Tags
-from headrace.workers.sim.answers.guided.vetting import vet
 
 _HOLDS_ANYWAY = "disable_any_whitespace"  # there is a space after commas and colons, and no other
 
@@ -46,26 +42,10 @@ def _is_set(name: str, value: Any) -> bool:
     return value is not None and (value is not False or name == "json")
 
 
-def _json(given: Any, draws: Draws) -> str:
-    schema = parsed(given)
-    vet(schema)
-    return json.dumps(instance(schema, draws), ensure_ascii=False)
-
-
-def parsed(given: Any) -> Any:
-    """A schema that may come as JSON text. Raises Unsupported."""
-    if not isinstance(given, str):
-        return given
-    try:
-        return msgspec.json.decode(given)
-    except msgspec.DecodeError as error:
-        raise Unsupported(f"this is not JSON: {error}") from None
-
-
 def _object(given: Any, draws: Draws) -> str:
     if given is not True:
         raise Unsupported(f"it must be true, not {given!r}")
-    return _json({"type": "object"}, draws)
+    return draw_json({"type": "object"}, draws)
 
 
 def _choice(given: Any, draws: Draws) -> str:
@@ -81,11 +61,11 @@ def _regex(given: Any, draws: Draws) -> str:
 
 
 def _tags(given: Any, draws: Draws) -> str:
-    return Tags(draws, _json, parsed).text(given)
+    return Tags(draws).text(given)
 
 
 KINDS: dict[str, Callable[[Any, Draws], str]] = {
-    "json": _json,
+    "json": draw_json,
     "json_object": _object,
     "choice": _choice,
     "regex": _regex,

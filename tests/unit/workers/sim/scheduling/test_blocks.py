@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from headrace.broker.blocks import block_chain
 from headrace.workers.engine import KvEvent
 from headrace.workers.sim.scheduling.blocks import BlockManager
+from tests.support.sim_world import contents
 
 SIZE = 2
 
@@ -23,7 +24,7 @@ def fill(manager: BlockManager, tokens: list[int]) -> tuple[list[int], list[int]
         manager.release(blocks)
         return [], []
     start = len(blocks)
-    manager.commit(fresh, chain[start:], tokens[start * SIZE :], parent=chain[start - 1] if start else None)
+    manager.commit(fresh, contents(chain, tokens, SIZE)[start:])
     return blocks + fresh, chain
 
 
@@ -140,7 +141,7 @@ def test_what_a_block_holds_is_known_until_it_is_handed_out_again():
     assert manager.cell(block) == 77
     assert manager.allocate(1) == [block]
     assert manager.cell(block) == unknown
-    manager.commit([block], [5], [1, 1], parent=None)
+    manager.commit([block], contents([5], [1, 1], SIZE))
     assert manager.cell(block) == 5
     assert manager.taint([block]) == 0
 

@@ -16,7 +16,7 @@ from headrace.workers.sim.scheduling.tiers import Content, LowerTiers
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.timing import TimingModel
 from headrace.workers.sim.transfer.block_loading import Loader
-from tests.support.sim_world import NO_FAULTS, SIZE, World, sequence
+from tests.support.sim_world import NO_FAULTS, SIZE, World, contents, sequence
 
 SMALL = {"blocks": 8, "context_length": 32}
 
@@ -130,7 +130,7 @@ def test_a_load_without_room_lets_go_of_all_it_found():
     prompt = [1] * 13
     chain = block_chain(prompt, SIZE)
     blocks = manager.allocate(3) or []
-    manager.commit(blocks, chain, prompt[:12], parent=None)
+    manager.commit(blocks, contents(chain, prompt, SIZE))
     for block in blocks:
         manager.release([block])
     assert manager.allocate(2) == [3, blocks[0]]
