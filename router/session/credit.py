@@ -27,7 +27,8 @@ class RequestCredit:
     def balance(self) -> None:
         """Ask for as many requests of each class as its window has room for. Call it whenever room or permission changes."""
         allowed = self._permission.granted and self._window.bytes < self._options.window_bytes
+        counts, most = self._window.counts, self._options.window
         for request_class, loop in self._loops.items():
-            wanted = max(0, self._options.window - self._window.count(request_class)) if allowed else 0
+            wanted = max(0, most - counts.get(request_class, 0)) if allowed else 0
             if loop.credit < wanted or (loop.credit and not allowed):
                 loop.add_credit(wanted - loop.credit)

@@ -25,7 +25,7 @@ class RequestWindow:
         self._ack_wait_s = ack_wait_s
         self._by_key: dict[tuple[bool, int], HeldRequest] = {}
         self._by_id: dict[str, HeldRequest] = {}
-        self._per_class: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # requests held, by class
         self._loop = asyncio.get_running_loop()
         self._extended_s = self._loop.time()
         self._gauges: dict[tuple[str, str], Any] = {}  # finding a labelled metric costs more than setting it
@@ -63,14 +63,14 @@ class RequestWindow:
 
     def add(self, held: HeldRequest) -> None:
         """Hold one more request. Raises KeyError if another one of this id is held."""
-        if held.id in self._by_id:
-            raise KeyError(held.id)
         head = held.head
+        if head.id in self._by_id:
+            raise KeyError(head.id)
         held.size = len(held.delivery.data)
         held.gauge = self._gauge(held.request_class, metrics.tenant_label(head.tenant))
         self._by_key[held.key] = held
-        self._by_id[held.id] = held
-        self._per_class[held.request_class] = self.count(held.request_class) + 1
+        self._by_id[head.id] = held
+        self.counts[held.request_class] = self.counts.get(held.request_class, 0) + 1
         self.bytes += held.size
         held.gauge.inc()
         self._bytes_gauge.set(self.bytes)
@@ -81,16 +81,12 @@ class RequestWindow:
             return False
         held.leave()
         self._by_key.pop(held.key, None)
-        self._by_id.pop(held.id, None)
-        self._per_class[held.request_class] -= 1
+        self._by_id.pop(held.head.id, None)
+        self.counts[held.request_class] -= 1
         self.bytes -= held.size
         held.gauge.dec()
         self._bytes_gauge.set(self.bytes)
         return True
-
-    def count(self, request_class: str) -> int:
-        """Count the requests of this class."""
-        return self._per_class.get(request_class, 0)
 
     # Claims: for how long the server believes that the requests are being worked on here.
 
