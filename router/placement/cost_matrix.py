@@ -55,7 +55,7 @@ class CostMatrix:
         self.rows: dict[str, CostRow] = {}
         self._free: list[int] = []
         self.uncached: Floats = np.zeros((0, 0))
-        self.work: Floats = np.zeros((0, 0))  # uncached, times what preferred labels make of it
+        self.work: Floats = np.zeros((0, 0))  # uncached, times the factor of preferred labels
         self.remote: Floats = np.zeros((0, 0))  # tokens that each prefill worker would compute; infinite where it cannot
         self.eligible: Bools = np.zeros((0, 0), dtype=np.bool_)
         self.arrived: Floats = np.zeros(0)

@@ -19,7 +19,7 @@ from headrace.router.placement.worker_view import WorkerView
 
 ROW = 4  # cost of a request beside its pairs, in pairs of a request and a worker
 MOST_PAIRS = 400  # about where arrays are as fast
-OUT_OF_TURN_S = 1e6  # seconds of score that set those who have waited too long apart from all others
+OUT_OF_TURN_S = 1e6  # seconds of score that set requests that have waited too long apart from all others
 PRIORITY_S = 1e3  # seconds of score that set one priority apart from the next
 DEADLINE_MARGIN_S = 2.0
 

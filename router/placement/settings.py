@@ -52,7 +52,7 @@ class AdmissionSettings:
     class_requests: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular classes instead
     class_tokens: Mapping[str, int] = field(default_factory=lambda: _NONE)
     protected: frozenset[str] = frozenset({"re"})  # classes that are refused for nothing but a deadline that has passed
-    hopeless: bool = True  # refuse what is predicted to start after its deadline
+    hopeless: bool = True  # refuse requests that are predicted to start after their deadline
     hopeless_factor: float = 1.0  # the prediction must exceed the time that is left by this factor
     drain_to: float = 0.75  # of a limit: "come back" when the backlog has fallen to that
     retry_least_s: float = 1.0
@@ -90,14 +90,16 @@ class AdmissionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSettings:
-    """Raises SettingsInvalid naming the setting and the value. The first three are what is assumed of a worker that has said
-    nothing, while no other worker of the pool has."""
+    """Settings of the calibration. Raises SettingsInvalid naming the setting and the value.
+
+    The first three are assumed of a worker that has reported nothing, while no other worker of the pool has either.
+    """
 
     base_s: float = 0.008
     prefill_tokens_per_s: float = 24_000.0
     per_decode_s: float = 0.00008
     forgetting: float = 0.99  # per sample: about the last 100 count
-    prior_samples: float = 4.0  # how many samples the prior is worth at first
+    prior_samples: float = 4.0  # weight of the prior at first, in samples
     min_samples: int = 5  # before these the prior is used as it is
     most_step_s: float = 60.0  # a longer step is not believed
 
@@ -157,9 +159,9 @@ class SchedulerSettings:
     lookahead: float = 0.1  # of a step's tokens: a worker with less pending prefill than that may get more
     lookahead_s: float = 0.02  # a worker with less than this of it may, too: a placement takes a few milliseconds to arrive
     spare_slots: int = 0  # requests that may be on their way to a worker whose slots are full
-    thrift: float = 0.25  # what prefill work costs those who may come, even while nothing waits
-    congestion: float = 5.0  # what prefill work costs those who wait, per waiting request and worker
-    disturbance: float = 0.02  # what prefill costs each request that runs beside it, in parts of itself
+    thrift: float = 0.25  # cost of prefill work to requests that may come, even while nothing waits
+    congestion: float = 5.0  # cost of prefill work to requests that wait, per waiting request and worker
+    disturbance: float = 0.02  # cost of prefill to each request that runs beside it, in parts of itself
     balance: float = 1.5  # how strongly uneven shares of recent work repel, while nothing waits
     balance_horizon: float = 2000.0  # requests
     ageing: float = 0.01  # seconds of prefill that a second of waiting outweighs
@@ -194,11 +196,11 @@ class SchedulerSettings:
             "--prefill-unready",
         ),
     ] = "local"
-    prefill_disturbance: float = 0.1  # what prefill costs each sequence decoded beside it, in parts of itself
+    prefill_disturbance: float = 0.1  # cost of prefill to each sequence decoded beside it, in parts of itself
     prefill_itl_s: float = 0.05  # the longest time between two tokens that is thought good
-    prefill_patience_s: float = 0.05  # how much later a first token may come, so that those who decode are left in peace
-    prefill_bearable_s: float = 1.5  # a first token may take so long elsewhere, before others get too long a step for its sake
-    prefill_late: float = 2.0  # cost of each step longer than that to each sequence, in parts of the step
+    prefill_patience_s: float = 0.05  # delay of a first token that is worth it to leave sequences being decoded alone
+    prefill_bearable_s: float = 1.5  # a first token may take so long remotely, before it makes a step too long for others
+    prefill_late: float = 2.0  # cost of each step longer than `prefill_itl_s` to each sequence, in parts of the step
     prefill_lookahead_s: float = 0.1  # a prefill worker with less than this before it has room
     prefill_dispatch_s: float = 0.01  # from a placement until a prefill worker with nothing to do has its job
     prefill_wait_s: float = 10.0  # the longest a decode worker is told to wait for a prefill worker to take a job

@@ -22,12 +22,12 @@ class WorkerView:
     all_wait_s: list[float]  # until it could begin with one more prompt
     all_pending: list[float]  # prompt tokens before that
     all_token_s: list[float]  # seconds per uncached token, with the decodes of the steps it fills
-    all_step_s: list[float]  # what a step costs beside its prefill
+    all_step_s: list[float]  # seconds of a step beside its prefill
     all_room: list[bool]
     all_blocks_free: list[float]
     all_running: list[int]
     all_unevenness: list[float]
-    all_disturbed: list[float]  # what the running requests lose, in parts of the service
+    all_disturbed: list[float]  # loss of the running requests, in parts of the service
     prefill: PrefillSide | None = None  # None: every prompt is computed where it is answered
 
     @cached_property

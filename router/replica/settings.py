@@ -1,4 +1,4 @@
-"""Declares when the index is written down as a snapshot, and how long snapshots and what was read are kept."""
+"""Declares when the index is written down as a snapshot, and how long snapshots and applied events are kept."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +11,7 @@ KEEP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSettings:
-    """Durations in seconds. Raises SettingsInvalid naming what cannot be."""
+    """Settings of snapshots. Durations in seconds. Raises SettingsInvalid naming an impossible one."""
 
     every_events: Annotated[
         int,

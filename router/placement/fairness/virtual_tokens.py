@@ -144,7 +144,7 @@ class VirtualTokenCounters:
 
     @property
     def floor(self) -> float:
-        """The smallest counter of the active tenants, or what it was when the last of them went idle."""
+        """The smallest counter of the active tenants, or its value when the last of them went idle."""
         return self._active.least if self._active else self._floor
 
     def weight(self, tenant: str) -> float:
@@ -176,7 +176,7 @@ class VirtualTokenCounters:
     def activate(self, tenant: Tenant) -> None:
         """Make a tenant active, because a request of it begins to wait. Credit saved while it was idle is lost."""
         height = self.floor
-        if tenant.running:  # as far behind as it was before what has been charged since
+        if tenant.running:  # as far behind as it was before the charges since
             height -= max(self._slack, tenant.left_at - tenant.counter)
         if tenant.counter < height:
             tenant.gap = height - tenant.counter

@@ -1,0 +1,89 @@
+"""Pull credit follows the room in the window, class by class, and the permission to hold requests."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from headrace.jetstream.ports import PullLoop
+from headrace.router.session.credit import RequestCredit
+from headrace.router.session.release import RequestRelease
+from headrace.router.session.state import RouterState
+from headrace.router.settings import SessionOptions
+from tests.support.router.router_parts import router_state
+from tests.unit.router.session.test_intake import Scheduler
+from tests.unit.router.session.test_window import held
+
+
+class FakeLoop:
+    def __init__(self) -> None:
+        self.credit = 0
+
+    def add_credit(self, amount: int) -> None:
+        self.credit += amount
+
+
+def pulling(state: RouterState, *, window: int = 3, window_bytes: int = 1000) -> tuple[RequestCredit, FakeLoop, FakeLoop]:
+    credit = RequestCredit(SessionOptions(window=window, window_bytes=window_bytes), state)
+    std, moved = FakeLoop(), FakeLoop()
+    credit.add("std", cast("PullLoop", std))
+    credit.add("re", cast("PullLoop", moved))
+    credit.balance()
+    return credit, std, moved
+
+
+async def test_a_full_class_keeps_no_other_out() -> None:
+    state = router_state(Scheduler())
+    for seq in range(3):
+        state.window.add(held(seq, f"r{seq}"))
+    _credit, std, moved = pulling(state)
+    assert (std.credit, moved.credit) == (0, 3)
+
+
+async def test_too_many_bytes_stop_every_class() -> None:
+    state = router_state(Scheduler())
+    state.window.add(held(1))  # 5 bytes
+    _credit, std, moved = pulling(state, window_bytes=5)
+    assert (std.credit, moved.credit) == (0, 0)
+
+
+async def test_a_router_that_drains_withdraws_its_credit() -> None:
+    state = router_state(Scheduler())
+    credit, std, moved = pulling(state)
+    assert (std.credit, moved.credit) == (3, 3)
+    state.permission.drain()
+    credit.balance()
+    assert (std.credit, moved.credit) == (0, 0)
+
+
+async def test_a_router_without_its_lease_asks_for_nothing() -> None:
+    _credit, std, moved = pulling(router_state(Scheduler(), lease_held=False))
+    assert (std.credit, moved.credit) == (0, 0)
+
+
+async def test_every_request_that_leaves_the_window_makes_room_for_another() -> None:
+    state = router_state(Scheduler())
+    settled, dropped, given_back = held(1, "a"), held(2, "b"), held(3, "c")
+    for request in (settled, dropped, given_back):
+        state.window.add(request)
+    credit, std, _moved = pulling(state)
+    release = RequestRelease(state, credit)
+    release.settle(settled)
+    assert std.credit == 1
+    release.drop(dropped, "cancelled")
+    assert std.credit == 2
+    release.give_back(given_back)
+    assert std.credit == 3
+    assert [request.delivery.said for request in (settled, dropped, given_back)] == [["ack"], ["ack"], ["nak"]]  # type: ignore[attr-defined]
+
+
+async def test_only_waiting_requests_are_given_back_together() -> None:
+    scheduler = Scheduler()
+    state = router_state(scheduler)
+    waiting, placing = held(1, "a"), held(2, "b")
+    for request in (waiting, placing):
+        state.window.add(request)
+    placing.place()
+    credit, _std, _moved = pulling(state)
+    RequestRelease(state, credit).give_back_waiting()
+    assert (waiting.gone, placing.gone) == (True, False)
+    assert scheduler.cancelled == ["a"]
