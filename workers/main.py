@@ -1,4 +1,4 @@
-"""The life of a worker process: start the engine, warm it up, register, serve, drain."""
+"""Runs a worker process: starts the engine, warms it up, registers, serves, drains."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ from headrace.workers.text.tokens import token_table
 log = structlog.get_logger()
 
 ENGINE_STOP_GRACE_S = 10.0
-STEPS_AHEAD = 2  # engine steps of work that a prefill worker takes at once: one runs, one waits
-STEP_TOKENS = 8192  # of an engine that does not say
+STEPS_AHEAD = 2  # engine steps of work that a prefill worker accepts at once: one runs, one waits
+STEP_TOKENS = 8192  # tokens of a step, for an engine that does not report them
 
 
 async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects: Subjects) -> None:
-    """Serve until drained.
+    """Run a worker until it is drained.
 
     Raises EngineStartFailed, RegistrationRefused or a ConnectError before serving, and EngineDead after the engine has died
     and its work was handed over.
     """
-    # Fail before a model is loaded. A server that is not there is an error here as ever, one without JetStream is waited for.
+    # Fail before a model is loaded: a missing server is an error, while a server without JetStream is waited for.
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects))
-    engine, brand = create(settings.engine), parser_family(settings.engine)
-    parsers = await _choose_parsers(brand, settings)
+    engine, family = create(settings.engine), parser_family(settings.engine)
+    parsers = await _choose_parsers(family, settings)
     runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
     info = await _start(engine, settings, parsers, runtime.on_step)
@@ -66,17 +66,17 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
         await warm_up(engine, runtime, info, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
-        await _serve(settings, options, subjects, engine, info, runtime, brand, parsers)
+        await _serve(settings, options, subjects, engine, info, runtime, family, parsers)
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
 
 
-async def _choose_parsers(brand: ParserFamily, settings: WorkerSettings) -> Chosen:
-    """For workers of every role: a role may change, and whoever joins last writes the pool's card."""
+async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> Chosen:
+    """Choose the parsers, for workers of every role: a role may change, and the last worker to join writes the pool's card."""
 
     def work() -> Chosen:
         return choose(
-            brand,
+            family,
             tool=settings.tool_parser,
             reasoning=settings.reasoning_parser,
             model=settings.model,
@@ -93,7 +93,7 @@ async def _choose_parsers(brand: ParserFamily, settings: WorkerSettings) -> Chos
 async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink: Sink) -> EngineInfo:
     args = dict(settings.engine_args)
     if settings.engine == "vllm" and parsers.reasoning is not None:
-        args["reasoning_parser"] = parsers.reasoning  # so that structured output begins after the reasoning
+        args["reasoning_parser"] = parsers.reasoning  # Structured output then begins after the reasoning.
     config = EngineConfig(
         model=settings.model,
         served_name=settings.served_name or settings.model,
@@ -108,7 +108,7 @@ async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink
 
 
 def served_name(settings: WorkerSettings) -> str:
-    """The name clients use: as set, else the model's, for a folder its last part."""
+    """Return the name that clients use: the setting, else the model's name, for a folder its last part."""
     if settings.served_name:
         return settings.served_name
     return settings.model.rstrip("/").rsplit("/", 1)[-1] if settings.model.startswith(("/", ".")) else settings.model
@@ -121,7 +121,7 @@ async def _serve(
     engine: Engine,
     info: EngineInfo,
     runtime: Runtime,
-    brand: ParserFamily,
+    family: ParserFamily,
     parsers: Chosen,
 ) -> None:
     files = read_card_files(info.tokenizer_dir)
@@ -142,14 +142,14 @@ async def _serve(
         )
         session = WorkerSession(deps, member, ports)
         handovers = Handovers(session, engine, info, runtime, settings)
-        runtime.attach(session.sink, info, table, handovers.coordinator, parsers=brand.build(engine, info, table, parsers))
+        runtime.attach(session.sink, info, table, handovers.coordinator, parsers=family.build(engine, info, table, parsers))
         canary = Canary(
             engine,
             runtime,
             info,
             idle_s=settings.canary_s,
             timeout_s=settings.canary_timeout_s,
-            may=lambda: session.registered and session.state.taking,
+            serving=lambda: session.registered and session.state.taking,
         )
         await _run_session(settings, session, runtime, [feed, handovers, keeper, canary], card.model)
 
@@ -162,7 +162,7 @@ def _cache_events(
     member: WorkerMember,
     runtime: Runtime,
 ) -> tuple[KvPublisher, KvFeed, Callable[[], Container[int]]] | tuple[None, None, None]:
-    """What publishes the engine's cache events, what reads them, and what is cached; nothing for an engine that has none."""
+    """Create the publisher and the feed of cache events and the source of cached blocks, or None for an engine without them."""
     if not member.kv_events:
         if not POOLING_KINDS & set(info.kinds):
             log.warning(
@@ -186,7 +186,7 @@ async def _connected(options: ConnectOptions, subjects: Subjects) -> AsyncIterat
     async with await Connection.connect(options, subjects=subjects) as connection:
 
         async def restore() -> None:
-            await ensure_topology(connection, Topology(subjects))  # memory streams vanish with a server restart
+            await ensure_topology(connection, Topology(subjects))  # Memory streams vanish with a server restart.
 
         connection.on_reconnect(restore)
         yield connection
@@ -230,7 +230,7 @@ async def _run_session(
 
 
 def _quiet_gc() -> None:
-    """Rows and messages hold no cycles: scan less often, and never what was loaded at the start."""
+    """Have the garbage collector scan less often, and never the objects of the start: rows and messages hold no cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -238,7 +238,7 @@ def _quiet_gc() -> None:
 
 @contextlib.contextmanager
 def _signals(tasks: asyncio.TaskGroup, session: WorkerSession, serving: asyncio.Task[None], grace_s: float) -> Iterator[None]:
-    """SIGTERM drains, SIGINT hands over at once; a second signal stops without either."""
+    """Handle signals: SIGTERM drains, SIGINT hands over at once, a second signal stops without either."""
     loop = asyncio.get_running_loop()
 
     def leave(within_s: float) -> None:

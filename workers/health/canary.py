@@ -1,7 +1,7 @@
-"""A request of our own when there was none for a while: an engine may die in its sleep and still take requests in.
+"""Sends a canary request to an idle engine, because a dead engine may still accept requests.
 
-One token of a prompt of one token, so that nothing is cached and hardly anything computed.  If it does not come in time the
-engine counts as dead before a client has to find out.
+The canary generates one token from a prompt of one token, so that nothing is cached and hardly anything computed. If the token
+does not come in time, the engine counts as dead before a client's request fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class Canary:
-    """Run `run` beside the runtime."""
+    """Sends canaries to an idle engine while the runtime runs."""
 
     def __init__(
         self,
@@ -32,29 +32,29 @@ class Canary:
         *,
         idle_s: float,
         timeout_s: float,
-        may: Callable[[], bool],
+        serving: Callable[[], bool],
     ) -> None:
-        """After `idle_s` without a step, 0 = never; `timeout_s` for the answer. `may()`: the worker takes requests."""
+        """Send a canary after `idle_s` without a step, 0 = never. `serving` returns whether the worker accepts requests."""
         self._engine = engine
         self._runtime = runtime
         self._info = info
         self._idle_s = idle_s
         self._timeout_s = timeout_s
-        self._may = may
+        self._serving = serving
         self._numbers = count(1)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
-        """Until cancelled, or until the engine does not answer: then the runtime knows that it is dead."""
+        """Send canaries until cancelled, or until the engine does not answer and is declared dead."""
         while self._idle_s and not self._runtime.dead.done():
             rest_s = self._idle_s - self._runtime.watchdog.idle_s
-            if rest_s > 0 or not self._may():
+            if rest_s > 0 or not self._serving():
                 await asyncio.sleep(max(rest_s, min(1.0, self._idle_s / 4)))
                 continue
             async with self._runtime.exclusive:
-                await self._sing()
+                await self._probe()
 
-    async def _sing(self) -> None:
+    async def _probe(self) -> None:
         began = self._loop.time()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -67,7 +67,7 @@ class Canary:
         except EngineDead as error:
             metrics.CANARIES.labels("dead").inc()
             self._runtime.watchdog.declare_dead(str(error))
-        except WorkerError as error:  # it answers, if only to refuse
+        except WorkerError as error:  # A refusal is an answer, too.
             metrics.CANARIES.labels("refused").inc()
             log.warning("canary.refused", error=str(error))
             self._runtime.watchdog.stepped()

@@ -1,4 +1,4 @@
-"""An engine's adapters as the worker session changes them: within a time, and only where the engine can."""
+"""Changes an engine's adapters for the worker session, with a time limit and only if the engine can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EngineAdapters:
         self._timeout_s = timeout_s
 
     async def load(self, name: str, source: str) -> None:
-        """Raises UnsupportedByEngine, EngineError."""
+        """Load an adapter from `source`. Raises UnsupportedByEngine, EngineError."""
         if not source:
             raise EngineError(f"adapter {name!r}: say where it is")
         if self._engine.capabilities.lora != "dynamic":
@@ -28,7 +28,7 @@ class EngineAdapters:
         await self._change("load_adapter", {"name": name, "source": source})
 
     async def unload(self, name: str) -> None:
-        """Raises UnsupportedByEngine, EngineError."""
+        """Unload an adapter. Raises UnsupportedByEngine, EngineError."""
         await self._change("unload_adapter", {"name": name})
 
     async def _change(self, operation: str, args: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What the engine is told, one after the other."""
+"""Sends commands to the engine, one after the other."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Command = Callable[[], Awaitable[None]]
 
 
 class EngineCommands:
-    """Submissions and aborts in one queue, so that an abort never overtakes its submission. Bounded by the slots."""
+    """A queue of submissions and aborts, so that an abort never overtakes its submission. Bounded by the slots."""
 
     def __init__(self, dead: Callable[[str], None]) -> None:
-        """`dead(why)`: the engine is gone."""
+        """`dead` is called with the reason when the engine is dead."""
         self._queue: asyncio.Queue[Command] = asyncio.Queue()
         self._dead = dead
 
     def put(self, command: Command) -> None:
-        """Its turn comes; what fails of it, but for the engine's death, is only logged."""
+        """Queue a command. Its errors are only logged, except for the engine's death."""
         self._queue.put_nowait(command)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the queued commands until cancelled."""
         while True:
             command = await self._queue.get()
             try:

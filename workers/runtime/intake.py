@@ -1,4 +1,4 @@
-"""From the payload of a claimed job to the choices that an engine has to work on."""
+"""Builds the choices for the engine from the payload of a claimed job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.workers.text.pipeline import TextPipeline, TokenTable
 
 
 class Intake:
-    """Without `parsers` answers are plain text."""
+    """Builds the choices of jobs. Without `parsers` answers are plain text."""
 
     def __init__(self, info: EngineInfo, table: TokenTable, parsers: ParserSet | None = None) -> None:
         self._info = info
@@ -94,7 +94,7 @@ class Intake:
         return ParsedAnswer(text, plan.parser(run.id, choice), generation.parse)
 
     def _expected_cached(self, run: Run, tokens: int, cache: Callable[[], Container[int]] | None) -> int:
-        """Tokens of this prompt that the engine should find in its cache; at least one token is always computed."""
+        """Return the prompt tokens that the engine should find in its cache. At least one token is always computed."""
         size, envelope = run.envelope.block_size, run.envelope
         if cache is None or size != self._info.block_size or not envelope.hashes:
             return 0

@@ -1,4 +1,4 @@
-"""Sequences that belong to no run: canaries, prompts computed for other workers, and first meetings with those."""
+"""Runs engine sequences without a run: canaries, prefills for other workers, and peer warm-ups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.workers.runtime.watchdog import Watchdog
 
 
 class RawSubmissions:
-    """Implements `headrace.workers.handover.prefill_side.RawSequences`. Its length: how many the engine works on."""
+    """Implements `headrace.workers.handover.prefill_side.RawSequences`. The length is the number of sequences in the engine."""
 
     def __init__(self, engine: Engine, commands: EngineCommands, watchdog: Watchdog, active: Mapping[str, ChoiceRun]) -> None:
-        """`active`: what else the engine works on."""
+        """`active`: the engine's sequences with a run."""
         self._engine = engine
         self._commands = commands
         self._watchdog = watchdog
@@ -27,7 +27,7 @@ class RawSubmissions:
         return len(self._takers)
 
     def submit_raw(self, sequence: Sequence, on_output: Callable[[Output], None]) -> None:
-        """All outputs go to `on_output`, one with a fault if the engine does not take it."""
+        """Submit a sequence. All outputs go to `on_output`, one with a fault if the engine refuses the sequence."""
         if not self._takers and not self._active:
             self._watchdog.begin()
         self._takers[sequence.id] = on_output
@@ -44,13 +44,13 @@ class RawSubmissions:
             self.on_output(Output(sequence.id, [], fault=Fault("engine_error", str(error), error.retriable)))
 
     def abort_raw(self, sequence_id: str) -> None:
-        """Also lets go of what it has on offer. Nothing more of it reaches its taker."""
+        """Abort a sequence and release the blocks that it offers. No further output reaches its callback."""
         if self._takers.pop(sequence_id, None) is not None:
             self._commands.put(partial(self._engine.abort, [sequence_id]))
         self._commands.put(partial(self._engine.release, sequence_id, None))
 
     def on_output(self, output: Output) -> None:
-        """What the engine says of a sequence; nothing happens if it is none of these."""
+        """Pass an output to the callback of its sequence. Outputs of unknown sequences are dropped."""
         taker = self._takers.get(output.id)
         if taker is None:
             return

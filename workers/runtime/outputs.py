@@ -1,6 +1,7 @@
-"""What the engine says of a choice, as rows of its run and as its end.
+"""Turns the engine's outputs for a choice into rows of its run and into its end.
 
-Not the path of nearly every output, one token and nothing else: that is in `headrace.workers.runtime.runtime.Runtime.on_step`.
+Nearly every output is a single token and nothing else; it takes the shorter path in
+`headrace.workers.runtime.runtime.Runtime.on_step`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Outputs:
         self._sequences = sequences
 
     def take(self, choice: ChoiceRun, output: Output, now_s: float) -> None:
-        """Raises AnswerUnreadable, and RequestInvalid when what was asked for is too large to be sent."""
+        """Process an output. Raises AnswerUnreadable, and RequestInvalid if prompt log-probabilities are too large."""
         if output.fault is not None:
             self._failed(choice, output.fault)
             return
@@ -34,7 +35,7 @@ class Outputs:
             choice.cached_tokens = output.cached_tokens
         if output.prompt_tokens is not None:
             choice.prompt_tokens = output.prompt_tokens
-        if output.prompt_logprobs is not None:  # for the end of the answer
+        if output.prompt_logprobs is not None:  # They are sent with the end of the answer.
             most_bytes = self._sink.max_frame_bytes
             choice.prompt_logprobs = fitting(output.prompt_logprobs, prompt_tokens=choice.prompt_tokens, most_bytes=most_bytes)
         ids = output.ids
@@ -48,7 +49,7 @@ class Outputs:
         for index, token in enumerate(ids):
             if index != last:
                 texts.append(push(token))
-            else:  # a stop token is not part of the text
+            else:  # A stop token is not part of the text.
                 hidden = finish == "stop" and not choice.generation.include_stop
                 texts.append(choice.pipeline.last(token, hidden=hidden))
             if choice.pipeline.stopped is not None:
@@ -99,13 +100,13 @@ class Outputs:
         stop: str | int | None,
         output: Output | None = None,
     ) -> None:
-        """End it with these tokens. `output` has their log-probabilities. Raises AnswerUnreadable."""
+        """End a choice with these tokens. `output` has their log-probabilities. Raises AnswerUnreadable."""
         self._sequences.active.pop(choice.id, None)
         run = choice.run
         completion_tokens = len(run.choices[choice.choice].ids) + len(ids)
         logprobs = output.logprobs[: len(ids)] if output is not None and output.logprobs is not None else None
         tail = choice.pipeline.finish()
-        if choice.pipeline.stopped is not None:  # the held-back end may turn out to be a stop string only now
+        if choice.pipeline.stopped is not None:  # The held-back text may turn out to be a stop string only now.
             reason, stop = "stop", choice.pipeline.stopped
         reason, reasoning_tokens = choice.verdict(reason)
         fin = Finish(

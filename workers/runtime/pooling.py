@@ -1,7 +1,7 @@
-"""Pooling jobs of one worker: every input that has no vector yet goes to the engine, its vector is the end of its choice.
+"""Runs pooling jobs: every input without a vector goes to the engine, and its vector ends its choice.
 
-All of a job's inputs are given to the engine at once; in what order it takes them is its own business.  A resumed job runs the
-inputs that have no end: nothing of the others is computed again.
+All inputs of a job are given to the engine at once; the engine chooses their order. A resumed job runs only the inputs without
+an end; the others are not computed again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NEEDED = {"embed": ("embedding",), "classify": ("classify", "score")}
 
 
 class Pooler(Protocol):
-    """The one method of `headrace.workers.engine.Engine` that is needed here."""
+    """The method of `headrace.workers.engine.Engine` that pooling needs."""
 
     async def pool(self, item: PoolItem) -> Pooled: ...
 
 
 class PoolRuns:
-    """The runs of kind `pool`. Their tasks live in the given group."""
+    """The runs of kind `pool`. Each input has a task."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PoolRuns:
         self._flushing = False
 
     def __len__(self) -> int:
-        """Inputs that the engine works on."""
+        """Return the number of inputs that the engine works on."""
         return sum(map(len, self._tasks.values()))
 
     def start(self, run: Run, payload: bytes, *, sink: RunSink, info: EngineInfo) -> None:
@@ -82,7 +82,7 @@ class PoolRuns:
             task.add_done_callback(partial(self._forget, run))
 
     def stop(self, run: Run) -> None:
-        """Stop whatever is still computed for it."""
+        """Stop the inputs of a run that are still computed."""
         for task in self._tasks.pop(run, set()) - {asyncio.current_task()}:
             task.cancel()
 
@@ -100,7 +100,7 @@ class PoolRuns:
             self._watchdog.declare_dead(str(error))  # the session moves what was running
             return
         except WorkerError as error:
-            if run in self._tasks:  # the first of its inputs to fail speaks for the run
+            if run in self._tasks:  # The first input to fail decides for the run.
                 self.stop(run)
                 self._refused(run, error)
             return
@@ -120,7 +120,7 @@ class PoolRuns:
             sink.prefilled(run, left.tokens - left.cached)
         fin = Finish(reason="stop", prompt_tokens=tokens, cached_tokens=pooled.cached_tokens, vector=pooled.vector)
         sink.append(run, choice, [], [], fin=fin)
-        if not self._flushing:  # whatever else ends in this turn of the loop goes into the same frame
+        if not self._flushing:  # Other inputs that end in this turn of the event loop go into the same frame.
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush, sink)
 
@@ -130,7 +130,7 @@ class PoolRuns:
 
 
 class _Left:
-    """What of one run is not computed yet."""
+    """The part of a run that is not computed yet."""
 
     __slots__ = ("cached", "inputs", "tokens")
 
@@ -141,7 +141,7 @@ class _Left:
 
 
 def _items(run: Run, pooling: Pooling, info: EngineInfo) -> dict[int, PoolItem]:
-    """The inputs without an end, by choice. Raises RequestInvalid, MalformedMessage."""
+    """Return the inputs without an end, by choice. Raises RequestInvalid, MalformedMessage."""
     if not set(_NEEDED[pooling.task]) & set(info.kinds):
         raise RequestInvalid(f"this worker serves {', '.join(info.kinds)}, not {pooling.task}", param="model")
     if len(pooling.inputs) != len(run.choices):

@@ -1,6 +1,6 @@
-"""Log-probabilities of the prompt leave in one message, with the end of the answer: what does not fit is refused, by name.
+"""Checks that the log-probabilities of a prompt fit into the message with the end of the answer, and refuses them otherwise.
 
-Asked twice: before anything is computed, by the least that the result can take, and of the result itself.
+The size is checked twice: before the computation, by the least size of the result, and on the result itself.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from headrace.broker.messages import TokenLogprob
 from headrace.workers.errors import RequestInvalid
 
 PARAM = "prompt_logprobs"
-_LEAST_TOKEN = 16  # bytes of one token with its number, bytes, log-probability and rank …
-_LEAST_ALTERNATIVE = 14  # … and of one alternative
+_LEAST_TOKEN = 16  # bytes of a token with its number, bytes, log-probability and rank
+_LEAST_ALTERNATIVE = 14  # bytes of an alternative
 
 
 def check_size(tokens: int, alternatives: int, *, most_bytes: int) -> None:
-    """Raises RequestInvalid when the result for so many prompt tokens cannot fit into `most_bytes`."""
+    """Check that the result for `tokens` prompt tokens can fit into `most_bytes`. Raises RequestInvalid if it cannot."""
     least = (tokens - 1) * (_LEAST_TOKEN + alternatives * _LEAST_ALTERNATIVE)
     if least > most_bytes:
         raise RequestInvalid(
@@ -27,7 +27,7 @@ def check_size(tokens: int, alternatives: int, *, most_bytes: int) -> None:
 
 
 def fitting(items: Sequence[TokenLogprob | None], *, prompt_tokens: int, most_bytes: int) -> list[TokenLogprob | None]:
-    """Those of the prompt alone: after a resume the engine counts emitted tokens as prompt. Raises RequestInvalid."""
+    """Return the items of the prompt alone: a resumed run's emitted tokens count as prompt. Raises RequestInvalid."""
     mine = list(items[:prompt_tokens])
     size = len(encode(mine))
     if size > most_bytes:

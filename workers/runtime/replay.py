@@ -1,8 +1,8 @@
-"""What a resumed answer has said already, pushed through its pipeline once more, in silence and in slices.
+"""Replays the emitted tokens of a resumed answer through its pipeline, without output and in time slices.
 
-A parser costs up to some tenths of a millisecond per token, and an answer may have tens of thousands of them.  These are slices
-on the event loop rather than a thread: the parsers share tokenizers with everything else that runs here, and these are not made
-for two threads at once.
+A parser takes up to some tenths of a millisecond per token, and an answer may have tens of thousands of tokens. The slices run
+on the event loop rather than in a thread, because the parsers share tokenizers with the rest of the process, and tokenizers are
+not safe for two threads at once.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 
 from headrace.workers.runtime.choice import ChoiceRun
 
-INLINE_TOKENS = 64  # so few are replayed at once
+INLINE_TOKENS = 64  # so few tokens are replayed without slices
 SLICE_S = 0.003
 
 
 def tokens_to_replay(choices: Sequence[ChoiceRun]) -> int:
-    """How many tokens these choices have given out."""
+    """Return the number of tokens that these choices have emitted."""
     return sum(len(choice.run.choices[choice.choice].ids) for choice in choices)
 
 
 def replay(choices: Sequence[ChoiceRun]) -> None:
-    """All at once. Raises AnswerUnreadable."""
+    """Replay all tokens at once. Raises AnswerUnreadable."""
     for _ in _steps(choices):
         pass
 
 
 async def replay_in_slices(choices: Sequence[ChoiceRun], *, clock: Callable[[], float] = time.monotonic) -> None:
-    """The event loop gets a turn every few milliseconds. Raises AnswerUnreadable."""
+    """Replay all tokens, yielding to the event loop every few milliseconds. Raises AnswerUnreadable."""
     until = clock() + SLICE_S
     for _ in _steps(choices):
         if clock() >= until:

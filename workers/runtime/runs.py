@@ -1,7 +1,7 @@
-"""What happens to a run of tokens that is started, resumed, parked or stopped, until its choices are in an engine.
+"""Starts, resumes, parks and stops the runs of kind `generate`, until their choices are in an engine.
 
-What its choices have said already is replayed through their pipelines, what has an end already gets it, and the rest goes to
-this engine, or first to another one that computes the prompt.
+Emitted tokens are replayed through the pipelines of their choices. Choices that need no engine are ended. The rest go to this
+engine, or first to a prefill worker that computes the prompt.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Runs:
         self._remotes = remotes
         self._parked: dict[Run, list[ChoiceRun]] = {}
         self._scope = sequences.scope
-        self._replaying: dict[Run, asyncio.Task[None]] = {}  # not in the engine yet
+        self._replaying: dict[Run, asyncio.Task[None]] = {}  # runs that are not in the engine yet
         self._remote: dict[Run, tuple[RemotePrefill, asyncio.Task[None]]] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -105,7 +105,7 @@ class Runs:
             self._sink.flush()
 
     async def _replay(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
-        """Begin once what was given out has been replayed."""
+        """Begin a run once its emitted tokens have been replayed."""
         try:
             await replay_in_slices(choices)
         except AnswerUnreadable as error:
@@ -113,14 +113,14 @@ class Runs:
             return
         finally:
             self._replaying.pop(run, None)
-        if run in self._parked:  # meanwhile
+        if run in self._parked:  # The run was parked during the replay.
             self._parked[run] = choices
         else:
             self._begin_all(run, choices, generation, payload)
             self._sink.flush()
 
     def _begin_all(self, run: Run, choices: list[ChoiceRun], generation: Generation, payload: bytes) -> None:
-        """Whatever has something left to do goes to this engine, or first to another one that computes the prompt."""
+        """Give the unfinished choices to this engine, or first to a prefill worker that computes the prompt."""
         ready = [choice for choice in choices if not self._ended_already(choice)]
         if not ready:
             return
@@ -141,7 +141,7 @@ class Runs:
             self._sequences.begin_here(choice)
 
     def _ended_already(self, choice: ChoiceRun) -> bool:
-        """End a choice that needs no engine any more."""
+        """End a choice that needs no engine any more. Returns whether it was one."""
         emitted = len(choice.run.choices[choice.choice].ids)
         stopped = choice.pipeline.stopped if emitted else None
         if stopped is None and emitted < choice.limit:
@@ -183,7 +183,7 @@ class Runs:
         self._withdraw(run)
 
     def give_up(self, run: Run, error: WorkerError) -> None:
-        """Its answer cannot be read or sent: it would be the same anywhere else."""
+        """Refuse a run whose answer cannot be read or sent, as it could not be on any other worker."""
         self._withdraw(run)
         refuse(self._sink, run, error)
 

@@ -1,4 +1,4 @@
-"""The worker runtime: between the job protocol above and one engine below.
+"""Executes claimed jobs on an engine: the runtime stands between the job protocol and the engine.
 
 It turns a claimed job into engine sequences (one per open choice), runs their tokens through the text pipeline, and reports
 every engine step to the sink as one batch.  It knows the engine only by its protocol.
@@ -37,22 +37,25 @@ from headrace.workers.text.pipeline import TokenTable
 
 
 class Runtime:
-    """Executes runs on one engine. `attach` a sink before the first run.
+    """Executes runs on an engine. `attach` a sink before the first run.
 
-    `sequences` is for hand-overs, `raw` takes sequences that belong to no run, `watchdog` knows how the engine is.
+    `sequences` is for hand-overs, `raw` accepts sequences without a run, `watchdog` detects a dead engine.
     """
 
-    _info: EngineInfo  # these three are there once a sink is attached
+    _info: EngineInfo  # This and the next two are set once a sink is attached.
     _outputs: Outputs
     _runs: Runs
 
     def __init__(self, engine: Engine, *, stall_s: float, first_token_s: float = inf, token_s: float = inf) -> None:
-        """The engine is dead when it has work and reports nothing for `stall_s`. A sequence that gets nothing for
-        `first_token_s` or, later, `token_s` while others do is tried elsewhere."""
+        """Count the engine as dead when it has work and reports nothing for `stall_s` seconds.
+
+        A sequence that gets no first token for `first_token_s`, or later no token for `token_s`, while others do, is tried on
+        another worker.
+        """
         self._engine = engine
         self._check_every_s = min(1.0, stall_s / 4)
         self._stuck = StuckSequences(first_token_s=first_token_s, token_s=token_s)
-        self.exclusive = asyncio.Lock()  # for what must not meet: a canary and a change of role
+        self.exclusive = asyncio.Lock()  # held by a canary and by a change of role, which must not overlap
         self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running)
         self.dead = self.watchdog.dead
         self._commands = EngineCommands(self.watchdog.declare_dead)
@@ -74,7 +77,7 @@ class Runtime:
         *,
         parsers: ParserSet | None = None,
     ) -> None:
-        """Without `remotes` every prompt is computed here, without `parsers` no answer can be taken apart."""
+        """Attach the sink. Without `remotes` every prompt is computed here, without `parsers` no answer can be parsed."""
         self._sink = sink
         self._info = info
         self._remotes = remotes
@@ -82,11 +85,11 @@ class Runtime:
         self._runs = Runs(self._engine, sink, Intake(info, table, parsers), self.sequences, self._outputs, remotes)
 
     def watch_cache(self, device: Callable[[], Container[int]]) -> None:
-        """`device()` has the chain values of what the engine has cached: by them prompts are known to be partly computed."""
+        """Set the source of the chain values that the engine has cached, by which cached parts of prompts are known."""
         self._cache = device
 
     def tap(self, sink: Callable[[list[Output]], None] | None) -> None:
-        """Send the engine's outputs elsewhere: used by the warm-up, before any job is taken."""
+        """Send the engine's outputs to `sink` instead; None ends that. Used by the warm-up, before any job is accepted."""
         self._tapped = sink
 
     async def run(self) -> None:
@@ -151,7 +154,7 @@ class Runtime:
         )
 
     async def set_role(self, role: str) -> None:
-        """Raises UnsupportedByEngine."""
+        """Change the engine's role. Raises UnsupportedByEngine."""
         try:
             wanted = Role(role)
         except ValueError:
@@ -162,7 +165,7 @@ class Runtime:
     # -- the engine's steps ----------------------------------------------------------------------------------
 
     def on_step(self, outputs: list[Output]) -> None:
-        """The engine's sink."""
+        """Process the outputs of an engine step. The engine's sink."""
         now = self.watchdog.stepped()
         if self._tapped is not None:
             self._tapped(outputs)

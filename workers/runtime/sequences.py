@@ -1,4 +1,4 @@
-"""The choices of runs that the engine works on: how they get into it, and out of it before their end."""
+"""Submits the choices of runs to the engine, and withdraws them before their end."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Sequences:
         self._refused = refused
         self.scope = scope
         self.active: dict[str, ChoiceRun] = {}
-        self.unsubmitted = 0  # tokens to be computed of what is in `commands`
+        self.unsubmitted = 0  # tokens to be computed of the sequences that are still in `commands`
 
     # -- into the engine ---------------------------------------------------------------------------------------
 
     def begin_here(self, choice: ChoiceRun) -> None:
-        """Have this engine compute its prompt."""
+        """Have this engine compute the prompt of a choice."""
         self._activate(choice)
         self.unsubmitted += choice.uncached
         self._commands.put(partial(self._submit_here, choice))
 
     def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
-        """Give it to the engine; resolved by its first token (None), or by the fault `transfer_failed`."""
+        """Give a choice to the engine. The result is None at its first token, or the fault `transfer_failed`."""
         choice.came = asyncio.get_running_loop().create_future()
         self._activate(choice)
         self._commands.put(partial(self._submit, choice, choice.id, handover))
@@ -73,14 +73,14 @@ class Sequences:
 
     async def _submit(self, choice: ChoiceRun, sequence_id: str, handover: Handover | None) -> None:
         if self.active.get(sequence_id) is not choice:
-            return  # taken back meanwhile
+            return  # The choice was taken back meanwhile.
         run = choice.run
         try:
             await self._engine.submit(choice.sequence(handover))
         except EngineDead:
             raise
         except WorkerError as error:
-            if handover is not None:  # the hand-over is wrong, not the request: computed here it will do
+            if handover is not None:  # The hand-over is wrong, not the request, so this engine can compute the prompt.
                 self.came_to_nothing(choice, Fault("transfer_failed", str(error), retriable=True))
             else:
                 self._refused(run, error)
@@ -88,28 +88,28 @@ class Sequences:
     # -- out of the engine -------------------------------------------------------------------------------------
 
     def came_to_nothing(self, choice: ChoiceRun, fault: Fault) -> None:
-        """Its hand-over: the engine has dropped it."""
+        """Resolve the hand-over of a choice with a fault: the engine has dropped the choice."""
         self.active.pop(choice.id, None)
         if choice.came is not None and not choice.came.done():
             choice.came.set_result(fault)
 
     def abort(self, *choices: ChoiceRun) -> None:
-        """The engine is to stop them; what it says of them until then is still heard while they are in `active`."""
+        """Have the engine stop these choices. Outputs until then still count while the choices are in `active`."""
         self._commands.put(partial(self._engine.abort, [choice.id for choice in choices]))
 
     def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
-        """Abort it in the engine, and let go of what `params` name."""
+        """Abort a choice in the engine, and release the blocks that `params` name."""
         if self.active.pop(choice.id, None) is not None:
             self.abort(choice)
         if params is not None:
             self._commands.put(partial(self._engine.release, choice.id, params))
 
     def of(self, run: Run) -> list[ChoiceRun]:
-        """The choices of one run."""
+        """Return the choices of a run that the engine works on."""
         return [choice for choice in self.active.values() if choice.run is run]
 
     def withdraw(self, run: Run) -> list[ChoiceRun]:
-        """Take a run out of the engine. Returns the choices that were in it."""
+        """Abort a run in the engine. Returns its choices that were in the engine."""
         mine = self.of(run)
         for choice in mine:
             del self.active[choice.id]

@@ -1,4 +1,4 @@
-"""Sequences that get nothing while the engine works on others: it has taken them in and will not answer."""
+"""Detects stuck sequences: accepted by a running engine but receiving no tokens."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ log = structlog.get_logger()
 
 
 class Stuck(NamedTuple):
-    """`seconds`: how long there was nothing."""
+    """A stuck sequence. `seconds`: the time since its last token, or since its start."""
 
     choice: ChoiceRun
     seconds: float
-    first: bool  # no token at all has come
+    first: bool  # whether the sequence has no token at all
 
 
 class StuckSequences:
-    """Looked at once a second or so, not at every token: the token path knows nothing of it."""
+    """Detects stuck sequences. Checked about once a second, so that the token path has no part in it."""
 
     def __init__(self, *, first_token_s: float, token_s: float) -> None:
-        """Longest wait for the first token of a sequence, and for each one after it."""
+        """Set the longest wait in seconds for the first token of a sequence, and for each token after it."""
         self._first_token_s = first_token_s
         self._token_s = token_s
         self._seen: dict[str, tuple[int, float]] = {}  # tokens it had, and since when it has no more
 
     def check(self, now_s: float, active: Iterable[ChoiceRun]) -> list[Stuck]:
-        """Those that have waited for too long. What is not active any more is forgotten."""
+        """Return the sequences that have waited for too long. Sequences that are not active any more are forgotten."""
         seen, self._seen, stuck = self._seen, {}, []
         for choice in active:
             tokens = len(choice.run.choices[choice.choice].ids)
@@ -41,7 +41,7 @@ class StuckSequences:
             since_s = now_s if before is None or before[0] != tokens else before[1]
             self._seen[choice.id] = tokens, since_s
             if choice.came is not None and not choice.came.done():
-                continue  # a hand-over, which has a time limit of its own
+                continue  # A hand-over has a time limit of its own.
             first = not choice.first_s
             if now_s - since_s > (self._first_token_s if first else self._token_s):
                 stuck.append(Stuck(choice, now_s - since_s, first))
@@ -49,7 +49,7 @@ class StuckSequences:
 
 
 def give_up(stuck: Stuck, sink: RunSink) -> None:
-    """Others may do better. What the engine has of it is aborted when its run is moved."""
+    """Move the run of a stuck sequence to another worker, which aborts its sequences in this engine."""
     choice, when = stuck.choice, "first" if stuck.first else "next"
     metrics.STUCK.labels(when).inc()
     log.warning("sequence.stuck", sequence=choice.id, seconds=round(stuck.seconds, 1), waits_for=f"{when} token")

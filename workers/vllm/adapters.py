@@ -1,7 +1,7 @@
-"""Adapters (LoRA) of a worker: those it is started with (`adapters={"name": "folder", …}`), and those loaded while it serves.
+"""Loads a worker's LoRA adapters: those of its start (`adapters={"name": "folder", …}`), and those added while it serves.
 
-Each is a model of its own to clients.  They are loaded before anybody is told of them, so that one that does not fit the model
-is known then, and no request waits for a file.
+Clients see each adapter as a model of its own. Adapters are loaded before they are announced, so that one that does not fit the
+model is found then, and no request waits for a file.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from headrace.workers.errors import EngineError, EngineStartFailed, RequestInval
 
 ADAPTERS_ARG = "adapters"
 CONFIG = "adapter_config.json"
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
-_AGAIN = "\x1f"  # between an adapter's name and how often that name was loaded; no name has it
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
+_AGAIN = "\x1f"  # separates an adapter's name from the number of its earlier loads; no name has it
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`number` is vLLM's name for it, unique in one engine, from 1. `turn`: how often this name was loaded before."""
+    """A LoRA adapter. `number` is vLLM's id, unique in an engine, from 1. `turn`: earlier loads of this name."""
 
     name: str
     folder: str
@@ -44,12 +44,12 @@ class Adapter:
 
 
 def public_name(name: str | None) -> str | None:
-    """What clients call the adapter that vLLM knows by this name."""
+    """Return the clients' name of the adapter that vLLM knows by `name`."""
     return None if name is None else name.partition(_AGAIN)[0]
 
 
 def adapters_of(config: EngineConfig) -> dict[str, Adapter]:
-    """Raises EngineStartFailed naming what is wrong."""
+    """Read the adapters of the engine's settings. Raises EngineStartFailed with the reason."""
     given = config.args.get(ADAPTERS_ARG) or {}
     if not isinstance(given, Mapping):
         raise EngineStartFailed(
@@ -69,7 +69,7 @@ def adapters_of(config: EngineConfig) -> dict[str, Adapter]:
 
 
 def read_rank(name: str, folder: Path) -> int:
-    """Raises EngineError when this is no adapter."""
+    """Read an adapter's rank. Raises EngineError if the folder has no adapter."""
     path = folder / CONFIG
     try:
         rank = json.loads(path.read_bytes())["r"]
@@ -83,7 +83,7 @@ def read_rank(name: str, folder: Path) -> int:
 
 
 def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
-    """vLLM's settings for them: room for all at once, of the largest rank."""
+    """Return vLLM's settings for these adapters: room for all at once, of the largest rank."""
     if not adapters:
         return {}
     most = max(adapter.rank for adapter in adapters.values())
@@ -91,7 +91,7 @@ def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
 
 
 async def load_adapters(llm: Any, adapters: Mapping[str, Adapter]) -> None:
-    """Raises EngineStartFailed for the first that the engine does not take."""
+    """Load the adapters into the engine. Raises EngineStartFailed for the first that the engine refuses."""
     for adapter in adapters.values():
         try:
             await _add(llm, adapter)
@@ -109,7 +109,7 @@ async def _add(llm: Any, adapter: Adapter) -> None:
 
 
 class Adapters:
-    """Those of one running engine."""
+    """The adapters of a running engine."""
 
     def __init__(self, llm: Any, started_with: Mapping[str, Adapter], *, most_rank: int | None) -> None:
         """`most_rank`: None for an engine that was started without room for adapters."""
@@ -121,7 +121,7 @@ class Adapters:
 
     @property
     def changeable(self) -> bool:
-        """The engine has room for adapters."""
+        """Return whether the engine has room for adapters."""
         return self._most_rank is not None
 
     @property
@@ -129,7 +129,7 @@ class Adapters:
         return tuple(self._there)
 
     async def load(self, name: str, folder: str) -> None:
-        """Raises UnsupportedByEngine, EngineError."""
+        """Load an adapter; does nothing if it is loaded from this folder. Raises UnsupportedByEngine, EngineError."""
         if self._most_rank is None:
             raise UnsupportedByEngine("this vLLM was started without enable_lora")
         there = self._there.get(name)
@@ -147,17 +147,17 @@ class Adapters:
         self._there[name] = adapter
 
     async def unload(self, name: str) -> None:
-        """Fine when it is not there. Raises EngineError."""
+        """Unload an adapter; does nothing if it is not loaded. Raises EngineError."""
         adapter = self._there.pop(name, None)
         if adapter is None:
             return
         try:
-            await self._llm.remove_lora(adapter.number)  # false: vLLM had dropped it already, to make room for another one
+            await self._llm.remove_lora(adapter.number)  # The result is false if vLLM had dropped it already.
         except Exception as error:
             raise EngineError(f"vLLM cannot unload the adapter {name!r}: {error}") from error
 
     def request_of(self, name: str | None) -> Any:
-        """What a sequence hands to vLLM: None for the model itself. Raises RequestInvalid for an adapter that is not here."""
+        """Return vLLM's request for an adapter, None for the model itself. Raises RequestInvalid for an unknown adapter."""
         if name is None:
             return None
         adapter = self._there.get(name)

@@ -1,4 +1,4 @@
-"""Between our records and vLLM's: `Sequence` to prompt and `SamplingParams`, `RequestOutput` to `Output`.
+"""Converts `Sequence` to vLLM's prompt and `SamplingParams`, and vLLM's `RequestOutput` to `Output`.
 
 vLLM is imported inside the functions that build its objects, so that the other direction can be used and tested without it.
 """
@@ -30,7 +30,7 @@ TokenBytes = Callable[[int], bytes]
 
 
 def to_prompt(sequence: Sequence, model: Any = None) -> Any:
-    """The prompt as vLLM's renderer would give it, so that nothing is tokenised or templated again.
+    """Build the prompt as vLLM's renderer would, so that nothing is tokenised or templated again.
 
     `model` is vLLM's model config, needed for embeddings only. Raises RequestInvalid.
     """
@@ -42,7 +42,7 @@ def to_prompt(sequence: Sequence, model: Any = None) -> Any:
 
 
 def _embeds(sequence: Sequence, tensor: StoredTensor, model: Any) -> Any:
-    """Embeddings in the model's own type; tokens emitted by an earlier run follow as what they are."""
+    """Build a prompt of embeddings in the model's own type, followed by the tokens that an earlier run emitted."""
     import torch
     from vllm.inputs import embeds_input
 
@@ -65,14 +65,14 @@ def _embeds(sequence: Sequence, tensor: StoredTensor, model: Any) -> Any:
 
 
 def to_compute(sequence: Sequence) -> int:
-    """How many tokens of the prompt this engine will have to compute: of a fetched prompt the last one."""
+    """Return the number of prompt tokens that this engine will have to compute: one for a fetched prompt."""
     if sequence.handover is not None and sequence.handover.kind == "decode":
         return 1
     return len(sequence.token_ids) - sequence.expected_cached
 
 
 def to_sampling_params(sequence: Sequence, transfer: Mapping[str, Any] | None = None) -> Any:
-    """vLLM's `SamplingParams`, with `transfer` as its `kv_transfer_params`. Raises RequestInvalid."""
+    """Build vLLM's `SamplingParams`, with `transfer` as its `kv_transfer_params`. Raises RequestInvalid."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     _check_supported(sequence)
@@ -146,7 +146,7 @@ def _guided(guided: Mapping[str, Any] | None) -> Any:
 
 
 def translate_invalid(error: BaseException) -> RequestInvalid | None:
-    """RequestInvalid for an exception that vLLM raises because of the request itself, else None."""
+    """Return RequestInvalid for an exception that vLLM raises because of the request itself, else None."""
     from vllm.exceptions import VLLMClientError
 
     if not isinstance(error, VLLMClientError):
@@ -165,7 +165,7 @@ def to_output(
     local_hits: int | None = None,
     token_ids: list[int] | None = None,
 ) -> Output:
-    """One delta of one sequence. `eos` are the model's own end tokens: ending on them is a plain stop.
+    """Convert a delta of a sequence. `eos` are the model's own end tokens: ending on them is a plain stop.
 
     `token_ids`: the prompt as vLLM has it, where that is not the sequence's.
 
@@ -207,7 +207,7 @@ def to_output(
 
 
 def _times(metrics: Any) -> dict[str, float] | None:
-    """Of a hand-over: seconds in vLLM's queue, which is where blocks are waited for too, and from there to the first token."""
+    """Return a hand-over's seconds in vLLM's queue, including the wait for blocks, and from there to the first token."""
     if metrics is None or not metrics.first_token_ts:
         return None
     return {
@@ -217,7 +217,7 @@ def _times(metrics: Any) -> dict[str, float] | None:
 
 
 def _prefilled(output: Output, result: Any) -> Output:
-    """The whole answer of a prefill side: it is done, and here is what the decode side has to know."""
+    """Convert the answer of a prefill side: its end, and the parameters for the decode side."""
     reason = result.outputs[0].finish_reason
     params = result.kv_transfer_params
     if reason is None:
@@ -238,7 +238,7 @@ def to_logprobs(ids: list[int], positions: Any, top: int, token_bytes: TokenByte
 
 
 def to_prompt_logprobs(ids: list[int], positions: Any, top: int, token_bytes: TokenBytes) -> list[TokenLogprob | None]:
-    """The same for a prompt, with the rank of each token; vLLM says nothing of the first one."""
+    """Convert the positions of a prompt, with the rank of each token; vLLM has none for the first one."""
     return [
         None if position is None else _logprob(token, position, top, token_bytes, rank=position[token].rank or 0)
         for token, position in zip(ids, positions, strict=True)

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM behind the engine protocol.
+"""Implements the engine protocol with vLLM's AsyncLLM.
 
 vLLM runs its core and its workers as processes of their own; this object is the client end in the worker process.  Ids go in,
 ids come out (`detokenize=False`).  A dead core cannot be restarted inside this process: `died` returns and the worker must end.
@@ -54,7 +54,7 @@ _DEATH_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports
 
 
 class VllmEngine:
-    """One vLLM engine. Started once, stopped once."""
+    """A vLLM engine. Started once, stopped once."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
@@ -94,12 +94,12 @@ class VllmEngine:
 
     @property
     def offer(self) -> MediaSupport:
-        """Which media it takes. Raises EngineDead."""
+        """Return the media that the engine accepts. Raises EngineDead."""
         return self._alive()[0].offer
 
     @property
     def llm(self) -> Any:
-        """vLLM's own object, for the parsers. Raises EngineDead."""
+        """Return vLLM's own object, for the parsers. Raises EngineDead."""
         return self._alive()[0].llm
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
@@ -206,7 +206,7 @@ class VllmEngine:
         return made.given
 
     def _forget_media(self, run: EngineRequest) -> None:
-        """vLLM has processed its items, and its core may not have got them."""
+        """Drop the items of a request from vLLM's cache: vLLM has processed them, but its core may not have got them."""
         if self._media is not None and run.prompt_tokens is not None:
             self._media.forget(run.sequence)
 
@@ -222,7 +222,7 @@ class VllmEngine:
         await self._abort(runs)
 
     async def _abort(self, runs: Seq[EngineRequest]) -> None:
-        """End runs in vLLM that are closed on our side."""
+        """Abort requests in vLLM that are closed here."""
         if self._started is None or self._exchange is None:
             return
         for run in runs:
@@ -272,7 +272,7 @@ class VllmEngine:
             self._kv = None
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
-        """vLLM's engines find each other by the parameters of a hand-over."""
+        """Do nothing: vLLM's engines find each other by the parameters of a hand-over."""
 
     async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
         self._alive()[2].release(sequence_id, params)
@@ -363,7 +363,7 @@ class VllmEngine:
         self._meter.gone(sequence_id)
 
     def _failed(self, run: EngineRequest, error: Exception) -> Output | None:
-        """What a sequence that vLLM ended with an exception gets: nothing if the whole engine is dead, `died` says that."""
+        """Return the output for a sequence that vLLM ended with an exception, or None if the whole engine is dead."""
         translated = self._translate(error)
         if isinstance(translated, EngineDead):
             return None

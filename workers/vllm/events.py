@@ -1,4 +1,4 @@
-"""vLLM's KV events: its wire format in ours.
+"""Translates vLLM's KV events from its wire format.
 
 vLLM publishes one batch per scheduler step over ZeroMQ: topic, sequence number (8 bytes, big endian, from 0 at its start) and
 msgpack `[time, [event, …], rank]`, an event being a map with its class name under `type`.  Unknown fields are ignored; a batch
@@ -30,7 +30,7 @@ Hash = int | bytes
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStored"):
-    """Blocks of one group that follow each other are cached now."""
+    """Consecutive blocks of one group were stored in the cache."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
@@ -43,7 +43,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStore
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved"):
-    """These are not any more."""
+    """Blocks were removed from the cache."""
 
     block_hashes: list[Hash]
     medium: str | None = None
@@ -51,7 +51,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemo
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):
-    """Nothing is."""
+    """The cache was cleared."""
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -64,7 +64,7 @@ _decoder = msgspec.msgpack.Decoder(_Batch)
 
 
 def read_batch(number: int, payload: bytes) -> KvBatch:
-    """One step's events. An unreadable one becomes `cleared`: from there on nothing that was known can be relied on."""
+    """Read the events of a step. An unreadable batch becomes `cleared`, because the known state is unreliable after it."""
     try:
         return KvBatch((_event(event) for event in _decoder.decode(payload).events), number)
     except (msgspec.DecodeError, ValueError) as error:
@@ -106,14 +106,14 @@ def _tier(medium: str | None) -> Tier:
 
 
 def _number(hash_: Hash) -> int:
-    """As vLLM itself shortens its digests: the low 64 bits."""
+    """Return the low 64 bits of a digest, as vLLM itself shortens it."""
     return (hash_ if isinstance(hash_, int) else int.from_bytes(hash_, "big")) & _U64
 
 
 def _extra(
     keys: list[list[Any] | None], adapter: str | None, *, first: bool
 ) -> tuple[str | None, list[tuple[tuple[int, int], ...]], bool]:
-    """(salt, media per block, whether the token ids say all that the blocks hold)."""
+    """Return (salt, media per block, whether the token ids give the whole content of the blocks)."""
     salt: str | None = None
     media: list[tuple[tuple[int, int], ...]] = []
     readable = True
@@ -127,7 +127,7 @@ def _extra(
             if isinstance(key, str) and first and number == 0:
                 salt = key
             elif not isinstance(key, list | tuple):
-                readable = False  # embeddings in place of tokens: no prompt of ids can have this block
+                readable = False  # The block has embeddings in place of tokens, so no prompt of ids can have it.
     return salt, media if any(media) else [], readable
 
 
@@ -139,7 +139,7 @@ def _items(keys: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def media_digest(identifier: str) -> int:
-    """The 64-bit digest of a media item by the identifier that vLLM was given for it: 16 hex digits, or any text's hash."""
+    """Return the 64-bit digest of a media item from its identifier: 16 hex digits, or the hash of any other text."""
     if len(identifier) == 16:
         try:
             return int(identifier, 16)

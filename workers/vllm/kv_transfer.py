@@ -1,4 +1,4 @@
-"""A started engine's dealings with other engines: sequences that come from them, and blocks that wait for them."""
+"""Handles the KV transfers of a started engine: sequences that fetch blocks, and blocks that are offered."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from headrace.workers.vllm.remote_fetches import Fetches
 
 _log = structlog.get_logger()
 
-POLL_S = 1.0  # how often sequences that wait for blocks are looked at, while there are any
-_LOOKS = 2  # vLLM tells its workers of an abort one step later
-_RELEASES = 4096  # waiting to be passed on: an engine offers far fewer prompts than that
+POLL_S = 1.0  # seconds between two checks of sequences that wait for blocks
+_LOOKS = 2  # vLLM notifies its workers of an abort one step later.
+_RELEASES = 4096  # most releases that wait to be passed on: an engine offers far fewer prompts than that
 _LET_GO_TRIES = 20
 _LET_GO_PAUSE_S = 0.05
-_RPC_TIMEOUT_S = 60.0  # a step with long prompts may be in the way
+_RPC_TIMEOUT_S = 60.0  # A step with long prompts may delay a call.
 _NEEDED = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 
 
 class VllmKvTransfer:
-    """Of an engine that may have no connector at all: then it refuses everything. Used on the event loop only."""
+    """The KV transfers of an engine. Without a connector it refuses every hand-over. Used on the event loop only."""
 
     def __init__(
         self, llm: Any, transfer: ConnectorChoice | None, *, block_size: int, stalled: Callable[[str, str], Awaitable[None]]
     ) -> None:
-        """`stalled` is told the id of a sequence whose blocks do not come, and why; it is to abort it."""
+        """`stalled` gets the id of a sequence whose blocks do not come, and the reason, and aborts the sequence."""
         self._llm = llm
         self._transfer = transfer
         self._block_size = block_size
         self._stalled = stalled
         self._fetches = Fetches(lease_s=transfer.lease_s if transfer else 0.0)
-        self._fetching: dict[str, str] = {}  # request id of a sequence without a token: its own id
+        self._fetching: dict[str, str] = {}  # by request id: the ids of fetching sequences without a token
         self._local_hits: dict[str, int] = {}
-        self._unstarted: dict[str, int] = {}  # fetches that were aborted, perhaps before they began; looks still to come
+        self._unstarted: dict[str, int] = {}  # fetches that were aborted, perhaps before they began, with the checks left
         self._work = asyncio.Event()
         self._releases: asyncio.Queue[tuple[str, Mapping[str, Any] | None]] = asyncio.Queue(_RELEASES)
         self._tasks: list[asyncio.Task[None]] = []
@@ -60,7 +60,7 @@ class VllmKvTransfer:
         return DisaggStyle.PARAMS if self._transfer else DisaggStyle.NONE
 
     def admit(self, sequence: Sequence) -> tuple[str, dict[str, Any] | None]:
-        """The request id for vLLM and its `kv_transfer_params`. Raises UnsupportedByEngine, TransferFailed."""
+        """Return the request id for vLLM and its `kv_transfer_params`. Raises UnsupportedByEngine, TransferFailed."""
         asked = sequence.handover
         if asked is None:
             return sequence.id, None
@@ -77,38 +77,38 @@ class VllmKvTransfer:
         return transfer_params.base_id(params["remote_request_id"]), params
 
     def began(self, request_id: str, sequence: Sequence) -> None:
-        """vLLM is about to get this sequence; if it is to fetch blocks, it is looked after from now on."""
+        """Record a sequence that is about to be submitted. One that fetches blocks is watched from now on."""
         if sequence.handover is not None and sequence.handover.kind == "decode":
             self._fetching[request_id] = sequence.id
             self._fetches.began(request_id)
             self._work.set()
 
     def arrived(self, request_id: str) -> int | None:
-        """It has its first output or has ended. Returns how much of a fetched prompt was in the local cache, in tokens."""
+        """Record the first output or the end of a sequence. Returns the tokens of a fetched prompt in the local cache."""
         self._fetches.ended(request_id)
         if self._fetching.pop(request_id, None) is None:
             return None
         return self._local_hits.pop(request_id, 0)
 
     def aborted(self, request_id: str, sequence: Sequence) -> None:
-        """It was aborted in vLLM."""
+        """Record that a sequence was aborted in vLLM."""
         if request_id in self._fetching:
             self._unstarted[request_id] = _LOOKS
         self._fetches.aborted(request_id)
         self.arrived(request_id)
         if sequence.handover is not None and sequence.handover.kind == "prefill":
-            self.release(sequence.id, None)  # it may have been done a moment ago
+            self.release(sequence.id, None)  # The prefill may have ended a moment ago.
         self._work.set()
 
     def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        """As `Engine.release`, done between two steps: nobody has to wait for it."""
+        """Release blocks as `Engine.release` does, between two steps, without waiting."""
         if not self._tasks:
             return
         try:
             self._releases.put_nowait((sequence_id, None if params is None else transfer_params.reachable(params)))
         except TransferFailed as error:
             _log.warning("engine.release_unreadable", sequence=sequence_id, error=str(error))
-        except asyncio.QueueFull:  # the lease ends all the same, only later
+        except asyncio.QueueFull:  # The lease ends anyway, only later.
             _log.warning("engine.release_left_out", sequence=sequence_id)
 
     async def close(self) -> None:
@@ -157,7 +157,7 @@ class VllmKvTransfer:
                     receiving[request_id] = receiving.get(request_id, True) and reachable
             for request_id, reason in self._fetches.look(receiving).items():
                 sequence_id = self._fetching.get(request_id)
-                if sequence_id is None:  # it has ended meanwhile
+                if sequence_id is None:  # The sequence has ended meanwhile.
                     continue
                 _log.warning("engine.fetch_stalled", sequence=sequence_id, reason=reason)
                 await self._stalled(sequence_id, reason)
@@ -171,7 +171,7 @@ class VllmKvTransfer:
             return list(await self._llm.collective_rpc(method, args=args))
 
     def _listen_for_hits(self) -> None:
-        """What was in the local cache is in vLLM's inner records only: its outputs count fetched tokens as cached."""
+        """Read local cache hits from vLLM's inner records, because its outputs count fetched tokens as cached."""
         processor = self._llm.output_processor
         process = processor.process_outputs
 

@@ -1,4 +1,4 @@
-"""How busy vLLM is, from what its scheduler says after every step."""
+"""Measures vLLM's load from the statistics that its scheduler reports after every step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from headrace.workers.engine import Load
 
 
 class LoadMeter:
-    """Remembers the scheduler's last words. `factory()` is what vLLM takes as a stat logger.
+    """Keeps the scheduler's last statistics. `factory()` returns the stat logger for vLLM.
 
-    vLLM does not tell how much of the prompts inside is still to be computed, so that is kept here: what was submitted and has
-    no token yet, less what the cache is expected to have, less what the steps since have computed of it.
+    vLLM does not report how many prompt tokens are still to be computed, so they are counted here: the tokens of submitted
+    sequences without a token, less those expected in the cache, less those that the steps since have computed.
     """
 
     def __init__(self) -> None:
-        self.holds = False  # whether blocks may stay taken without a sequence inside: on offer, or waiting to be written
+        self.holds = False  # whether blocks may stay in use without a sequence: offered, or waiting to be written
         self.running = 0
         self.waiting = 0
         self.cache_usage = 0.0
@@ -26,11 +26,11 @@ class LoadMeter:
         self._last: float | None = None
         self._queue: dict[str, int] = {}  # prompt tokens to be computed, by sequence without a token
         self._queued = 0
-        self._computed = 0  # … of these, by steps so far
+        self._computed = 0  # those of `_queued` that steps have computed so far
         self._settled = 0  # computed for sequences that got their first token in the step that is being reported
 
     def note(self, stats: Any) -> None:
-        """Take one step's `SchedulerStats`. The time between two steps of a busy engine is the time a step takes."""
+        """Record a step's `SchedulerStats`. The time between two steps of a busy engine is the duration of a step."""
         now = time.monotonic()
         details = stats.iteration_details
         if details is not None:
@@ -49,27 +49,27 @@ class LoadMeter:
         self._last = now if self.running else None
 
     def queued(self, sequence_id: str, tokens: int) -> None:
-        """A sequence was submitted; so many of its tokens will have to be computed."""
+        """Record a submitted sequence, of which `tokens` have to be computed."""
         if not self._queue:
             self._computed = self._settled = 0
         self._queue[sequence_id] = tokens
         self._queued += tokens
 
     def prefilled(self, sequence_id: str, computed: int) -> None:
-        """It has its first token; so many were computed for it."""
+        """Record the first token of a sequence, for which `computed` tokens were computed."""
         if self.gone(sequence_id):
             self._settled += computed
 
     def gone(self, sequence_id: str) -> bool:
-        """It is not queued any more; True if it was."""
+        """Remove a sequence from the queue. Returns whether it was queued."""
         tokens = self._queue.pop(sequence_id, None)
         self._queued -= tokens or 0
         return tokens is not None
 
     def read(self, *, mine: int, blocks: int) -> Load:
-        """`mine` is how many sequences are known to be in the engine: an idle one makes no steps, its last words grow old.
+        """Return the load. `mine` is the number of sequences in the engine, as the last statistics of an idle one are stale.
 
-        One that holds blocks for others goes on making steps until they are free, so what it says of blocks is true.
+        An engine that holds blocks for others makes steps until they are free, so its number of used blocks is current.
         """
         if mine == 0:
             self._last = None
@@ -93,7 +93,7 @@ class LoadMeter:
 
         class StepListener(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped to us
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                """vLLM constructs it; there is nothing to keep."""
+                """Accept vLLM's arguments, of which none is needed."""
 
             def record(
                 self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -102,6 +102,6 @@ class LoadMeter:
                     meter.note(scheduler_stats)
 
             def log_engine_initialized(self) -> None:
-                """Nothing to say: the worker logs its own start."""
+                """Log nothing: the worker logs its own start."""
 
         return StepListener

@@ -1,4 +1,4 @@
-"""Images, videos and sounds for vLLM: from the items of a job to a prompt as vLLM's renderer gives it.
+"""Turns images, videos and sounds of a job into a prompt as vLLM's renderer gives it.
 
 In our prompt an item is already as long as it will be, where the card could say so.  vLLM wants one placeholder per item and
 makes it longer itself, so each span is taken back to its placeholder; what vLLM makes of it is then compared with what we had.
@@ -36,7 +36,7 @@ Kind = Literal["image", "video", "audio"]
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One item of a job, as `Generation.media` has it. `param` is where it stood in the client's request."""
+    """A media item of a job, as `Generation.media` has it. `param` is its place in the client's request."""
 
     kind: Kind
     digest: Annotated[int, msgspec.Meta(ge=0)]
@@ -48,13 +48,13 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As vLLM is told (`multi_modal_uuids`) and as it comes back in KV events."""
+        """Return vLLM's name of the item (`multi_modal_uuids`), which its KV events have, too."""
         return f"{self.digest:016x}"
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
-    """`given` is for `AsyncLLM.add_request`; the prompt has `tokens` tokens, those emitted by an earlier run not counted."""
+    """A prompt for `AsyncLLM.add_request` (`given`). `tokens` is its length without tokens emitted by an earlier run."""
 
     given: Any
     token_ids: list[int]
@@ -62,7 +62,7 @@ class MediaPrompt:
 
 
 def items_of(sequence: Sequence) -> list[Item]:
-    """In the order of the prompt. Raises RequestInvalid when one is not as it should be."""
+    """Read the items in the order of the prompt. Raises RequestInvalid for an invalid one."""
     items = []
     end = 0
     for number, given in enumerate(sequence.media):
@@ -84,7 +84,7 @@ def items_of(sequence: Sequence) -> list[Item]:
 
 
 def with_placeholders(token_ids: Seq[int], items: Seq[Item], slots: Mapping[str, MediaSlot]) -> list[int]:
-    """One placeholder in place of each item's span."""
+    """Replace each item's span by one placeholder."""
     ids: list[int] = []
     at = 0
     for item in items:
@@ -96,7 +96,7 @@ def with_placeholders(token_ids: Seq[int], items: Seq[Item], slots: Mapping[str,
 
 
 def check_kinds(items: Seq[Item], offer: MediaSupport) -> None:
-    """Raises UnsupportedByEngine for the first item that this engine does not take, with the reason where there is one."""
+    """Raise UnsupportedByEngine for the first item of a kind that this engine does not accept, with the reason if known."""
     for item in items:
         if item.kind in offer.slots:
             continue
@@ -105,7 +105,7 @@ def check_kinds(items: Seq[Item], offer: MediaSupport) -> None:
 
 
 class MediaReader:
-    """Decodes items in threads of its own, and has vLLM process them beside its event loop."""
+    """Decodes items in threads of its own, and has vLLM process them without blocking the event loop."""
 
     def __init__(self, llm: Any, offer: MediaSupport) -> None:
         self._llm = llm
@@ -116,7 +116,7 @@ class MediaReader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def prompt(self, sequence: Sequence) -> MediaPrompt:
-        """Raises RequestInvalid naming the part, and UnsupportedByEngine naming what is missing."""
+        """Build the prompt of a sequence. Raises RequestInvalid naming the part, UnsupportedByEngine naming what is missing."""
         if sequence.handover is not None:
             raise UnsupportedByEngine("blocks of prompts with media are not handed over", param="messages")
         began_s = time.perf_counter()
@@ -139,7 +139,7 @@ class MediaReader:
         return MediaPrompt(given, whole, len(made))
 
     def forget(self, sequence: Sequence) -> None:
-        """It did not reach the engine, which may lack its items: whoever has them next must bring their bytes, too."""
+        """Drop the items of a sequence that did not reach the engine from vLLM's cache: its core may lack their bytes."""
         cache = self._llm.renderer.mm_processor_cache
         if cache is not None:
             for item in items_of(sequence):
@@ -169,7 +169,7 @@ class MediaReader:
         return given
 
     def _compare(self, sequence: Sequence, items: Seq[Item], made: list[int]) -> None:
-        """Other tokens than the card promised do no harm to answers, but routers look for blocks that nobody has."""
+        """Log tokens that differ from the card's: answers stay right, but routers look for blocks that no worker has."""
         if not all(self._offer.slots[item.kind].tokens for item in items):
             return
         if made != sequence.token_ids[: sequence.prompt_tokens]:
@@ -178,7 +178,7 @@ class MediaReader:
 
 
 def _readers(model: Any) -> dict[str, Callable[[], Any]]:
-    """vLLM's own readers, as its server would set them up."""
+    """Return vLLM's own readers, set up as its server does."""
     from vllm.multimodal.media.audio import AudioMediaIO
     from vllm.multimodal.media.image import ImageMediaIO
     from vllm.multimodal.media.video import VideoMediaIO
@@ -204,7 +204,7 @@ def _readers(model: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _decoded(item: Item, reader: Any) -> Any:
-    """Raises RequestInvalid for bytes that are not what they seemed to be, UnsupportedByEngine where a decoder is missing."""
+    """Decode an item. Raises RequestInvalid for unreadable bytes, UnsupportedByEngine if a decoder is missing."""
     try:
         return reader.load_bytes(item.data)
     except ImportError as error:
@@ -222,9 +222,9 @@ def _most_pixels() -> int:
 
 
 def check_pixels(items: Seq[Item], *, most: int) -> None:
-    """The images of a request may have as many pixels in all as vLLM allows for one of them (0: any number).
+    """Check that the images of a request have at most `most` pixels in all, vLLM's limit for one image (0: no limit).
 
-    Read from their heads, before anything is unpacked.  Raises RequestInvalid.
+    The sizes are read from the images' heads, before any is unpacked. Raises RequestInvalid.
     """
     if most <= 0:
         return

@@ -1,8 +1,8 @@
-"""Which media a started vLLM takes, and how they stand in prompts: what the model's card says of them.
+"""Finds out which media a started vLLM accepts and which tokens they become, for the model's card.
 
-vLLM knows how many tokens an item becomes, and nobody else: it depends on the family and often on the item's size.  So it is
-asked: a placeholder and an image of each of several sizes are put through vLLM's own processor, and if what comes out is always
-the same, the card says so and an ingress can name the blocks of such a prompt.
+Only vLLM knows how many tokens an item becomes: that depends on the model family and often on the item's size. So a placeholder
+and images of several sizes are put through vLLM's own processor; if the result is always the same, the card has it, and an
+ingress can compute the block hashes of such a prompt.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from headrace.broker.models.cards import MediaSlot
 _log = structlog.get_logger()
 
 KINDS = ("image", "video", "audio")
-SAMPLE_TOKENS = 4096  # about what a sample of a video or a sound may become
+SAMPLE_TOKENS = 4096  # most tokens, roughly, of a sample video or sound
 SIZES = ((336, 336), (448, 224), (1344, 896), (96, 640))  # pixels: small and large, upright and lying
 _DECODERS = {"video": ("cv2", "torchcodec"), "audio": ("torchcodec", "soundfile", "av")}  # any of them will do
 _FROM = {"cv2": "opencv-python-headless"}  # the package, where it has another name than the module
 
 
 class NotOffered(Exception):
-    """This kind cannot be served; the text says why."""
+    """A kind of media cannot be served; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSupport:
-    """What is taken, and of what the model would take what is not, and why."""
+    """The accepted kinds of media, and the kinds that the model accepts but the worker does not, with the reasons."""
 
     slots: Mapping[str, MediaSlot] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ NO_MEDIA = MediaSupport()
 
 
 async def offered_media(llm: Any) -> MediaSupport:
-    """Ask the processor of a started `AsyncLLM`. Kinds that the model takes and we do not are logged with the reason."""
+    """Try the processor of a started `AsyncLLM`. Kinds that only the model accepts are logged with the reason."""
     renderer, model = llm.renderer, llm.model_config
     processor = renderer.mm_processor
     if processor is None:
@@ -63,7 +63,7 @@ async def offered_media(llm: Any) -> MediaSupport:
 
 
 def missing_decoder(kind: str) -> str | None:
-    """What to install so that items of this kind can be decoded; None if nothing is missing."""
+    """Return what to install to decode items of this kind, or None if nothing is missing."""
     modules = _DECODERS.get(kind, ())
     if not modules or any(find_spec(module) is not None for module in modules):
         return None
@@ -71,7 +71,7 @@ def missing_decoder(kind: str) -> str | None:
 
 
 async def _slot(llm: Any, kind: str) -> MediaSlot:
-    """Raises NotOffered."""
+    """Build the card's entry for a kind. Raises NotOffered."""
     if llm.model_config.is_encoder_decoder:
         raise NotOffered("models with an encoder for prompts are not served with media")
     if (missing := missing_decoder(kind)) is not None:
@@ -93,7 +93,7 @@ async def _slot(llm: Any, kind: str) -> MediaSlot:
 
 
 def _placeholder(llm: Any, kind: str) -> str:
-    """What vLLM's server would write for an item where the template does not."""
+    """Return the text that vLLM's server writes for an item if the template does not. Raises NotOffered."""
     from vllm.model_executor.model_loader import get_model_cls
 
     try:
@@ -123,7 +123,7 @@ async def _rendered(llm: Any, ids: list[int], kind: str, item: Any) -> Any:
 
 
 def expansion(given: list[int], made: Mapping[str, Any], kind: str) -> tuple[int, list[int]]:
-    """(the placeholder's token, what became of it). Raises NotOffered unless exactly one token became the item."""
+    """Return (the placeholder's token, its replacement). Raises NotOffered unless exactly one token was replaced."""
     places, ids = made["mm_placeholders"].get(kind) or [], list(made["prompt_token_ids"])
     if len(places) != 1:
         raise NotOffered(f"one item has {len(places)} places in the prompt")

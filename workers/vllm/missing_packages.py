@@ -1,4 +1,4 @@
-"""What vLLM's code for a model needs and does not find. vLLM itself says only that the model "failed to be inspected"."""
+"""Finds the package that vLLM's code for a model lacks. vLLM itself reports only that the model "failed to be inspected"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TORCHVISION = "torchvision"
 
 
 def missing_code(complaint: str) -> str | None:
-    """A better text for a complaint of vLLM's about code that it cannot import; None for any other complaint."""
+    """Return a better text for vLLM's error about code that it cannot import, or None for any other error."""
     found = _UNINSPECTED.search(complaint)
     if found is None:
         return None
@@ -38,7 +38,7 @@ def _why_not(architecture: str) -> str | None:
 
 
 def explained(error: ImportError) -> str:
-    """What to install, without the CUDA build that a package index gives by default."""
+    """Return what to install, without the CUDA build that a package index gives by default."""
     if error.name is None:
         return str(error)
     module = error.name.partition(".")[0]

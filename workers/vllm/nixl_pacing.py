@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 PAUSE_US = 200
-"""How long the thread sleeps between two looks. So much later is a transfer or a notice seen; it takes milliseconds anyway."""
+"""Microseconds that the thread sleeps between two polls, by which transfers are seen later; they take milliseconds anyway."""
 
 
 def pace_nixl() -> bool:
@@ -29,7 +29,7 @@ def pace_nixl() -> bool:
         return False
 
     class Paced(config):  # type: ignore[misc]  # known at run time only
-        """Takes no delay but ours."""
+        """A config that keeps Headrace's delay."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -41,10 +41,10 @@ def pace_nixl() -> bool:
 
         @pthrDelay.setter
         def pthrDelay(self, value: object) -> None:  # noqa: N802
-            """Stays as it is."""
+            """Ignore the value."""
 
     class PacedBindings:
-        """The bindings, with that config."""
+        """The bindings with the paced config."""
 
         nixlAgentConfig = Paced  # noqa: N815 - NIXL's name
 

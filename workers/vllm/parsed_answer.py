@@ -1,4 +1,4 @@
-"""One answer through vLLM's parser: streamed by `parse_delta`, one token at a time, or taken apart as a whole by `parse`."""
+"""Parses an answer with vLLM's parser: streamed by `parse_delta`, one token at a time, or as a whole by `parse`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Plan(Protocol):
-    """What an answer has to know of its request; `request` is vLLM's."""
+    """The request of an answer, as its reader needs it; `request` is vLLM's."""
 
     parsing: Parsing
     request: Any
@@ -30,7 +30,7 @@ class Plan(Protocol):
 
 
 class Lead:
-    """The content before a mark, as far as it is certain. A lone blank may still be dropped."""
+    """Releases the content before a mark as far as it is certain. A lone blank may still be dropped."""
 
     __slots__ = ("_begun", "_held", "_mark", "_over")
 
@@ -40,7 +40,7 @@ class Lead:
         self._begun = self._over = False
 
     def push(self, text: str) -> str:
-        """What may be handed out now."""
+        """Return the content that is certain now."""
         if self._over:
             return ""
         before, mark, _ = (self._held + text).partition(self._mark)
@@ -55,7 +55,7 @@ class Lead:
 
 
 class AnswerReader:
-    """See `headrace.workers.parsing.interface.AnswerParser`."""
+    """Reads an answer. Implements `headrace.workers.parsing.interface.AnswerParser`."""
 
     __slots__ = ("_choice", "_ids", "_lead", "_parser", "_plan", "_request_id", "_said", "_text", "_tokens", "called")
 
@@ -124,14 +124,14 @@ class AnswerReader:
         return parts
 
     def _identity(self, index: int, given: str | None) -> str | None:
-        """Told once, with the first piece of a call."""
+        """Return the id of a call with its first piece, later None."""
         if index in self._ids:
             return None
         self._ids[index] = stable_call_id(given, self._request_id, self._choice, index)
         return self._ids[index]
 
     def _whole(self) -> tuple[OutputParts, Any]:
-        """What vLLM's parser makes of the whole answer, and that parser."""
+        """Parse the whole answer. Returns its parts and the parser."""
         said, text = OutputParts(), "".join(self._text)
         parser = self._plan.fresh()
         if parser is None:
@@ -153,7 +153,7 @@ class AnswerReader:
         return said, parser
 
     def _led(self, text: str) -> list[Part]:
-        """The content that is certain although the answer is taken apart at its end."""
+        """Return the content that is certain although the answer is parsed at its end."""
         content = self._lead.push(text) if self._lead is not None else ""
         if not content:
             return []
@@ -170,17 +170,17 @@ class AnswerReader:
         return parts
 
     def _settled(self) -> list[Part]:
-        """What is missing for the streamed answer to be the whole one; how that went is counted."""
+        """Return the parts that complete the streamed answer to the whole one, and count the outcome."""
         try:
             whole, _ = self._whole()
-        except Exception as error:  # the client has its answer already
+        except Exception as error:  # The client has its answer already.
             metrics.PARSED.labels("differs").inc()
             log.warning("parser.whole_failed", request=self._request_id, error=repr(error))
             return []
         return self._rest_of(whole)
 
     def _rest_of(self, whole: OutputParts) -> list[Part]:
-        """What was not said yet."""
+        """Return the parts that were not returned yet, and count the outcome."""
         outcome, missing = reconcile(self._said, whole)
         metrics.PARSED.labels(outcome).inc()
         if outcome == "differs":

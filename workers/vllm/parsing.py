@@ -1,4 +1,4 @@
-"""vLLM's own parsers for tool calls and reasoning, behind `headrace.workers.parsing.interface`.
+"""Implements `headrace.workers.parsing.interface` with vLLM's own parsers for tool calls and reasoning.
 
 They are used as vLLM's chat server uses them, so that every model family works here on the day vLLM supports it: the same
 class that combines both kinds, the same adjustment of the request, streamed answers by `parse_delta`, one token at a time, and
@@ -40,7 +40,7 @@ LATE_REASONING = frozenset({"granite"})
 
 
 class VllmParserFamily:
-    """See `headrace.workers.parsing.selection.ParserFamily`."""
+    """Implements `headrace.workers.parsing.selection.ParserFamily`."""
 
     def known(self, model: str) -> ParserNames:
         prepare_environment(EngineConfig(model=model, served_name=model), os.environ)
@@ -129,7 +129,7 @@ def _harmony_vocabulary() -> None:
 
 
 class VllmParsers:
-    """See `headrace.workers.parsing.interface.ParserSet`. `model_config` is vLLM's own, or None."""
+    """Implements `headrace.workers.parsing.interface.ParserSet`. `model_config` is vLLM's own, or None."""
 
     def __init__(self, tokenizer: Any, model_config: Any, *, tool: str | None, reasoning: str | None) -> None:
         self.tool, self.reasoning = tool, reasoning
@@ -141,7 +141,7 @@ class VllmParsers:
         self._forced = self._class if tool is not None or model_type == HARMONY else self._forcing()
 
     def _forcing(self) -> Any:
-        """For calls that must be made although no parser is set: vLLM's base class has them written as plain JSON."""
+        """Build the parser for forced calls without a set parser: vLLM's base class has them written as plain JSON."""
         from vllm.parser.abstract_parser import DelegatingParser
         from vllm.tool_parsers import ToolParser
 
@@ -173,7 +173,7 @@ class VllmParsers:
 
 
 def _late_reasoning(tokenizer: Any, *, tool: str | None, reasoning: str | None) -> bool:
-    """Whether this reasoning parser must see the whole answer.
+    """Return whether a reasoning parser must see the whole answer.
 
     Streamed, that of hunyuan_a13b compares ids with those of its own vocabulary, and that of inkling leaves the last mark to
     the tool parser of that name.
@@ -189,7 +189,7 @@ def _message(error: Exception) -> str:
 
 
 def _request(parsing: Parsing, generation: Generation) -> dict[str, Any]:
-    """As much of the chat request as the parsers look at."""
+    """Build the part of the chat request that the parsers read."""
     request: dict[str, Any] = {
         "messages": _history(parsing.calls_before),
         "include_reasoning": parsing.reasoning,
@@ -206,7 +206,7 @@ def _request(parsing: Parsing, generation: Generation) -> dict[str, Any]:
 
 
 def _history(calls: int) -> list[dict[str, Any]]:
-    """A conversation with so many calls in it: some families number theirs through all of it."""
+    """Build a conversation with `calls` calls in it, because some families number calls through the conversation."""
     made = [{"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(calls)]
     user = {"role": "user", "content": ""}
     return [user, {"role": "assistant", "content": "", "tool_calls": made}, user] if made else [user]
@@ -247,7 +247,7 @@ class VllmPlan:
         self.requirements = ParseRequirements()
 
     def adjust(self, generation: Generation) -> None:
-        """Find out what the engine has to be asked for."""
+        """Determine the requirements for the engine."""
         parser = self.fresh()
         if parser is None:
             self.requirements = ParseRequirements(guided=generation.guided, skip_special_tokens=generation.skip_special_tokens)
@@ -279,7 +279,7 @@ class VllmPlan:
         )
 
     def fresh(self) -> Any:
-        """A new parser of vLLM's."""
+        """Create a parser of vLLM's, or return None if there is nothing to parse."""
         factory = self._factory
         if factory.make is None:
             return None
@@ -295,7 +295,7 @@ class VllmPlan:
 
 
 def _guided(request: Any) -> dict[str, Any] | None:
-    """The structured output that it asks for now, in our words."""
+    """Return the structured output that the request now requires, in Headrace's form."""
     params = request.extract_structured_outputs()
     if params is None:
         return None

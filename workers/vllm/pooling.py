@@ -1,7 +1,7 @@
-"""vLLM as a pooling engine: embeddings, classes and scores of pairs.
+"""Runs vLLM as a pooling engine: embeddings, classes and scores of pairs.
 
-vLLM decides by itself whether a model generates or pools (`runner="auto"`); what has to be known before it starts is guessed
-from the model's files, and a wrong guess costs KV events, nothing else.
+vLLM decides by itself whether a model generates or pools (`runner="auto"`). Before it starts the answer is guessed from the
+model's files; a wrong guess costs only KV events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TASKS = {"embedding": "embed", "score": "classify", "classify": "classify"}
 
 
 def pools(config: EngineConfig) -> bool:
-    """Whether vLLM will make vectors of this model, as far as settings and files tell."""
+    """Return whether vLLM will pool with this model, as far as settings and files tell."""
     runner = config.args.get("runner", "auto")
     if runner != "auto":
         return bool(runner == "pooling")
@@ -46,7 +46,7 @@ def _read(path: Path) -> bytes:
 
 
 def pooling_kinds(model: Any, tasks: tuple[str, ...]) -> tuple[str, ...]:
-    """What a started vLLM that does not generate can answer. Raises EngineStartFailed when it is nothing we serve."""
+    """Return the kinds that a started pooling vLLM can serve. Raises EngineStartFailed if Headrace serves none of them."""
     task = model.get_pooling_task(tasks)
     if task == "embed":
         return ("embedding",)
@@ -56,7 +56,7 @@ def pooling_kinds(model: Any, tasks: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _scores_pairs(model: Any) -> bool:
-    """One class, and the tokenizer alone knows how two texts are joined."""
+    """Return whether the model scores pairs: it has one class, and its tokenizer alone joins the two texts."""
     if getattr(model.hf_config, "num_labels", 0) != 1 or not model.use_sep_token:
         return False
     from vllm.model_executor.model_loader import get_model_cls
@@ -66,13 +66,13 @@ def _scores_pairs(model: Any) -> bool:
 
 
 def class_labels(model: Any) -> tuple[str, ...]:
-    """The names of the classes, by number; empty where the model has none."""
+    """Return the names of the classes, by number; empty for a model without names."""
     names: Mapping[int, str] = getattr(model.hf_config, "id2label", None) or {}
     return tuple(str(names[i]) for i in range(len(names))) if set(names) == set(range(len(names))) else ()
 
 
 class VllmPooling:
-    """The inputs inside one vLLM."""
+    """Runs the inputs of a pooling vLLM."""
 
     def __init__(self, llm: Any, kinds: tuple[str, ...], meter: LoadMeter, translate: Callable[[BaseException], BaseException]):
         self._llm = llm
@@ -80,13 +80,13 @@ class VllmPooling:
         self._tasks = {_TASKS[kind] for kind in kinds}
         self._meter = meter
         self._translate = translate
-        # no other model takes token types, and one that is given them dies with its whole engine
+        # Only such models accept token types; any other model that gets them crashes its whole engine.
         self._segments = "score" in kinds and getattr(llm.vllm_config.model_config.hf_config, "type_vocab_size", 0) > 1
         self._priority = llm.vllm_config.scheduler_config.policy == "priority"
         self.running = 0
 
     async def pool(self, item: PoolItem) -> Pooled:
-        """As `Engine.pool`."""
+        """Compute the vector of an input, as `Engine.pool` does."""
         if item.task not in self._tasks:
             raise UnsupportedByEngine(f"this vLLM serves {', '.join(self._kinds)}, not {item.task}")
         if item.adapter is not None:
@@ -136,6 +136,6 @@ def to_pooling_params(item: PoolItem, *, segments: bool) -> Any:
 
 
 def to_bytes(tensor: Any) -> bytes:
-    """A tensor of any float type as f32, little endian."""
+    """Return a tensor of any float type as f32, little endian."""
     data: bytes = tensor.detach().float().cpu().contiguous().numpy().astype("<f4").tobytes()
     return data

@@ -1,6 +1,6 @@
-"""From `EngineConfig` to vLLM's own settings.
+"""Translates `EngineConfig` to vLLM's own settings.
 
-What the operator gives is passed on as it is; a name vLLM does not know stops the start.  Where nothing is given, some defaults
+The operator's settings are passed on unchanged; a name unknown to vLLM stops the start. Where nothing is given, some defaults
 differ from vLLM's, nearly all of them for machines without a GPU; each is listed with its reason in docs/engines.md.
 """
 
@@ -35,9 +35,9 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str])
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-        # forked children would inherit the broker's sockets and hold them open after this process died
+        # Forked children would inherit the broker's sockets and hold them open after this process died.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # several engines may share the cores; vLLM's binding would pin all of them to the same ones
+        # Several engines may share the cores; vLLM's binding would pin all of them to the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(cores),
         "TOKENIZERS_PARALLELISM": "false",
@@ -49,17 +49,19 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str])
 
 
 def kv_events_wanted(config: EngineConfig) -> bool:
-    """Whether to listen to vLLM's KV events: unless the operator has settled it, several ranks have a cache each, or there is
-    nothing to route by."""
+    """Return whether to listen to vLLM's KV events.
+
+    Not if the operator configured them, if several ranks have a cache each, or if there is no prefix cache to route by.
+    """
     args = config.args
     settled = "kv_events_config" in args or not args.get("enable_prefix_caching", True) or pools(config)
     return not settled and args.get("data_parallel_size", 1) == 1
 
 
 def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = None) -> Any:
-    """vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses.
+    """Build vLLM's `AsyncEngineArgs`. Raises EngineStartFailed for a setting that vLLM does not have or refuses.
 
-    `kv_events`: where vLLM is to publish its KV events.
+    `kv_events`: vLLM's settings for publishing its KV events.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -119,7 +121,7 @@ def prepare_children(vllm_config: Any, environ: MutableMapping[str, str]) -> Non
 
 
 def computes_in_core(config: EngineConfig, environ: Mapping[str, str], *, ranks: int) -> bool:
-    """Whether vLLM's core computes by itself where there is no GPU; else it has a process for each rank.
+    """Return whether vLLM's core computes by itself without a GPU; else it has a process for each rank.
 
     vLLM wants those so that it can bind their threads to cores.  Where nothing is bound and one rank is all there is, such a
     process gains nothing: it imports vLLM once more, which takes its time and memory, and each step goes to it and back.
@@ -129,7 +131,7 @@ def computes_in_core(config: EngineConfig, environ: Mapping[str, str], *, ranks:
 
 
 def size_kv_cache(vllm_config: Any) -> None:
-    """Without a GPU and a given size: 512 MiB, or room for two sequences of full length, at most half of the free memory."""
+    """Set the KV cache size without a GPU and a setting: 512 MiB or two full sequences, at most half of the free memory."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu() or vllm_config.cache_config.kv_cache_memory_bytes is not None:

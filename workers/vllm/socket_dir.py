@@ -1,7 +1,7 @@
-"""A folder for the local sockets of one vLLM, which leaves with it: vLLM would leave four of them behind at every start.
+"""Manages the folder for the local sockets of a vLLM, and removes it with the engine: vLLM would leave four per start behind.
 
-A worker that is killed leaves its folder; the next one to start removes it. Whoever lives holds a lock in his folder, which
-also tells containers that share the place, where process ids mean nothing.
+A killed worker leaves its folder, and the next worker to start removes it. A living worker holds a lock in its folder, which
+also works between containers that share the directory, where process ids mean nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOCK = "lock"
 
 
 class SocketFolder:
-    """Made at once; only this user can enter it."""
+    """A folder that the constructor creates and only this user can enter."""
 
     def __init__(self, place: Path | None = None) -> None:
         place = place or Path(tempfile.gettempdir())
@@ -33,7 +33,7 @@ class SocketFolder:
 
     @contextmanager
     def given(self, environ: MutableMapping[str, str]) -> Iterator[None]:
-        """vLLM makes its sockets here while it starts, unless the operator has named a place, or the path is too long."""
+        """Have vLLM create its sockets here while it starts, unless the operator set a place or the path is too long."""
         if BASE in environ or len(os.fsencode(self.path)) > LONGEST:
             yield
             return
@@ -44,7 +44,7 @@ class SocketFolder:
             environ.pop(BASE, None)
 
     def remove(self) -> None:
-        """It is needed no more. Fine when it is gone."""
+        """Remove the folder. Does nothing if it is gone."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)

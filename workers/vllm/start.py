@@ -1,4 +1,4 @@
-"""Bringing vLLM up: settings, environment, the blocking construction, and what the started engine says of itself."""
+"""Starts vLLM: settings, environment, the blocking construction, and the description of the started engine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ POOLING_TASKS = frozenset({"embed", "classify", "token_embed", "token_classify"}
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running AsyncLLM, its description, and how it moves blocks, if it can."""
+    """A running AsyncLLM, its description, and its way to move blocks, if it can."""
 
     llm: Any
     info: EngineInfo
     transfer: ConnectorChoice | None = None
-    adapters: Adapters | None = None  # None: it generates nothing
+    adapters: Adapters | None = None  # None for an engine that generates nothing
     offer: MediaSupport = NO_MEDIA
 
 
@@ -48,7 +48,7 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
     adapters = adapters_of(config)
     prepare_environment(config, os.environ)
     started = await run_in_thread(lambda: _build(config, meter, kv_events), name="vllm-start")
-    # the first call binds vLLM's sockets to this event loop and caches the answer that every later request needs
+    # The first call binds vLLM's sockets to this event loop and caches the answer that every later request needs.
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:
         offer = await offered_media(started.llm)
@@ -121,7 +121,7 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None) -> Engin
 
 
 def _eos_ids(llm: Any) -> tuple[int, ...]:
-    """The tokenizer's end token first, then the ones the generation config adds."""
+    """Return the end tokens: the tokenizer's first, then the ones that the generation config adds."""
     configured = llm.model_config.try_get_generation_config().get("eos_token_id") or ()
     ids = [llm.renderer.get_eos_token_id(), *([configured] if isinstance(configured, int) else configured)]
     return tuple(dict.fromkeys(token for token in ids if token is not None))

@@ -1,7 +1,7 @@
-"""Gathering what one engine step gave to many sequences into one call of the sink.
+"""Batches the deltas of an engine step for many sequences into one call of the sink.
 
-vLLM hands each request's delta to that request's own collector, all of a step in one go without giving up the event loop.
-We take them there instead of waking a task per request: the first delta of a step schedules the flush, which finds them all.
+vLLM puts each request's delta into that request's own collector, all of a step without yielding to the event loop. They are
+taken there instead of waking a task per request: the first delta of a step schedules the flush, which finds them all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = structlog.get_logger()
 
 
 class EngineRequest:
-    """One sequence inside the engine; `request_id` is what vLLM knows it by, `started` whether it has had an output.
+    """A sequence inside the engine; `request_id` is vLLM's id of it, `started` whether it has had an output.
 
     `token_ids` is its prompt as vLLM has it, with what an earlier run had emitted; `prompt_tokens` is known of media only.
     """
@@ -95,13 +95,13 @@ class StepBatcher:
         try:
             return self._convert(run, item)
         except Exception as error:
-            # we are inside vLLM's output loop: an exception would end the engine for all
+            # This runs inside vLLM's output loop, where an exception would end the engine for all requests.
             _log.exception("engine.output_unreadable", sequence=run.sequence.id)
             message = f"vLLM's output cannot be read: {error!r}"
             return Output(run.sequence.id, [], fault=Fault("engine_error", message, retriable=False))
 
     def drop(self, ids: frozenset[str]) -> None:
-        """Forget what is gathered for these sequences, so that nothing of them reaches the sink any more."""
+        """Drop the batched outputs of these sequences, so that none of them reaches the sink any more."""
         self._batch[:] = [output for output in self._batch if output.id not in ids]
 
     def _flush(self) -> None:

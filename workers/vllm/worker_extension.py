@@ -1,4 +1,4 @@
-"""What we add to vLLM's worker processes to end a hand-over early, where vLLM itself only waits for time to pass.
+"""Extends vLLM's worker processes with calls that end a hand-over early, where vLLM itself only waits for time to pass.
 
 vLLM frees the blocks of a finished prefill when the decode side says so or the lease ends, and has no call to do it before.
 A decode request of the push connector that was aborted keeps its blocks until the prefill side has written them, for ever if
@@ -19,7 +19,7 @@ from headrace.workers.vllm.transfer_params import base_id, sequence_of
 
 
 def _pace_on_cpu() -> None:
-    """Where the engine computes on the cores, NIXL must not take one of them for itself."""
+    """Pace NIXL if the engine computes on the CPU, where NIXL must not use up a core."""
     if "vllm" in sys.modules:  # not in a test of this module alone
         from vllm.platforms import current_platform
 
@@ -34,9 +34,9 @@ class HandoverExtension:
     """Mixed into vLLM's worker class. Method names must not collide with that class's."""
 
     def headrace_let_go(self, sequence_ids: list[str]) -> list[str]:
-        """Prefill side: end the lease of what was computed for these sequences.
+        """End the leases of the blocks computed for these sequences, on the prefill side.
 
-        Returns those about to come under a lease: vLLM tells its workers of the end of a request a step later.
+        Returns the sequences that are about to get a lease: vLLM notifies its workers of the end of a request a step later.
         """
         worker = _connector_worker()
         coming = []
@@ -50,9 +50,9 @@ class HandoverExtension:
         return coming
 
     def headrace_receiving(self, request_ids: list[str]) -> list[tuple[str, bool]]:
-        """Decode side: which of these requests wait for blocks of another engine, and whether that can still be reached.
+        """Return which of these requests wait for blocks of another engine, and whether that is still reachable (decode side).
 
-        It is tried with the message by which vLLM renews a lease; so not for those that were aborted, whose lease must end.
+        The check sends vLLM's lease renewal, so it must not be made for aborted requests, whose lease must end.
         """
         worker = _connector_worker()
         found = []
@@ -69,7 +69,7 @@ class HandoverExtension:
         return found
 
     def headrace_give_up(self, request_ids: list[str]) -> int:
-        """Decode side: treat these transfers as failed. Only when nobody can write into their blocks any more."""
+        """Treat these transfers as failed, on the decode side. Only when no engine can write into their blocks any more."""
         worker = _connector_worker()
         given_up = 0
         for request, meta in list(worker._recving_metadata.items()):
@@ -79,7 +79,7 @@ class HandoverExtension:
         return given_up
 
     def headrace_decline_unstarted(self, request_ids: list[str]) -> int:
-        """Decode side: tell the prefill side of these if they were aborted before they had blocks.
+        """Notify the prefill side of requests that were aborted before they had blocks, on the decode side.
 
         vLLM means to, but its push connector only makes a note of it, which is removed here. The scheduler has forgotten such a
         request and must never hear of it again.
@@ -95,7 +95,7 @@ class HandoverExtension:
         return declined
 
     def headrace_decline(self, declined: list[Mapping[str, Any]]) -> None:
-        """Decode side: tell the prefill sides of these parameters that nobody will fetch the blocks."""
+        """Notify the prefill sides of these parameters that the blocks will not be fetched, on the decode side."""
         for params in declined:
             self._headrace_tell(
                 params["remote_engine_id"],
@@ -107,7 +107,7 @@ class HandoverExtension:
             )
 
     def _headrace_tell(self, engine: str, request: str, host: str, port: int, tp_size: int, pp_size: int) -> None:
-        """Say in vLLM's words that the blocks were fetched."""
+        """Send vLLM's message that the blocks were fetched."""
         worker = _connector_worker()
         message = f"{request}:1".encode()
 
@@ -124,7 +124,7 @@ class HandoverExtension:
 
 
 def _connector_worker() -> Any:
-    """The worker's side of the NIXL connector."""
+    """Return the worker's side of the NIXL connector."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     group: Any = get_kv_transfer_group()

@@ -67,7 +67,7 @@ async def test_a_sequence_that_gets_tokens_slowly_is_left_alone() -> None:
 
 
 def canary(bench: Bench, *, info: Any = INFO, idle_s: float = 0.05, may: bool = True) -> Canary:
-    return Canary(bench.engine, bench.runtime, info, idle_s=idle_s, timeout_s=0.1, may=lambda: may)  # type: ignore[arg-type]
+    return Canary(bench.engine, bench.runtime, info, idle_s=idle_s, timeout_s=0.1, serving=lambda: may)  # type: ignore[arg-type]
 
 
 async def until(condition: Any) -> None:
