@@ -1,8 +1,8 @@
-"""Which NIXL connector vLLM is started with, so that one engine can compute prompts and another go on from them.
+"""Chooses the NIXL connector that vLLM is started with, so that one engine can compute prompts and another go on from them.
 
-An engine is given a connector if its role is prefill or decode, or if `kv_transfer_mode` is given.  It is started as `kv_both`:
-then it can do either and its role may change while it runs.  An operator's own `kv_transfer_config` is passed on as it is, and
-what the engine can do follows from that.
+An engine gets a connector if its role is prefill or decode, or if `kv_transfer_mode` is given. It is started as `kv_both`, so
+that it can do either and its role may change while it runs. An operator's own `kv_transfer_config` is passed on unchanged, and
+determines the engine's roles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Mode = Literal["push", "pull"]
 MODE_ARG = "kv_transfer_mode"
 DEFAULT_MODE: Mode = "push"
 LEASE_S = 30
-"""How long blocks are kept on offer, vLLM's own default; whole seconds, and a decode side renews it every sixth of it."""
+"""Seconds for which blocks stay offered, vLLM's own default. Must be whole; a decode side renews it every sixth of it."""
 
 EXTENSION = "headrace.workers.vllm.worker_extension.HandoverExtension"
 
@@ -36,16 +36,16 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorChoice:
-    """How a started engine moves blocks."""
+    """The connector of a started engine."""
 
     mode: Mode
     roles: frozenset[Role]
     lease_s: float
-    extended: bool = True  # whether our extension is inside vLLM's workers: an operator's own takes its place
+    extended: bool = True  # whether vLLM's workers have Headrace's extension, which an operator's own one replaces
 
 
 def chosen_mode(args: Mapping[str, Any]) -> Mode | None:
-    """What the operator gave as `kv_transfer_mode`; None if nothing. Raises EngineStartFailed."""
+    """Return the operator's `kv_transfer_mode`, or None. Raises EngineStartFailed."""
     mode = args.get(MODE_ARG)
     if mode is not None and mode not in _CONNECTORS:
         raise EngineStartFailed(f"{MODE_ARG} is {' or '.join(_CONNECTORS)}, not {mode!r}")
@@ -53,7 +53,7 @@ def chosen_mode(args: Mapping[str, Any]) -> Mode | None:
 
 
 def connector_config(config: EngineConfig, *, cpu: bool) -> dict[str, Any] | None:
-    """For vLLM's `kv_transfer_config`; None if it needs none, or the operator's own is there. Raises EngineStartFailed."""
+    """Build vLLM's `kv_transfer_config`, or None if none is needed or the operator gave one. Raises EngineStartFailed."""
     if config.role not in _ROLES["kv_both"]:
         raise EngineStartFailed(f"the vLLM adapter does not serve the role {config.role.value!r}")
     mode = chosen_mode(config.args)
@@ -67,7 +67,7 @@ def connector_config(config: EngineConfig, *, cpu: bool) -> dict[str, Any] | Non
         "kv_connector": _CONNECTORS[mode or DEFAULT_MODE],
         "kv_role": "kv_both",
         "engine_id": uuid.uuid4().hex,
-        # a transfer that fails must be seen: the worker then computes the prompt itself and counts that
+        # A failed transfer must be reported: the worker then computes the prompt itself and counts that.
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
     }
@@ -77,7 +77,7 @@ def connector_config(config: EngineConfig, *, cpu: bool) -> dict[str, Any] | Non
 
 
 def describe_transfer(vllm_config: Any) -> ConnectorChoice | None:
-    """What an engine with this configuration can hand over; None if nothing."""
+    """Describe the connector of an engine with this configuration, or return None if it cannot hand over."""
     config = vllm_config.kv_transfer_config
     if config is None or config.kv_connector is None:
         return None

@@ -28,8 +28,10 @@ _forking: ContextVar[bool] = ContextVar("forking", default=False)
 
 
 def may_fork(vllm_config: Any, *, cpu: bool, chosen: str | None = CHOSEN) -> bool:
-    """Whether the core can be forked: on Linux without a GPU, if it is the only one, computes by itself, and the operator chose
-    nothing else."""
+    """Return whether the core can be forked.
+
+    It can on Linux without a GPU, if it is the only one, computes by itself, and the operator chose nothing else.
+    """
     parallel, media = vllm_config.parallel_config, vllm_config.model_config.multimodal_config
     return (
         sys.platform == "linux"
@@ -37,13 +39,13 @@ def may_fork(vllm_config: Any, *, cpu: bool, chosen: str | None = CHOSEN) -> boo
         and chosen in (None, "fork")
         and parallel.distributed_executor_backend == "uni"
         and parallel.data_parallel_size == 1
-        and (media is None or media.mm_tensor_ipc != "torch_shm")  # which vLLM refuses together with a fork
+        and (media is None or media.mm_tensor_ipc != "torch_shm")  # vLLM refuses this together with a fork.
     )
 
 
 @contextmanager
 def forked_core(environ: MutableMapping[str, str]) -> Iterator[None]:
-    """While this is open, vLLM forks the processes that this thread starts, and they let go of what is the worker's."""
+    """Have vLLM fork the processes that this thread starts, and have them close the worker's shared descriptors."""
     _register()
     _quieten_dynamo(environ)
     environ[METHOD], before = "fork", _forking.set(True)
@@ -60,7 +62,7 @@ def _register() -> None:
 
 
 def _quieten_dynamo(environ: Mapping[str, str]) -> None:
-    """What a spawned core would read from its environment when it imports PyTorch."""
+    """Set in PyTorch what a spawned core would read from its environment at import."""
     if environ.get("TORCHDYNAMO_DISABLE") == "1":
         import torch._dynamo.config
 
@@ -68,8 +70,10 @@ def _quieten_dynamo(environ: Mapping[str, str]) -> None:
 
 
 def _let_go() -> None:
-    """In the child: keep nothing that the kernel shares with the worker, and handle signals as a new process does. The numbers
-    stay taken: objects here still hold them."""
+    """Close everything that the kernel shares with the worker, and handle signals as a new process does. Runs in the child.
+
+    The descriptor numbers stay in use, because objects in this process still hold them.
+    """
     if not _forking.get():
         return
     signal.set_wakeup_fd(-1)

@@ -1,7 +1,7 @@
-"""Where vLLM's KV events arrive: a socket that we bind and vLLM's engine core connects to, and the way to ask for lost ones.
+"""Receives vLLM's KV events on a socket to which vLLM's engine core connects, and requests lost events again.
 
-We bind on a free port of the loopback address, so there is no race for a port and nothing is lost before vLLM has started.
-Anybody on this machine can connect to it: what does not bear our random topic is not ours.
+The socket is bound to a free port of the loopback address, so there is no race for a port and no event is lost before vLLM has
+started. Any process on this machine can connect to it, so messages without the worker's random topic are dropped.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from headrace.workers.vllm.events import read_batch
 
 log = structlog.get_logger()
 
-KEPT_STEPS = 10_000  # batches that vLLM keeps for us to ask for again
+KEPT_STEPS = 10_000  # batches that vLLM keeps for replays
 REPLAY_TIMEOUT_S = 5.0
 _SIGNED_END = (-1).to_bytes(8, "big", signed=True)
 
 
 class ReplayFailed(EngineError):
-    """vLLM did not give lost KV events again."""
+    """vLLM did not replay lost KV events."""
 
     retriable = True
 
 
 class KvListener:
-    """Open it before vLLM starts; `config()` is what vLLM is to be told. Used on one event loop."""
+    """Listens to vLLM's KV events. Create it before vLLM starts, with `config()`. Used on one event loop."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: where lost events are asked for, a place that only this user can enter."""
+        """`folder` holds the socket for replays; only this user may be able to enter it."""
         self._context = zmq.asyncio.Context()
         self._topic = secrets.token_hex(8).encode()
         self._socket = self._context.socket(zmq.SUB)
-        self._socket.set_hwm(0)  # a slow reader must not lose events; vLLM makes no more of them than it makes steps
+        self._socket.set_hwm(0)  # A slow reader must not lose events; vLLM makes at most one batch per step.
         self._socket.subscribe(self._topic)
         self._port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._replay = f"ipc://{folder}/replay"
@@ -49,7 +49,7 @@ class KvListener:
         self._read_before = False
 
     def config(self) -> dict[str, Any]:
-        """For vLLM's `kv_events_config`."""
+        """Return vLLM's `kv_events_config`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -82,7 +82,7 @@ class KvListener:
                 yield read_batch(int.from_bytes(frames[1], "big"), frames[2])
 
     async def replay(self, start: int) -> list[KvBatch]:
-        """The batches from this number on that vLLM still has. Raises ReplayFailed."""
+        """Return the batches from number `start` on that vLLM still keeps. Raises ReplayFailed."""
         if self._closed:
             return []
         socket = self._context.socket(zmq.DEALER)
@@ -103,7 +103,7 @@ class KvListener:
             socket.close(0)
 
     def close(self) -> None:
-        """No more events; readers end with an error or are cancelled by their owner."""
+        """Stop receiving events. Readers end with an error or are cancelled by their owner."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""NIXL's progress thread, told to pause.
+"""Makes NIXL's progress thread pause between two polls.
 
 NIXL's Python class starts a thread that looks for transfers without ever pausing: a whole core per engine, also while nothing
 is transferred.  Beside a GPU that is a core nobody misses.  Where the engines themselves compute on the cores it is not: one
@@ -17,7 +17,7 @@ PAUSE_US = 200
 
 
 def pace_nixl() -> bool:
-    """Have every agent that this process makes from now on pause its progress thread. False: there is no such NIXL here."""
+    """Have every agent that this process creates from now on pause its progress thread. Returns False without such a NIXL."""
     try:
         from nixl import _api
     except ImportError:

@@ -1,4 +1,4 @@
-"""The address at which vLLM tells other engines how to reach its memory: a port of its own for every engine process.
+"""Reserves the side channel's address, at which vLLM gives other engines its memory's metadata: a port per engine process.
 
 vLLM takes it from two environment variables and listens in a thread; if the port is taken that thread dies and the start never
 ends.  So the port is reserved first: a bound socket keeps it from everybody else until vLLM has started, and as both allow
@@ -21,7 +21,7 @@ _TRIES = 50
 
 @contextmanager
 def side_channel(environ: MutableMapping[str, str], *, ranks: int = 1) -> Iterator[int]:
-    """Set both variables while an engine is started; what the operator has set wins. Yields the port.
+    """Set both variables while an engine is started; the operator's settings win. Yields the port.
 
     Every data parallel rank takes a port, counted from the first. Raises EngineStartFailed if the ports are taken.
     """

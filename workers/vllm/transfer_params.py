@@ -26,9 +26,9 @@ ASK: Mapping[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
-"""What a request has as `kv_transfer_params` when its blocks are to be kept for another engine."""
+"""The `kv_transfer_params` of a request whose blocks are to be kept for another engine."""
 
-_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)  # vLLM puts one behind every id it is given
+_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)  # vLLM appends one to every id.
 _NEEDED: dict[str, type] = {
     "remote_engine_id": str,
     "remote_request_id": str,
@@ -40,22 +40,22 @@ _NEEDED: dict[str, type] = {
 
 
 def prefill_id(sequence_id: str) -> str:
-    """A request id for the prefill side, never used before."""
+    """Return a new request id for the prefill side."""
     return f"{sequence_id}.{secrets.token_hex(4)}"
 
 
 def sequence_of(request_id: str) -> str:
-    """The sequence that a prefill with this id of vLLM's was for."""
+    """Return the sequence id of a prefill by vLLM's id."""
     return base_id(request_id).rpartition(".")[0]
 
 
 def base_id(request_id: str) -> str:
-    """The id as it was given to vLLM, without what vLLM put behind it."""
+    """Return the id that vLLM was given, without vLLM's suffix."""
     return _SUFFIX.sub("", request_id)
 
 
 def plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's parameters with nothing in them but what JSON knows too."""
+    """Return vLLM's parameters with JSON's types only."""
     return {str(name): _plain(value) for name, value in params.items()}
 
 
@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 
 def reachable(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The parameters, if they say whose blocks they are and where. Raises TransferFailed."""
+    """Return the parameters if they have the owner and the address of the blocks. Raises TransferFailed."""
     if params is None:
         raise TransferFailed("a hand-over without parameters")
     for name, kind in _NEEDED.items():
@@ -78,7 +78,7 @@ def reachable(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def checked(params: Mapping[str, Any] | None, *, mode: str, prompt_tokens: int, block_size: int) -> dict[str, Any]:
-    """The parameters for the decode side's vLLM. Raises TransferFailed if they are not what a prefill of this prompt gives."""
+    """Return the parameters for the decode side's vLLM. Raises TransferFailed if they do not fit a prefill of this prompt."""
     params = reachable(params)
     if params.get("do_remote_prefill") is not True:
         raise TransferFailed("the parameters of the prefill side offer nothing (do_remote_prefill is not set)")

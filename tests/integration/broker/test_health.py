@@ -186,7 +186,7 @@ async def test_a_door_that_is_open_lets_everything_through() -> None:
 async def test_a_card_that_the_broker_lost_is_stored_again(
     lost: str, connection: Connection, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card_keeper, "LOOK_S", 0.02)
+    monkeypatch.setattr(card_keeper, "CHECK_S", 0.02)
     files = {"tokenizer.json": b"{}"}
     await publish_card(connection, subjects, CARD, files)
     cards, stream = connection.bucket(subjects.bucket("models")), f"OBJ_{subjects.bucket('models')}"
