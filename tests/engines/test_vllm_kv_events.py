@@ -129,7 +129,7 @@ async def test_a_new_reader_learns_everything_from_the_replay(bench: Bench, read
 
 
 async def test_a_lost_batch_is_had_again(bench: Bench, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived, lost = reader.feed._arrived, []
+    arrived, lost = reader.feed._on_batch, []
 
     async def lossy(batch: KvBatch) -> bool:
         if not lost:
@@ -137,7 +137,7 @@ async def test_a_lost_batch_is_had_again(bench: Bench, reader: Reader, monkeypat
             return True
         return await arrived(batch)
 
-    monkeypatch.setattr(reader.feed, "_arrived", lossy)
+    monkeypatch.setattr(reader.feed, "_on_batch", lossy)
     first, second = ids(6, 2 * BLOCK), ids(9, 2 * BLOCK)
     await bench.ids(first, ONE)
     await bench.ids(second, ONE)
