@@ -1,4 +1,4 @@
-"""What the simulator can be told beside requests (docs/simulator.md)."""
+"""The simulator's control operations (docs/simulator.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.workers.sim.sleep import Sleeper, sleep_args
 
 
 class Operations:
-    """Those of one started engine. `wake` has the driver look at the scheduler."""
+    """The control operations of one started engine. `wake` makes the driver look at the scheduler."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Operations:
         self._wake = wake
 
     async def do(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Raises UnsupportedByEngine for one that there is not, RequestInvalid for wrong arguments."""
+        """Run an operation. Raises UnsupportedByEngine for an unknown one, RequestInvalid for wrong arguments."""
         match op:
             case "reset_prefix_cache":
                 self._scheduler.manager.clear()

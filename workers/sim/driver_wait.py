@@ -1,4 +1,4 @@
-"""How the engine's driver waits: for time to pass, for work, and for what other engines send or move meanwhile."""
+"""Waits of the step driver: for time to pass, for work, and for notices and blocks from other engines meanwhile."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.workers.sim.transfer.kv_transfer import SimKvTransfer
 
 
 async def pass_time(exchange: SimKvTransfer, until: float, clock: Callable[[], float]) -> None:
-    """Give way to the loop, and let the time of a step pass. Other engines are listened to meanwhile."""
+    """Yield to the event loop and wait out the time of a step. The fabric is polled meanwhile."""
     while True:
         look = exchange.poll_at()
-        if look is None and not until:  # as after every step without modelled delay
+        if look is None and not until:  # the case after every step without modelled delay
             await asyncio.sleep(0)
             return
         await asyncio.sleep(max(0.0, (until if look is None else min(until, look)) - clock()))
@@ -24,14 +24,14 @@ async def pass_time(exchange: SimKvTransfer, until: float, clock: Callable[[], f
 
 
 async def until_work(scheduler: Scheduler, work: asyncio.Event) -> None:
-    """Wait for something new from outside, or for the time at which something is due."""
+    """Wait for a request from outside, or for the time at which the scheduler has something due."""
     loop, exchange = asyncio.get_running_loop(), scheduler.exchange
     due = scheduler.next_at()
     while not work.is_set():
         look, now = exchange.poll_at(), loop.time()
         if due is not None and due <= now:
             return
-        if look is not None and look <= now:  # blocks move, and that takes us
+        if look is not None and look <= now:  # blocks move, and polling helps them on
             await asyncio.sleep(0)
             if exchange.poll():
                 return

@@ -49,7 +49,7 @@ from headrace.workers.sim.transfer.handover_state import HandoverWire
 if TYPE_CHECKING:
     from headrace.workers.sim.answers.pooling import SimPooling
 
-VERSION = "1"  # of the model: what it answers and how long it takes
+VERSION = "1"  # version of the model: its answers and its timing
 
 _log = structlog.get_logger()
 
@@ -59,8 +59,7 @@ def _kill_self() -> None:
 
 
 class SimEngine:
-    """Implements `headrace.workers.engine.Engine`. `kill` is what an injected crash calls; `fabric` replaces the one of
-    the settings."""
+    """Implements `headrace.workers.engine.Engine`. An injected crash calls `kill`; `fabric` replaces that of the settings."""
 
     def __init__(self, *, kill: Callable[[], None] = _kill_self, fabric: Fabric | None = None) -> None:
         self._kill = kill
@@ -85,7 +84,7 @@ class SimEngine:
             disagg=self._disagg,
             kv_events=self._pooling is None,
             resume_guided=True,
-            resume_penalties=True,  # they change nothing
+            resume_penalties=True,  # penalties change no answer
             logprobs=True,
             prompt_logprobs=True,
             guided=frozenset(KINDS),
@@ -108,7 +107,7 @@ class SimEngine:
                 f"mean_output_tokens needs an end token, and {folder} names none (eos_token in tokenizer_config.json)"
             )
         if settings.pooling is not None:
-            from headrace.workers.sim.answers.pooling import SimPooling  # who makes no vectors must not load numpy
+            from headrace.workers.sim.answers.pooling import SimPooling  # an engine without vectors must not load numpy
 
             self._pooling = SimPooling(settings.pooling, settings, special=vocabulary.table.special)
             sink = self._pooling.take
@@ -187,7 +186,7 @@ class SimEngine:
         await self._submit(sequence)
 
     async def pool(self, item: PoolItem) -> Pooled:
-        """The vector of an input, after as long as its prefill takes."""
+        """Return the vector of an input, after as long as its prefill takes."""
         if self._pooling is None:
             raise UnsupportedByEngine("this simulator generates text; it makes vectors when started with pooling=embed")
         return await self._pooling.pool(item, submit=self._submit, abort=self._abort)
@@ -268,7 +267,7 @@ class SimEngine:
         return self._reason
 
     def kv_events(self) -> AsyncGenerator[KvBatch]:
-        """One reader at a time; it begins with what is cached now."""
+        """Read KV events, beginning with what is cached now. Only one reader at a time is supported."""
         manager = self._alive().manager
         return self._read(manager)
 
@@ -299,17 +298,17 @@ class SimEngine:
             raise UnsupportedByEngine("this simulator was started without hand-over (disagg) and stays aggregated")
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`, `load_adapter`,
+        """Run `reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`, `load_adapter` or
         `unload_adapter`; see docs/simulator.md.
 
-        Raises UnsupportedByEngine for others, RequestInvalid for wrong arguments.
+        Raises UnsupportedByEngine for other operations, RequestInvalid for wrong arguments.
         """
         self._alive()
         assert self._operations is not None  # of an engine that was started  # noqa: S101
         return await self._operations.do(op, args)
 
     async def stop(self, grace_s: float) -> None:
-        """Ends at once: there is nothing to wait for."""
+        """Stop at once: there is nothing to wait for."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=grace_s)

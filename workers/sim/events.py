@@ -1,9 +1,9 @@
-"""KV events on their way from the engine to whoever forwards them, bounded and numbered.
+"""KV events on their way from the engine to the task that forwards them, bounded and numbered.
 
-Batches are numbered from 0 at the engine's start, one per step that changed the cache, whether or not somebody reads: a reader
-sees by the numbers that it missed one, and can ask for it again while it is kept.  A reader that starts late or falls far
+Batches are numbered from 0 at the engine's start, one per step that changed the cache, with or without a reader. A reader sees
+by the numbers that it missed a batch, and can ask for it again while it is kept.  A reader that starts late or falls far
 behind does not get a gap: it gets `cleared` and then everything that is cached, under the number of the last batch that this
-takes in.
+includes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_STEPS = 4096
 
 
 class EventBuffer:
-    """Steps' worth of events for one reader; kept only while somebody reads, and `replay` of them for a while after that."""
+    """KV events of the last steps for one reader. Kept only while it reads, and `replay` of them for a while after that."""
 
     def __init__(self, most_steps: int = _MOST_STEPS, *, replay: int = 0, faults: Faults | None = None) -> None:
         self._most = most_steps
@@ -45,7 +45,7 @@ class EventBuffer:
         if self._covered:
             self._covered, events = False, []
         if not self._reading:
-            self._kept.clear()  # what is kept has no holes
+            self._kept.clear()  # kept batches must be contiguous
             return
         batch = KvBatch(events, number)
         self._kept.append(batch)
@@ -56,7 +56,7 @@ class EventBuffer:
         self._ready.set()
 
     def _deliver(self, batch: KvBatch) -> None:
-        """With its injected faults: a batch may be lost, or come after the one that follows it."""
+        """Append a batch with the injected faults: it may be lost, or come after the batch that follows it."""
         held, self._held_back = self._held_back, None
         if self._drop_every is not None and (batch.number + 1) % self._drop_every == 0:
             self._held_back = held
@@ -74,18 +74,18 @@ class EventBuffer:
         self._steps.append(KvBatch([KvEvent(kind="cleared"), *inventory()], self._next - 1))
 
     def replay(self, start: int) -> list[KvBatch]:
-        """The batches from this number on that are still kept, undisturbed; the first may have a higher number."""
+        """Return the kept batches from this number on, without faults; the first may have a higher number."""
         return [batch for batch in self._kept if batch.number >= start]
 
     def replay_from(self, start: object) -> dict[str, Any]:
-        """`replay` as plain data: the batches, and `next`, the number of the batch to come. Raises RequestInvalid."""
+        """Return `replay` as plain data: the batches, and `next`, the number of the batch to come. Raises RequestInvalid."""
         if not isinstance(start, int) or start < 0:
             raise RequestInvalid(f"replay from {start!r}: not the number of a batch")
         batches = [{"number": batch.number, "events": msgspec.to_builtins(list(batch))} for batch in self.replay(start)]
         return {"batches": batches, "next": self._next}
 
     async def read(self, inventory: Inventory, *, ahead: bool = False) -> AsyncGenerator[KvBatch]:
-        """Batches, one per step, beginning with the present state.
+        """Yield batches, one per step, beginning with the present state.
 
         `ahead`: a step runs whose events are not here yet, but the inventory has them. They are left out when they come.
         """

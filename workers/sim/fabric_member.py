@@ -1,4 +1,4 @@
-"""An engine's seat on the fabric: what the other engines can do to it, and what its worker does about hand-overs."""
+"""An engine's membership of the fabric: the requests of other engines, and the worker's part in hand-overs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = structlog.get_logger()
 
 
 class FabricMember:
-    """Joins when made, under this id, raising EngineStartFailed when that cannot be.
+    """Joins the fabric under this id when constructed. Raises EngineStartFailed when it cannot.
 
-    `wake` has the engine look what has changed.
+    `wake` makes the engine look for changes.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class FabricMember:
             return
         try:
             self.release({"params": params})
-        except RequestInvalid as error:  # another engine's: nobody here can tell it
+        except RequestInvalid as error:  # another engine's offer, which cannot be declined from here
             _log.warning("handover.not_released", engine=self.engine, sequence=sequence_id, reason=str(error))
 
     def release(self, args: Mapping[str, Any]) -> bool:
-        """Let go of the hand-over with these `params`, this engine's or another one's, or of this `request` of its own.
+        """Release the hand-over with these `params`, of this engine or another one, or of this `request` of this engine.
 
-        Whether there was one, or whether the other engine could be told.  Raises RequestInvalid.
+        Returns true when there was one, or when the other engine could be told.  Raises RequestInvalid.
         """
         self._wake()
         if "request" in args:

@@ -20,18 +20,18 @@ class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Faults of single sequences; a request may bring its own where the engine's settings allow that."""
 
     reject: Literal["overloaded", "invalid", "unsupported", "dead"] | None = None  # `submit` raises
-    stuck_at_token: TokenNumber | None = None  # keeps its slot and blocks and says nothing more
+    stuck_at_token: TokenNumber | None = None  # keeps its slot and blocks and emits nothing more
     crash_at_token: TokenNumber | None = None  # the process kills itself (SIGKILL) instead of producing this token
     fault_at_token: TokenNumber | None = None  # an output with `fault` instead of this token
     fault_code: str = "injected"
     fault_retriable: bool = True
     peer_dead: bool = False  # a decode sequence does not reach the engine that has its blocks
-    transfer_breaks: bool = False  # … or loses it at the end of the transfer
+    transfer_breaks: bool = False  # a decode sequence loses that engine at the end of the transfer
     stall_transfer: bool = False  # the transfer never ends, on whichever side the sequence is
     fresh_only: bool = False
 
     def next_at(self, start: int) -> int | None:
-        """The first token number, from `start` on, that one of these faults takes the place of."""
+        """Return the first token number, from `start` on, that one of these faults replaces."""
         if self.fresh_only and start > 0:
             return None
         numbers = [n for n in (self.stuck_at_token, self.crash_at_token, self.fault_at_token) if n is not None]
@@ -43,9 +43,9 @@ class Faults(SequenceFaults, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on the duration of every step
     slow_transfer: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on the duration of every transfer between engines
-    kv_drop_every: Every = None  # of the batches of KV events, every n-th is lost
-    kv_reorder_every: Every = None  # … comes after the one that follows it
-    silent_from_step: Annotated[int, msgspec.Meta(ge=0)] | None = None  # from this step on it takes sequences and says nothing
+    kv_drop_every: Every = None  # every n-th batch of KV events is lost
+    kv_reorder_every: Every = None  # every n-th batch of KV events comes after the next one
+    silent_from_step: Annotated[int, msgspec.Meta(ge=0)] | None = None  # from this step on sequences get nothing
     die_at_step: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the engine is dead from this step on, the process lives
 
 

@@ -1,4 +1,4 @@
-"""Images, videos and sounds in prompts: which blocks they touch, and so which blocks and answers they change."""
+"""Images, videos and sounds in prompts, and the blocks (and so the answers) that they change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_media(items: Sequence[Mapping[str, Any]], prompt_tokens: int) -> tuple[MediaSpan, ...]:
-    """The items of a prompt: `kind`, `digest` (u64 of the content), and `start` and `length` of the placeholder tokens.
+    """Read the items of a prompt: `kind`, `digest` (u64 of the content), and `start` and `length` of the placeholder tokens.
 
     Further fields are ignored.  Raises RequestInvalid when one is missing or wrong, or an item lies outside of the prompt.
     """
@@ -49,7 +49,7 @@ def parse_media(items: Sequence[Mapping[str, Any]], prompt_tokens: int) -> tuple
 
 
 def embeds_media(tensor: StoredTensor, prompt_tokens: int) -> tuple[MediaSpan, ...]:
-    """A prompt given as embeddings, for the simulator an item like any other that takes up the whole prompt."""
+    """Treat a prompt given as embeddings like an item that takes up the whole prompt."""
     if tensor.shape[0] != prompt_tokens:
         raise RequestInvalid(f"prompt_embeds has {tensor.shape[0]} rows for {prompt_tokens} tokens", param="prompt_embeds")
     digest = int.from_bytes(blake2b(tensor.data, person=tensor.dtype.encode(), digest_size=8).digest(), "little")
@@ -57,7 +57,7 @@ def embeds_media(tensor: StoredTensor, prompt_tokens: int) -> tuple[MediaSpan, .
 
 
 def media_keys(spans: Sequence[MediaSpan], start: int, size: int) -> tuple[tuple[int, int], ...]:
-    """(digest, offset) of each item that touches the block of `size` tokens at token `start`; see `headrace.broker.blocks`."""
+    """Return (digest, offset) of each item that touches the block of `size` tokens at `start`; see `headrace.broker.blocks`."""
     return tuple(
         (span.digest, max(0, span.start - start))
         for span in spans
@@ -66,7 +66,7 @@ def media_keys(spans: Sequence[MediaSpan], start: int, size: int) -> tuple[tuple
 
 
 def media_slots(table: TokenTable, tokens: int) -> dict[str, MediaSlot]:
-    """How items stand in prompts: `tokens` each, of the kinds whose placeholder the tokenizer knows; with 0 there are none."""
+    """Describe items in prompts: `tokens` each, of the kinds whose placeholder the tokenizer knows; with 0 there are none."""
     ids = {table.token_bytes(token): token for token in table.special} if tokens else {}
     known = {kind: ids.get(text.encode()) for kind, text in PLACEHOLDERS.items()}
     return {kind: MediaSlot(PLACEHOLDERS[kind], token, tokens) for kind, token in known.items() if token is not None}

@@ -21,14 +21,14 @@ from headrace.workers.sim.settings import SimSettings
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened to one sequence. Times are seconds of virtual time."""
+    """The record of one sequence. Times are seconds of virtual time."""
 
     id: str
     arrival_s: float
     ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)  # one per token
     cached_tokens: int = 0
-    finish: str | None = None  # None: the replay ended before it did
+    finish: str | None = None  # None: the replay ended before the sequence
     error: str | None = None  # refused, or given up by the engine
 
     @property
@@ -47,7 +47,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Replay:
-    """All of it: timelines in order of arrival, and when the last step ended."""
+    """A finished replay: timelines in order of arrival, and the end of the last step."""
 
     timelines: list[Timeline]
     end_s: float

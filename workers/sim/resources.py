@@ -9,9 +9,9 @@ from headrace.workers.sim.transfer.fabric import PROCESS_FABRIC, Fabric
 
 
 def open_fabric(settings: SimSettings, clock: Callable[[], float]) -> Fabric:
-    """What blocks are handed over by."""
+    """Return the fabric over which blocks are handed over."""
     if settings.fabric == "local":
         return PROCESS_FABRIC
-    from headrace.workers.sim.transfer.nixl_fabric import NixlFabric  # who hands nothing over must not pay for it
+    from headrace.workers.sim.transfer.nixl_fabric import NixlFabric  # an engine without hand-overs must not load NIXL
 
     return NixlFabric(settings.blocks, settings.block_bytes, timeout_s=settings.transfer_timeout_s, clock=clock)

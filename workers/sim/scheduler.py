@@ -30,7 +30,7 @@ from headrace.workers.sim.transfer.kv_transfer import SimKvTransfer
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step did. With `crash` or `died` set, nothing of it may reach anybody."""
+    """The outcome of one step. With `crash` or `died` set, its outputs and events must not be published."""
 
     duration_s: float = 0.0
     outputs: list[Output] = field(default_factory=list)
@@ -42,7 +42,7 @@ class StepResult:
 
 
 class Scheduler:
-    """All sequences of one engine. Without `wire` it hands nothing over."""
+    """The sequences of one engine. Without `wire` it hands nothing over."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Scheduler:
         self.settings = settings
         self.manager = manager or block_manager(settings)
         self.closed = ""  # why no sequences are taken in
-        self.memory_freed = False  # asleep: there are no blocks
+        self.memory_freed = False  # asleep: the memory is freed
         self._vocabulary = vocabulary
         self._timing = settings.timing_model()
         self._clock = clock
@@ -99,7 +99,7 @@ class Scheduler:
                 self.exchange.release(name, "the prefill side was aborted")
 
     def release(self, name: str, why: str) -> bool:
-        """Let go of what this sequence has on offer, or waits with in a room; whether there was anything."""
+        """Release the blocks that this sequence offers, or its wait in a room. Returns true if there was anything."""
         run = self._batch.runs.get(name)
         if run is not None and run.side is not None and run.side.kind == "prefill":
             name = run.side.key
@@ -107,7 +107,7 @@ class Scheduler:
 
     @property
     def speller(self) -> Speller:
-        """What prescribed answers are put into tokens with."""
+        """The speller that encodes prescribed answers."""
         return self._vocabulary.speller
 
     @property
@@ -116,25 +116,25 @@ class Scheduler:
 
     @property
     def ids(self) -> list[str]:
-        """The sequences inside."""
+        """Ids of the sequences inside."""
         return list(self._batch.runs)
 
     @property
     def idle(self) -> bool:
-        """No sequence is inside and nothing is on offer."""
+        """True when no sequence is inside and no blocks are on offer."""
         giver = self.exchange.giver
         return not self._batch.runs and not (giver is not None and giver.holding)
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for tests and for the curious."""
+        """Return counters, for tests and diagnosis."""
         return {"preemptions": self.preemptions, "cached_blocks": self.manager.cached} | self.exchange.stats()
 
     def next_at(self) -> float | None:
-        """When, without anything new from outside, `step` will have something to do after it returned None."""
+        """Return the time at which `step` has work again after it returned None, if nothing comes from outside."""
         return self.exchange.next_at()
 
     def load(self, left_s: float = 0.0) -> Load:
-        """`left_s`: how much of the last step is still to come; what it computes then is still to be computed."""
+        """Report the load. `left_s`: seconds of the last step still to come; what it computes in them counts as queued."""
         last = self._last
         left = min(max(left_s / last.duration_s, 0.0), 1.0) if last.duration_s else 0.0
         return Load(
@@ -151,7 +151,7 @@ class Scheduler:
     # -- one step --------------------------------------------------------------------------------------------
 
     def step(self) -> StepResult | None:
-        """Run one step; None when there is nothing that could be done."""
+        """Run one step. Returns None when there is nothing to do."""
         silent_from = self.settings.faults.silent_from_step
         if silent_from is not None and self._steps >= silent_from:
             return None
@@ -185,22 +185,22 @@ class Scheduler:
         return result
 
     def _grow_decoding(self) -> None:
-        """Blocks for the decoding sequences whose last one is full."""
+        """Give a block to each decoding sequence whose last one is full."""
         for run in [run for run in self._batch.decoding if len(run.ids) > run.capacity]:
-            if run.phase is Phase.DECODE:  # not preempted by one before it
+            if run.phase is Phase.DECODE:  # not preempted by a sequence before it
                 self._batch.commit(run, run.capacity)
                 self._batch.make_room(run, 1)
 
     def _continue_prompts(self, budget: int) -> int:
-        """Spend the budget on prompts that are part done; the number of tokens computed."""
+        """Spend the budget on prompts that are partly computed. Returns the number of tokens computed."""
         left = budget
-        for run in list(self._batch.prefilling):  # mostly one: the next is begun only with what the one before it left over
-            if run.phase is Phase.PREFILL:  # not preempted by one before it
+        for run in list(self._batch.prefilling):  # usually one: the next prompt begins only with budget left over
+            if run.phase is Phase.PREFILL:  # not preempted by a sequence before it
                 left -= self._advance(run, left)
         return budget - left
 
     def _begin_prompts(self, budget: int) -> int:
-        """Spend the budget on waiting prompts, as far as slots and blocks reach; the number of tokens computed."""
+        """Spend the budget on waiting prompts, as far as slots and blocks reach. Returns the number of tokens computed."""
         left = budget
         while left and self._batch.running < self.settings.slots:
             run = self._batch.waiting.first()
@@ -231,7 +231,7 @@ class Scheduler:
         return True
 
     def _advance(self, run: Run, budget: int) -> int:
-        """Compute the next part of a prompt; its length, 0 if there were no blocks."""
+        """Compute the next part of a prompt. Returns its length, 0 if there were no blocks."""
         part = min(budget, len(run.ids) - run.computed)
         missing = -(-(run.computed + part - run.capacity) // self.settings.block_size)
         if missing > 0 and not self._batch.make_room(run, missing):
@@ -255,7 +255,7 @@ class Scheduler:
             self._emit(run, result)
 
     def _emit(self, run: Run, result: StepResult) -> None:
-        """The next token of one sequence, with everything that can happen at a token."""
+        """Emit the next token of one sequence, with everything that can happen at a token."""
         faults = run.faults
         if run.fault_at is not None and run.index >= run.fault_at:
             if faults.crash_at_token is not None and run.index >= faults.crash_at_token:
@@ -285,7 +285,7 @@ class Scheduler:
 
 
 def block_manager(settings: SimSettings) -> BlockManager:
-    """The cache that these settings ask for."""
+    """Make the cache that these settings ask for."""
     return BlockManager(
         settings.blocks, settings.block_size, host_blocks=settings.host_blocks, disk_blocks=settings.disk_blocks
     )

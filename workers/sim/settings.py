@@ -42,9 +42,9 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tokenizer_dir: str | None = None  # None = the bundled one
     pooling: Literal["embed", "score", "classify"] | None = None  # make vectors instead of text
     vector_size: Annotated[int, msgspec.Meta(ge=1, le=16384)] = 64  # numbers in an embedding
-    classes: Annotated[int, msgspec.Meta(ge=2, le=4096)] = 3  # of classify
+    classes: Annotated[int, msgspec.Meta(ge=2, le=4096)] = 3  # number of classes of classify
     adapters: list[str] = []  # names that are served besides the model; their answers differ from its own
-    media_tokens: Count = 64  # that an image, video or sound takes in a prompt; 0 = it takes none
+    media_tokens: Count = 64  # tokens of an image, video or sound in a prompt; 0 = none are taken
     host_blocks: Count = 0  # the tier below the device; 0 = none
     disk_blocks: Count = 0
     disagg: Literal["none", "params", "rendezvous"] | None = None  # hand-overs; None: none if it starts aggregated
@@ -52,7 +52,7 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     fabric: Literal["nixl", "local"] = "nixl"  # between processes, or within this one
     kv_block_bytes: BlockBytes | None = None  # real ones, moved by NIXL; 0 = a stamp; None = 16384, with the fabric local 0
     engine_id: str | None = None  # on the fabric; None = a random one
-    lease_s: Seconds = 30.0  # how long a prefill engine keeps blocks nobody asks for
+    lease_s: Seconds = 30.0  # how long a prefill engine keeps blocks that are not fetched
     handshake_timeout_s: Seconds = 5.0  # how long a decode engine tries to reach a dead one
     transfer_timeout_s: Seconds = 30.0  # how long one transfer may take
     room_timeout_s: Seconds = 30.0  # how long either side waits for the other
@@ -63,31 +63,31 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     allow_request_faults: bool = False
 
     def timing_model(self) -> TimingModel:
-        """Raises ValueError."""
+        """Build the timing model of these settings. Raises ValueError."""
         model = timing_model(self.timing, self.timing_overrides)
         return model if self.speedup is None else replace(model, speedup=self.speedup)
 
     @property
     def style(self) -> DisaggStyle:
-        """How it hands over, if it does."""
+        """The style of its hand-overs, if it has any."""
         return DisaggStyle(self.disagg or "params")
 
     @property
     def block_bytes(self) -> int:
-        """Real bytes of a block, 0 = none but what is needed to tell them apart."""
+        """Real bytes of a block; 0 = only as many as are needed to tell blocks apart."""
         if self.kv_block_bytes is not None:
             return self.kv_block_bytes
         return DEFAULT_BLOCK_BYTES if self.fabric == "nixl" else 0
 
     def hands_over(self, role: Role) -> bool:
-        """Whether an engine that starts in this role can have all of them. Raises EngineStartFailed for a contradiction."""
+        """Return true when an engine started in this role can change roles. Raises EngineStartFailed for a contradiction."""
         if self.disagg == "none" and role is not Role.AGGREGATED:
             raise EngineStartFailed(f"an engine in the role {role.value} must hand over: disagg='none'")
         return self.disagg not in (None, "none") or role is not Role.AGGREGATED
 
 
 def parse_settings(args: Mapping[str, Any]) -> SimSettings:
-    """Raises EngineStartFailed naming the argument and its value."""
+    """Read and validate engine arguments. Raises EngineStartFailed naming the argument and its value."""
     values = dict(args)
     for name in ("faults", "timing_overrides"):
         if isinstance(values.get(name), str):

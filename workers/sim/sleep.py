@@ -1,6 +1,6 @@
-"""Sleeping: an engine that gives its memory back, or only pretends to, and takes nothing in meanwhile.
+"""The sleep mode of an engine: it frees its memory, or only pretends to, and refuses sequences meanwhile.
 
-Level 1 is for pauses, level 2 for changing the weights.  What the cache holds after waking:
+Level 1 is for pauses, level 2 for changing the weights.  The content of the cache after waking:
 
     memory freed?   level 1                         level 2
     yes             the tiers below the device      nothing
@@ -24,7 +24,7 @@ _POLL_S = 0.005
 
 
 class SleepArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`mode` says what becomes of the sequences inside: "abort" them, or "wait" for their ends, `timeout_s` at most."""
+    """Arguments of `sleep`. `mode`: "abort" the sequences inside, or "wait" for them to end, `timeout_s` at most."""
 
     level: Literal[1, 2] = 1
     mode: Literal["abort", "wait"] = "abort"
@@ -72,7 +72,7 @@ class Sleeper:
             await asyncio.sleep(_POLL_S)
 
     def wake(self) -> None:
-        """Take sequences in again. Fine for an engine that is awake."""
+        """Accept sequences again. Has no effect on an engine that is awake."""
         self._call += 1
         self.level = 0
         self._scheduler.closed = ""
@@ -81,7 +81,7 @@ class Sleeper:
 
 
 def sleep_args(given: object) -> SleepArgs:
-    """Raises RequestInvalid."""
+    """Read the arguments of `sleep`. Raises RequestInvalid."""
     try:
         return msgspec.convert(given, SleepArgs)
     except msgspec.ValidationError as error:

@@ -15,7 +15,7 @@ from headrace.workers.sim.driver_wait import pass_time, until_work
 from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.scheduler import Scheduler, StepResult
 
-_MOST_LAG_S = 1.0  # how far behind its schedule an engine may fall and still catch up
+_MOST_LAG_S = 1.0  # an engine that falls further behind its schedule does not catch up
 
 
 class StepDriver:
@@ -26,7 +26,7 @@ class StepDriver:
         self._events = events
         self._sink = sink
         self._work = work
-        self._aborted: set[str] = set()  # during the step that runs now
+        self._aborted: set[str] = set()  # ids aborted during the running step
         self._step_ends_s = 0.0  # by the loop's clock
         self.stepping = False  # a step runs, and its outputs are not out yet
 

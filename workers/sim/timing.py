@@ -1,4 +1,4 @@
-"""How long a simulated step takes. `docs/simulator.md` says where the numbers come from and what they leave out.
+"""The duration of a simulated step. `docs/simulator.md` gives the sources of the numbers and what they leave out.
 
     step = (base + prefill tokens / prefill rate + sequences × per sequence + context tokens × per context token) ÷ speed-up
 
@@ -17,16 +17,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingModel:
-    """Raises ValueError for a negative time or size, a rate or speed-up that is not above zero, or an infinite time."""
+    """The parameters of the timing model.
+
+    Raises ValueError for a negative time or size, a rate or speed-up that is not above zero, or an infinite time.
+    """
 
     prefill_tokens_per_s: float = math.inf
     decode_base_s: float = 0.0  # every step: weights read once, kernels launched, one round of scheduling
     decode_per_sequence_s: float = 0.0
     decode_per_context_token_s: float = 0.0  # reading the KV cache
     kv_bytes_per_token: float = 0.0
-    transfer_bytes_per_s: float = math.inf  # between engines
+    transfer_bytes_per_s: float = math.inf  # rate between engines
     transfer_per_descriptor_s: float = 0.0  # a descriptor names blocks that lie side by side on both ends
-    host_bytes_per_s: float = math.inf  # from host memory to the device
+    host_bytes_per_s: float = math.inf  # rate from host memory to the device
     disk_bytes_per_s: float = math.inf
     speedup: float = 1.0
 
@@ -49,11 +52,11 @@ class TimingModel:
 
     @property
     def instant(self) -> bool:
-        """No step takes any time."""
+        """True when no step takes any time."""
         return self.step_s(prefill_tokens=1, sequences=1, context_tokens=1) == 0
 
     def step_s(self, *, prefill_tokens: int, sequences: int, context_tokens: int) -> float:
-        """The modelled duration of one step."""
+        """Return the modelled duration of one step."""
         total = (
             self.decode_base_s
             + prefill_tokens / self.prefill_tokens_per_s
@@ -63,12 +66,12 @@ class TimingModel:
         return total / self.speedup
 
     def transfer_s(self, *, tokens: int, descriptors: int) -> float:
-        """Moving the blocks of this many tokens from one engine to another."""
+        """Return the time to move the blocks of this many tokens from one engine to another."""
         moving = tokens * self.kv_bytes_per_token / self.transfer_bytes_per_s
         return (moving + descriptors * self.transfer_per_descriptor_s) / self.speedup
 
     def load_s(self, tier: Literal["host", "disk"], tokens: int) -> float:
-        """Copying the blocks of this many tokens from a lower tier to the device."""
+        """Return the time to copy the blocks of this many tokens from a lower tier to the device."""
         rate = self.host_bytes_per_s if tier == "host" else self.disk_bytes_per_s
         return tokens * self.kv_bytes_per_token / rate / self.speedup
 
@@ -105,7 +108,7 @@ PRESETS: Mapping[str, TimingModel] = MappingProxyType(
 
 
 def timing_model(preset: str, overrides: Mapping[str, float]) -> TimingModel:
-    """A preset with some of its fields replaced. Raises ValueError naming the preset or the field."""
+    """Return a preset with some of its fields replaced. Raises ValueError naming the preset or the field."""
     if preset not in PRESETS:
         raise ValueError(f"no timing preset {preset!r}; there are {', '.join(PRESETS)}")
     unknown = overrides.keys() - set(TimingModel.__dataclass_fields__)

@@ -1,4 +1,4 @@
-"""Which answer a sequence gets: one in words, or what the request prescribes."""
+"""Choose the answer of a sequence: drawn words, or the text that the request prescribes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def answer_to(
     media: Seq[MediaSpan] = (),
     taint: int = 0,
 ) -> Answer:
-    """A pure function of its arguments, emitted tokens and all else of a resume left out.
+    """Choose the answer. It is a pure function of the arguments; emitted tokens and everything else of a resume do not count.
 
-    Raises RequestInvalid, UnsupportedByEngine.
+    Raises RequestInvalid or UnsupportedByEngine.
     """
     sampling = sequence.sampling
-    prescribed = PRESCRIBED in sequence.extra and not taint  # an engine with the wrong blocks does not know what it was asked
+    prescribed = PRESCRIBED in sequence.extra and not taint  # with wrong blocks the engine has not read the prompt
     plain = prescribed or sequence.guided or not is_restricted(sampling)
     answer = (Answer if plain else RestrictedAnswer)(
         vocabulary,
@@ -49,7 +49,7 @@ def answer_to(
         try:
             answer.say(_guided(sequence.guided, answer, vocabulary), ends=True, closed=True)
         except RequestInvalid:
-            if not taint:  # when wrong blocks are noticed nobody can be told any more
+            if not taint:  # with wrong blocks the request cannot be refused any more
                 raise
     return answer
 

@@ -1,8 +1,8 @@
-"""What the simulator makes of an input: vectors as a pure function of its token ids.
+"""Vectors that the simulator computes for an input, as a pure function of its token ids.
 
-Every token id stands for a direction, drawn from its number; an embedding is the sum of the directions of all tokens, the more
-often one occurs the longer.  So texts that share tokens are more alike than texts that do not, and the order of tokens does not
-matter.  Special tokens stand in every text and count for nothing.  Scores and classes are made of embeddings.
+Every token id stands for a direction, drawn from its number. An embedding is the sum of the directions of all tokens, a token
+that occurs more often weighing more.  So texts that share tokens are more alike than texts that do not, and the order of tokens
+does not matter.  Special tokens stand in every text and count for nothing.  Scores and classes are computed from embeddings.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_STEEPNESS = 6.0  # how far a likeness of 1 is from one of 0, in logits
+_STEEPNESS = 6.0  # logits between a likeness of 1 and one of 0
 _MIDDLE = 0.35  # the likeness of a pair whose score is 1/2
 
 Vector = NDArray[np.float64]
 
 
 def embedding(ids: Sequence[int], size: int, *, special: Collection[int] = ()) -> Vector:
-    """The sum of the directions; never all zero."""
+    """Add up the directions of these tokens. The result is never all zero."""
     counted = [token for token in ids if token not in special] or list(ids)
     tokens, counts = np.unique(np.asarray(counted, dtype=np.uint64), return_counts=True)
     vector: Vector = (1.0 + np.log(counts)) @ _directions(tokens, size)
@@ -27,31 +27,31 @@ def embedding(ids: Sequence[int], size: int, *, special: Collection[int] = ()) -
 
 
 def unit(vector: Vector) -> Vector:
-    """The same direction, length 1."""
+    """Scale a vector to length 1."""
     return vector / np.linalg.norm(vector)
 
 
 def pair_logit(ids: Sequence[int], second: int, size: int, *, special: Collection[int] = ()) -> float:
-    """How well the text from `second` on fits to the one before it."""
+    """Score how well the text from `second` on fits the text before it."""
     likeness = unit(embedding(ids[:second], size, special=special)) @ unit(embedding(ids[second:], size, special=special))
     return _STEEPNESS * (float(likeness) - _MIDDLE)
 
 
 def class_logits(ids: Sequence[int], classes: int, size: int, *, special: Collection[int] = ()) -> Vector:
-    """One number per class: how much the text is like that class's own direction."""
+    """Score the text against the direction of each class; one number per class."""
     numbers = np.arange(1, classes + 1, dtype=np.uint64) << np.uint64(40)  # no token has such a number
     return _STEEPNESS * (_unit_rows(_directions(numbers, size)) @ unit(embedding(ids, size, special=special)))
 
 
 def softmax(logits: Vector) -> Vector:
-    """Logits as probabilities."""
+    """Turn logits into probabilities."""
     powers = np.exp(logits - logits.max())
     total: Vector = powers / powers.sum()
     return total
 
 
 def sigmoid(logit: float) -> float:
-    """A logit as a probability."""
+    """Turn a logit into a probability."""
     return float(1.0 / (1.0 + np.exp(-logit)))
 
 
@@ -61,7 +61,7 @@ def _unit_rows(rows: Vector) -> Vector:
 
 
 def _directions(numbers: NDArray[np.uint64], size: int) -> Vector:
-    """A row per number, its entries between -1 and 1: splitmix64 of the number and the place."""
+    """Draw a row per number, with entries between -1 and 1: splitmix64 of the number and the place."""
     with np.errstate(over="ignore"):
         places = np.arange(1, size + 1, dtype=np.uint64)
         mixed = (numbers[:, None] * np.uint64(0xD1342543DE82EF95) + places[None, :]) * np.uint64(0x9E3779B97F4A7C15)

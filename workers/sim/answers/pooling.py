@@ -1,7 +1,7 @@
-"""The simulator as a pooling engine: an input takes the time and the room of its prefill, then its vector is there.
+"""The simulator as a pooling engine: an input takes the time and the blocks of its prefill, then its vector is returned.
 
-Inside it is a sequence of one token that nobody sees, so that batching, chunks of long inputs, waiting and injected faults are
-those of every other sequence.  Nothing is found in the cache: an encoder cannot use a prefix.
+Inside, an input is a sequence of one token that is never sent, so that batching, chunks of long inputs, waiting and injected
+faults are those of every other sequence.  The prefix cache is not used: an encoder cannot use a prefix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: dict[Serves, tuple[str, ...]] = {"embed": ("embedding",), "score": ("scor
 
 
 class SimPooling:
-    """The inputs inside one simulator, and what becomes of each."""
+    """The pooling inputs inside one simulator, and the callers that wait for them."""
 
     def __init__(self, serves: Serves, settings: SimSettings, *, special: frozenset[int]) -> None:
         self._serves = serves
@@ -44,13 +44,16 @@ class SimPooling:
 
     @staticmethod
     def room(settings: SimSettings) -> SimSettings:
-        """As the scheduler needs them: with room for the token that nobody sees behind an input of full length."""
+        """Return settings with room for the token that is never sent, which follows even an input of full length."""
         return msgspec.structs.replace(settings, context_length=settings.context_length + 1, blocks=settings.blocks + 1)
 
     async def pool(
         self, item: PoolItem, *, submit: Callable[[Sequence], Awaitable[None]], abort: Callable[[list[str]], None]
     ) -> Pooled:
-        """Raises what `submit` raises, RequestInvalid, UnsupportedByEngine, EngineDead and EngineError."""
+        """Compute the vector of an input.
+
+        Raises the errors of `submit`, RequestInvalid, UnsupportedByEngine, EngineDead and EngineError.
+        """
         self._check(item)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[item.id] = done
@@ -65,7 +68,7 @@ class SimPooling:
         return Pooled(self._vector(item))
 
     def take(self, outputs: list[Output]) -> None:
-        """The last outputs of a step: all of them are of inputs."""
+        """Settle the inputs that ended in a step. `outputs` are the step's outputs, all of pooling inputs."""
         for output in outputs:
             done = self._waiting.get(output.id)
             if done is None or done.done():

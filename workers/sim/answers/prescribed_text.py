@@ -16,7 +16,7 @@ from headrace.workers.text.tokens import TokenTable
 
 
 class Speller:
-    """Spells in one tokenizer's tokens; its tables are made when they are first needed."""
+    """Encodes text in one tokenizer's tokens; its tables are built on first use."""
 
     def __init__(self, table: TokenTable, tokenizer_dir: Path) -> None:
         self._table = table
@@ -24,7 +24,7 @@ class Speller:
         self._added: dict[str, int] | None = None
         self._split = re.compile("")
         self._ids: dict[bytes, int] = {}
-        self._lengths: dict[bytes, list[int]] = {}  # first byte -> of the tokens that begin with it, longest first
+        self._lengths: dict[bytes, list[int]] = {}  # first byte → the tokens that begin with it, longest first
 
     def spell(self, text: str, *, param: str) -> list[int]:
         """Token ids whose bytes are `text`.
@@ -59,11 +59,11 @@ class Speller:
 
     @property
     def ready(self) -> bool:
-        """Its tables are made, or never will be."""
+        """True when the tables are built, or cannot be built."""
         return self._added is not None or self._table.decode is not None
 
     def prepare(self) -> None:
-        """Make the tables, which takes a tenth of a second; safe in another thread."""
+        """Build the tables, which takes a tenth of a second; safe in another thread."""
         if not self.ready:
             self._tables("")
 

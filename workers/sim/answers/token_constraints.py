@@ -1,4 +1,4 @@
-"""Answers that may not use every token: `allowed_token_ids`, `logit_bias` at its ends, and `bad_words`.
+"""Answers with restricted tokens: `allowed_token_ids`, the ends of `logit_bias`, and `bad_words`.
 
 A ban changes an answer only where the banned token would have stood.  Allowed tokens, or those forced by a bias of 100, give an
 answer made of these.
@@ -13,16 +13,16 @@ from headrace.broker.messages import Sampling
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.answers.tokens import FILLER, LONGEST_GROUP, Answer, Vocabulary
 
-_BIAS = 100.0  # from here on a bias forces a token, or bans it
+_BIAS = 100.0  # a bias of this size forces a token, or bans it
 
 
 def is_restricted(sampling: Sampling) -> bool:
-    """Whether any of it is asked for."""
+    """Return true when the sampling parameters restrict tokens."""
     return bool(sampling.logit_bias or sampling.bad_words or sampling.allowed_token_ids is not None)
 
 
 class RestrictedAnswer(Answer):
-    """Raises RequestInvalid where nothing is left to say, or a token or word is none."""
+    """An answer under token restrictions. Raises RequestInvalid where no token is left, or a token or word is invalid."""
 
     __slots__ = ("_bad", "_banned", "_only")
 
@@ -42,10 +42,10 @@ class RestrictedAnswer(Answer):
                 )
             self.eos_at = 0
         if self._only is not None and len(self._only) > 1 and eos in self._only:
-            self._only.remove(eos)  # it comes where the answer ends, not in between
+            self._only.remove(eos)  # the end token ends the answer and is not drawn within it
 
     def _choice(self, sampling: Sampling) -> list[int] | None:
-        """The tokens to choose from; None = the usual words."""
+        """Return the tokens to choose from; None = the usual words."""
         forced = {token for token, bias in sampling.logit_bias.items() if bias >= _BIAS}
         only = set(sampling.allowed_token_ids) if sampling.allowed_token_ids is not None else None
         if forced:
@@ -63,7 +63,7 @@ class RestrictedAnswer(Answer):
         return left
 
     def grow(self) -> None:
-        """As any answer, with the next best where a token may not be said."""
+        """Draw the next tokens; a banned one is replaced by the next best."""
         ids, drawn = self.ids, self._drawn()
         end = len(ids) + len(drawn)
         for bits in drawn:
@@ -76,11 +76,11 @@ class RestrictedAnswer(Answer):
 
     def _pick(self, bits: int, *, single: bool = False) -> Sequence[int]:
         fitting = (group for group in self._candidates(bits) if (len(group) == 1 or not single) and self._fits(group))
-        # where `bad_words` leaves none of the tokens that are allowed, one of them it must be
+        # Where `bad_words` leaves none of the allowed tokens, one of them is used all the same.
         return next(fitting, None) or next(group for group in self._candidates(bits) if len(group) == 1)
 
     def _candidates(self, bits: int) -> Iterator[Sequence[int]]:
-        """The drawn token, or tokens of a character, and then the others."""
+        """Yield the drawn token, or the tokens of a character, and then the alternatives."""
         only = self._only
         if only is not None:
             yield from ([only[(bits + number) % len(only)]] for number in range(len(only)))
@@ -99,11 +99,11 @@ class RestrictedAnswer(Answer):
         return True
 
     def _is_open(self, said: Sequence[int], token: int) -> bool:
-        """Whether this token may come after these."""
+        """Return true when this token may follow these."""
         return token not in self._banned and not any(self._completes(said, token, word) for word in self._bad)
 
     def _completes(self, said: Sequence[int], token: int, word: bytes) -> bool:
-        """Whether whole tokens, this one last, spell the word."""
+        """Return true when whole tokens, this one last, spell the word."""
         piece, left, at = self._vocabulary.table.token_bytes(token), word, len(said)
         while piece and left.endswith(piece):
             left = left[: -len(piece)]

@@ -1,11 +1,11 @@
-"""What the simulator answers: a pure function of the prompt, so that any test can compute the exact expected text.
+"""The simulator's answers: a pure function of the prompt, so that any test can compute the exact expected text.
 
-Token *i* of an answer depends on the prompt ids, its media, the adapter, the seed (if the temperature is above 0) and *i*.  Not
-on batching, chunking, other requests, or how often the answer was interrupted and resumed.  An engine whose cache holds
-something else than the prompt (its *taint*) answers something else.
+Token *i* of an answer depends on the prompt ids, its media, the adapter, the seed (if the temperature is above 0) and *i*; it
+does not depend on batching, chunking, other requests, or how often the answer was interrupted and resumed.  An engine whose
+cache holds something else than the prompt (its *taint*) answers something else.
 
 Answers are made of common words of the tokenizer, some punctuation, and now and then a character whose bytes lie in separate
-tokens, so that the text pipeline has something to do.
+tokens, so that the text pipeline is exercised.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, tokenizer_dir: str | Path) -> Self:
-        """Raises EngineStartFailed when the tokenizer cannot be read or has no words."""
+        """Read a tokenizer. Raises EngineStartFailed when it cannot be read or has no words."""
         try:
             table = token_table(tokenizer_dir)
         except ModelUnavailable as error:
@@ -118,7 +118,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def has_chat_template(tokenizer_dir: str | Path) -> bool:
-    """Whether this folder can render chats."""
+    """Return true when this folder has a chat template."""
     folder = Path(tokenizer_dir)
     return (folder / "chat_template.jinja").is_file() or "chat_template" in _config(folder)
 
@@ -175,7 +175,7 @@ class Answer:
         self.closed = closed
 
     def _length(self, mean: float) -> int:
-        """Exponentially distributed, end token included, at least 1."""
+        """Draw the answer's length: exponentially distributed, end token included, at least 1."""
         (bits,) = struct.unpack("<Q", blake2b(self.key, person=b"length", digest_size=8).digest())
         return 1 + math.floor(-(mean - 0.5) * math.log1p(-bits / 2**64))
 
@@ -196,16 +196,16 @@ class Answer:
         del ids[end:]
 
     def _drawn(self) -> Sequence[int]:
-        """The bits that the next tokens are drawn with."""
+        """Return the random bits for the next tokens."""
         part = len(self.ids) // _CHUNK
         return _unpack_chunk(shake_128(self.key + part.to_bytes(8, "little")).digest(2 * _CHUNK))
 
     def logprob(self, index: int, token_id: int, top: int) -> TokenLogprob:
-        """A plausible log-probability of token `index`, likewise a pure function; the token itself is the most likely one."""
+        """Draw a plausible log-probability of token `index`, also a pure function; the token itself is the most likely one."""
         return self._logprob(b"logprobs", index, token_id, top)
 
     def prompt_logprob(self, index: int, token_id: int, top: int) -> TokenLogprob:
-        """The same of a token of the prompt."""
+        """Draw a plausible log-probability of a token of the prompt."""
         return msgspec.structs.replace(self._logprob(b"prompt", index, token_id, top), rank=1)
 
     def _logprob(self, part: bytes, index: int, token_id: int, top: int) -> TokenLogprob:
@@ -244,7 +244,7 @@ def expected_ids(
     media: Sequence[MediaSpan] = (),
     vocabulary: Vocabulary | None = None,
 ) -> list[int]:
-    """The ids a simulator answers with: at most `max_tokens`, the end or stop token included if there is one."""
+    """Compute the ids a simulator answers with: at most `max_tokens`, with the end or stop token if there is one."""
     sampling = sampling or Sampling()
     vocabulary = vocabulary or bundled_vocabulary()
     answer = Answer(vocabulary, prompt_ids, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens, media=media)
@@ -267,7 +267,7 @@ def expected_text(
     adapter: str | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> str:
-    """`expected_ids` as the text a client sees."""
+    """Compute `expected_ids` as the text a client sees."""
     vocabulary = vocabulary or bundled_vocabulary()
     ids = expected_ids(
         prompt_ids,

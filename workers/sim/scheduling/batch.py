@@ -1,4 +1,4 @@
-"""Which sequences are where in the simulated engine, and which blocks they hold."""
+"""The running batch: the sequences of an engine by phase, and the blocks they hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STARTED = (Phase.LOADING, Phase.PREFILL)
 
 
 class Batch:
-    """All sequences of one engine by phase; a sequence that hands over in a room (`PARKED`) is only in `runs`."""
+    """The sequences of one engine by phase. A sequence that hands over in a room (`PARKED`) is only in `runs`."""
 
     def __init__(self, manager: BlockManager) -> None:
         self.manager = manager
@@ -20,7 +20,7 @@ class Batch:
         self.prefilling: list[Run] = []
         self.decoding: list[Run] = []
         self.stuck: list[Run] = []
-        self.queued_tokens = 0  # to be computed or loaded for sequences that do not decode yet
+        self.queued_tokens = 0  # tokens to be computed or loaded for sequences that do not decode yet
         self.preemptions = 0
 
     @property
@@ -29,7 +29,7 @@ class Batch:
         return len(self.prefilling) + len(self.decoding) + len(self.stuck) + len(self.loading)
 
     def wait(self, run: Run) -> None:
-        """Queue a sequence, new or preempted. What the cache has of it now is expected to be there when its turn comes."""
+        """Queue a sequence, new or preempted. The tokens that the cache has now are expected to be there at its admission."""
         self.waiting.push(run)
         size = self.manager.block_size
         run.expected = size * self.manager.known(run.chain()[: (len(run.ids) - 1) // size])
@@ -47,13 +47,13 @@ class Batch:
             run.set_taint(taint)
 
     def reach(self, run: Run, computed: int) -> None:
-        """The cache holds this many of the sequence's tokens now."""
+        """Note that the cache now holds this many of the sequence's tokens."""
         self.queued_tokens -= computed - run.computed
         run.computed = computed
         self.commit(run, computed)
 
     def prefill(self, run: Run) -> None:
-        """Compute what is missing of this sequence's tokens from now on."""
+        """Compute the missing tokens of this sequence from now on."""
         run.phase = Phase.PREFILL
         self.prefilling.append(run)
 
@@ -72,7 +72,7 @@ class Batch:
         run.blocks, run.capacity, run.committed = [], 0, 0
 
     def drop(self, run: Run) -> None:
-        """This sequence is over."""
+        """Remove a sequence that has ended."""
         self.queued_tokens -= self._remaining(run)
         if run.phase is Phase.WAITING:
             self.waiting.leave()
@@ -88,7 +88,7 @@ class Batch:
     # -- blocks ----------------------------------------------------------------------------------------------
 
     def make_room(self, run: Run, count: int) -> bool:
-        """Give a running sequence more blocks, taking them from worse ones; False if it was itself the worst."""
+        """Allocate blocks to a running sequence, preempting worse ones. Returns False if it was itself the worst."""
         while (blocks := self.manager.allocate(count)) is None:
             victim = max((*self.prefilling, *self.decoding), key=_rank)
             self._preempt(victim)

@@ -1,12 +1,12 @@
 """The simulated KV cache: paged blocks, shared by reference count, kept for reuse until room is needed.
 
-A block is in exactly one of three places: in use (some sequence holds it), idle (nobody holds it but its content is cached;
-the least recently used one is evicted first), or blank.  Blank blocks are handed out lowest number first, so the blocks of a
-sequence lie side by side where they can: transfers between machines are far cheaper that way.
+A block is in exactly one of three states: in use (held by a sequence), idle (held by none, but its content is cached; the least
+recently used one is evicted first), or blank.  Blank blocks are handed out lowest number first, so the blocks of a sequence lie
+side by side where they can: transfers between machines are far cheaper that way.
 
 Content is named by its chain value (`headrace.broker.blocks`), which stands for the block's tokens and all tokens before
-them.  What a
-block really holds is its *cell*: normally the same value, but not always once other machines read and write blocks by number.
+them.  The content that a block really holds is its *cell*: normally the same value, but not always once other machines read and
+write blocks by number.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from headrace.workers.sim.scheduling.tiers import Content, LowerTiers, fingerpri
 
 
 def _nothing(blocks: Sequence[int]) -> None:
-    """What `on_reuse` does where nobody has the blocks' bytes."""
+    """Do nothing: the default of `on_reuse`, for engines whose blocks have no bytes."""
 
 
 class BlockManager:
-    """All blocks of one engine. Not thread-safe."""
+    """The blocks of one engine. Not thread-safe."""
 
     def __init__(self, blocks: int, block_size: int, *, host_blocks: int = 0, disk_blocks: int = 0) -> None:
         self.blocks = blocks
         self.block_size = block_size
         self._refs = [0] * blocks
-        self._blank = list(range(blocks))  # a heap; a sorted list is one
+        self._blank = list(range(blocks))  # a heap; a sorted list is a valid heap
         self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._content: dict[int, Content] = {}  # by block
         self._by_value: dict[int, int] = {}  # chain value → block
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
-        self._cells: dict[int, int] = {}  # by block, where `_content` does not tell it
-        self.on_reuse: Callable[[Sequence[int]], None] = _nothing  # told which blocks do not hold their cells any more
+        self._cells: dict[int, int] = {}  # by block, for blocks that are not in `_content`
+        self.on_reuse: Callable[[Sequence[int]], None] = _nothing  # called with the blocks that no longer hold their cells
         self._tainted = False  # some block may hold something else than its value says
         self.lower = LowerTiers(host_blocks, disk_blocks, self._emit) if host_blocks or disk_blocks else None
 
@@ -70,14 +70,14 @@ class BlockManager:
         return taken
 
     def known(self, chain: Sequence[int]) -> int:
-        """How many blocks of this chain's beginning are cached."""
+        """Count the blocks at the beginning of this chain that are cached."""
         for n, value in enumerate(chain):
             if value not in self._by_value:
                 return n
         return len(chain)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Hold `count` empty blocks, or None (and nothing changes) when there are not so many."""
+        """Hold `count` empty blocks. Returns None, and changes nothing, when there are not so many."""
         if count > self.available:
             return None
         taken = [heapq.heappop(self._blank) if self._blank else self._evict() for _ in range(count)]
@@ -88,7 +88,7 @@ class BlockManager:
         return taken
 
     def keep(self, blocks: Sequence[int]) -> None:
-        """Hold these blocks, which somebody holds, once more; `release` lets go."""
+        """Add a reference to these held blocks; `release` drops it."""
         for block in blocks:
             if self._refs[block] == 0:
                 raise AssertionError(f"block {block} is kept by nobody yet")
@@ -104,7 +104,7 @@ class BlockManager:
         return block
 
     def has(self, value: int) -> bool:
-        """Whether the device has this content."""
+        """Return true when this content is on the device."""
         return value in self._by_value
 
     def commit(self, blocks: Sequence[int], contents: Sequence[Content]) -> None:
@@ -125,7 +125,7 @@ class BlockManager:
         self._announce(fresh)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go of a sequence's blocks, given in order. Cached ones become idle; of these its end is evicted first."""
+        """Drop a sequence's blocks, given in order. Cached ones become idle; the end of the sequence is evicted first."""
         for block in reversed(blocks):
             refs = self._refs[block] - 1
             if refs < 0:
@@ -145,7 +145,7 @@ class BlockManager:
         self._emit(KvEvent(kind="cleared"))
 
     def clear_device(self) -> None:
-        """Forget what the device has; the tiers below keep theirs. Nothing is written to them."""
+        """Forget the content on the device; the tiers below keep theirs. Nothing is written to them."""
         self._removed += self._by_value
         self._forget()
         self.on_reuse(list(self._cells))
@@ -162,18 +162,18 @@ class BlockManager:
     # -- what blocks really hold -----------------------------------------------------------------------------
 
     def cell(self, block: int) -> int:
-        """What this block holds now: a chain value, a fingerprint of part of a block, or something nobody knows."""
+        """Return the content of this block: a chain value, a fingerprint of a partial block, or an unknown value."""
         content = self._content.get(block)
         if content is not None:
             return content.cell
         return self._cells.get(block) or fingerprint("unknown", block)
 
     def set_cell(self, block: int, cell: int) -> None:
-        """Note, or overwrite, what this block holds; good until it is allocated anew."""
+        """Set the content of this block; valid until it is allocated anew."""
         self._cells[block] = cell
 
     def taint(self, blocks: Sequence[int]) -> int:
-        """0 when all of these hold what their values say."""
+        """Return 0 when all of these blocks hold what their values say, else the first taint among them."""
         if not self._tainted:
             return 0
         return next(
@@ -183,18 +183,18 @@ class BlockManager:
     # -- events ----------------------------------------------------------------------------------------------
 
     def take_events(self) -> list[KvEvent]:
-        """What changed since the last call, in order."""
+        """Return the changes since the last call, in order."""
         self._flush_removed()
         events, self._events = self._events, []
         return events
 
     def inventory(self) -> list[KvEvent]:
-        """`stored` events for all that is cached: applied after a `cleared`, they give the whole truth."""
+        """Return `stored` events for all that is cached: applied after a `cleared`, they give the complete state."""
         device = [stored([content]) for content in self._content.values()]
         return device if self.lower is None else device + list(self.lower.inventory())
 
     def snapshot(self) -> list[KvEvent]:
-        """`inventory` for a reader who begins here: what changed until now is in it, and will not be told again."""
+        """Return the `inventory` for a new reader. It includes all changes until now; their events are dropped."""
         self.take_events()
         return self.inventory()
 
@@ -212,7 +212,7 @@ class BlockManager:
             self._removed = []
 
     def check(self) -> None:
-        """For tests: raises AssertionError when the books do not balance."""
+        """Check the bookkeeping, for tests. Raises AssertionError when it is inconsistent."""
         held = {block for block, refs in enumerate(self._refs) if refs > 0}
         blank, idle = set(self._blank), set(self._idle)
         if min(self._refs, default=0) < 0:

@@ -13,10 +13,10 @@ class KvOffer(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     request: str
-    number: int  # of this engine's offers
+    number: int  # sequence number among this engine's offers
     blocks: list[int]
     tokens: int
-    chain: list[int]  # of the whole blocks: which prompt this is
+    chain: list[int]  # chain values of the whole blocks; they identify the prompt
     layout: str  # engines whose layouts differ cannot read each other
     mode: Literal["pull", "push"]
     cached_tokens: int
@@ -37,10 +37,10 @@ class Side:
 
     @property
     def number(self) -> int:
-        """That of the offer, 0 where there is none."""
+        """The offer's number, 0 without an offer."""
         return self.offer.number if self.offer is not None else 0
 
     @property
     def pulls(self) -> bool:
-        """A decode side that reads the blocks itself."""
+        """True for a decode side that reads the blocks itself."""
         return self.offer is not None and self.offer.mode == "pull"

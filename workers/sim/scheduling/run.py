@@ -1,4 +1,4 @@
-"""One sequence inside the simulated engine."""
+"""The state of a sequence inside the simulated engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.workers.sim.settings import SimSettings
 
 
 class Phase(Enum):
-    """Where a sequence is."""
+    """The phase of a sequence."""
 
     WAITING = auto()
     LOADING = auto()  # blocks come from another tier or engine
@@ -31,11 +31,11 @@ class Phase(Enum):
 
 
 class Run:
-    """A sequence and how far it has come.
+    """A sequence and its progress.
 
     `ids` are all its tokens, `index` the number of the next answer token and `computed` how many tokens the cache holds; a
     decoding sequence has all of its tokens there but the last, which is why `computed` is not kept up while it decodes.
-    Up to `special_at` a token is just a token and the scheduler takes it from `stream` by itself.
+    Before `special_at`, tokens need no special handling and the scheduler takes them from `stream` directly.
     """
 
     __slots__ = (
@@ -93,12 +93,12 @@ class Run:
         self.phase = Phase.WAITING
         self.blocks: list[int] = []
         self.capacity = 0  # tokens that `blocks` hold
-        self.committed = 0  # tokens in blocks that others can use
+        self.committed = 0  # tokens in blocks that other sequences can use
         self.computed = 0
-        self.expected = 0  # tokens that the cache had when it was queued
-        self.cached_tokens: int | None = None  # at the first admission
-        self.extra: Mapping[str, Any] | None = None  # … and what goes with it
-        self.reported = False  # both are in an output
+        self.expected = 0  # tokens that the cache had when the sequence was queued
+        self.cached_tokens: int | None = None  # set at the first admission
+        self.extra: Mapping[str, Any] | None = None  # the output's `extra` that goes with `cached_tokens`
+        self.reported = False  # `cached_tokens` and `extra` are in an output
         self.index = start
         self.prompt_tokens = sequence.prompt_tokens
         self.media = parse_media(sequence.media, sequence.prompt_tokens) if sequence.media else ()
@@ -137,7 +137,7 @@ class Run:
         return answer.eos_at if answer.eos_at is None or answer.closed else max(answer.eos_at, self._min_index)
 
     def set_taint(self, taint: int) -> None:
-        """From here on, answer as an engine whose cache holds what `taint` stands for (0: the right thing)."""
+        """Answer from here on like an engine whose cache holds what `taint` stands for (0: the right content)."""
         if taint != self.taint:
             self.taint = taint
             self._draw()
@@ -145,19 +145,19 @@ class Run:
             self._look_ahead()
 
     def take_side(self, side: Side) -> None:
-        """This sequence has a part in a hand-over; a prefill side gives one token."""
+        """Give this sequence its part in a hand-over. A prefill side emits one token."""
         self.side = side
         if side.kind == "prefill":
             self._end = self.index + 1
             self._look_ahead()
 
     def has_fault(self, name: Literal["peer_dead", "transfer_breaks", "stall_transfer"]) -> bool:
-        """Whether this sequence was told to have this fault."""
+        """Return true when this fault is injected into this sequence."""
         wanted: bool = getattr(self.faults, name)
         return wanted and not (self.faults.fresh_only and self._start)
 
     def chain(self) -> list[int]:
-        """Chain values of all whole blocks of `ids`. The list is shared: do not change it."""
+        """Return the chain values of all whole blocks of `ids`. The list is shared: do not change it."""
         size = self._block_size
         if self._chain is None:
             self._chain = block_chain(self.ids, size, adapter=self.adapter, salt=self.salt, media=self.media)
@@ -189,7 +189,7 @@ class Run:
         ]
 
     def cells(self, tokens: int) -> list[int]:
-        """What the blocks of the first `tokens` tokens hold when they hold what they should, a partial last one included."""
+        """Return the correct contents of the blocks of the first `tokens` tokens, including a partial last one."""
         size = self._block_size
         whole, rest = divmod(tokens, size)
         cells = self.chain()[:whole]
@@ -200,7 +200,7 @@ class Run:
         return cells
 
     def emit(self) -> Output:
-        """The next token as an output, finished if it is the last."""
+        """Emit the next token as an output, finished if it is the last."""
         index = self.index
         while index >= len(self.stream):
             self._answer.grow()
@@ -232,7 +232,7 @@ class Run:
         return [None, *(score(n, self.ids[n], top) for n in range(1, self.prompt_tokens))]
 
     def _look_ahead(self) -> None:
-        """Set `special_at`: the next token number at which something may happen that `emit` must see to."""
+        """Set `special_at`: the next token number that `emit` must handle."""
         if self._stop_ids or self._logprobs is not None:
             self.special_at = 0
             return

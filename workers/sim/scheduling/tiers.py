@@ -1,8 +1,8 @@
-"""The memory below the device: host memory, then disk.
+"""The KV cache tiers below the device: host memory, then disk.
 
-Content that the device evicts goes down a tier; what a tier has no room for, its least recently used content, goes down
-another one, and from the last tier it is lost.  A prefix found below is copied up, and leaves its tier once it is on the
-device.  While it is being copied it is pinned: it stays, and can be found, until the last copy is done.
+Content that the device evicts goes down a tier. Each full tier evicts its least recently used content to the next, and the last
+tier drops it.  A prefix found below is copied up, and leaves its tier once it is on the device.  While it is copied it is
+pinned: it stays, and can be found, until the last copy is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOWER_TIERS: tuple[LowerTier, LowerTier] = ("host", "disk")
 
 
 class Content(msgspec.Struct, frozen=True, gc=False):
-    """What a full block holds, by its chain value. `taint` is not 0 when the block does not hold what its value says."""
+    """The content of a full block, named by its chain value. `taint` is not 0 when the block holds something else."""
 
     value: int
     parent: int | None
@@ -35,17 +35,17 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cell(self) -> int:
-        """What the bytes of its block stand for."""
+        """The value that the bytes of its block represent."""
         return fingerprint(self.value, self.taint) if self.taint else self.value
 
 
 def fingerprint(*parts: object) -> int:
-    """64 bits, never 0, that stand for these values."""
+    """Hash these values to 64 bits, never 0."""
     return int.from_bytes(blake2b(encode(parts), digest_size=8).digest(), "little") | 1
 
 
 def stored(contents: Sequence[Content], tier: Literal["device", "host", "disk"] = "device") -> KvEvent:
-    """The event for these consecutive blocks of one chain."""
+    """Make the event for these consecutive blocks of one chain."""
     first = contents[0]
     return KvEvent(
         kind="stored",
@@ -68,22 +68,22 @@ class _Tier:
 
 
 class LowerTiers:
-    """Both tiers. Sizes are in blocks, 0 = there is no such tier. `emit` takes the events, in order."""
+    """The host and disk tiers. Sizes are in blocks, 0 = no such tier. `emit` takes the events, in order."""
 
     def __init__(self, host: int, disk: int, emit: Callable[[KvEvent], None]) -> None:
         self._tiers = [_Tier(name, size) for name, size in zip(LOWER_TIERS, (host, disk), strict=True) if size]
         self._emit = emit
 
     def counts(self) -> dict[str, int]:
-        """Blocks cached in each tier there is."""
+        """Count the blocks cached in each existing tier."""
         return {tier.name: len(tier.content) for tier in self._tiers}
 
     def find(self, value: int) -> LowerTier | None:
-        """The highest tier that has this content."""
+        """Return the highest tier that has this content."""
         return next((tier.name for tier in self._tiers if value in tier.content), None)
 
     def put(self, content: Content) -> None:
-        """Take in what the device evicted."""
+        """Store content that the device evicted."""
         self._put(content, 0)
 
     def _put(self, content: Content, level: int) -> None:
@@ -96,7 +96,7 @@ class LowerTiers:
             return
         if len(tier.content) >= tier.size:
             victim = next((value for value in tier.content if value not in tier.pins), None)
-            if victim is None:  # all of it is being copied up
+            if victim is None:  # all blocks are being copied up
                 self._put(content, level + 1)
                 return
             self._emit(KvEvent(kind="removed", tier=tier.name, hashes=[victim]))
@@ -112,7 +112,7 @@ class LowerTiers:
         return tier.content[value]
 
     def unpin(self, name: LowerTier, value: int, *, moved: bool) -> None:
-        """The copy ended; with `moved` the content is on the device now and leaves this tier."""
+        """End a copy. With `moved` the content is on the device now and leaves this tier."""
         tier = self._tier(name)
         left = tier.pins.get(value, 0) - 1
         if left > 0:
@@ -130,11 +130,11 @@ class LowerTiers:
             tier.pins.clear()
 
     def inventory(self) -> Iterator[KvEvent]:
-        """`stored` events for all that is here."""
+        """Yield `stored` events for all content of the lower tiers."""
         return (stored([content], tier.name) for tier in self._tiers for content in tier.content.values())
 
     def check(self) -> None:
-        """For tests: raises AssertionError when the books do not balance."""
+        """Check the bookkeeping, for tests. Raises AssertionError when it is inconsistent."""
         for tier in self._tiers:
             if len(tier.content) > tier.size or not tier.pins.keys() <= tier.content.keys():
                 raise AssertionError(f"tier {tier.name} is over-full, or something that is not there is pinned")

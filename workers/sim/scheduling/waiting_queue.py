@@ -8,7 +8,7 @@ from headrace.workers.sim.scheduling.run import Phase, Run
 
 
 class WaitingQueue:
-    """Entries of sequences that left meanwhile are skipped."""
+    """A priority queue of sequences. Entries of sequences that have left are skipped."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Run]] = []
@@ -20,7 +20,7 @@ class WaitingQueue:
         self.count += 1
 
     def first(self) -> Run | None:
-        """The one to be admitted next; it stays."""
+        """Return the sequence to be admitted next, without removing it."""
         while self._heap:
             run = self._heap[0][1]
             if run.phase is Phase.WAITING:
@@ -29,10 +29,10 @@ class WaitingQueue:
         return None
 
     def pop(self) -> None:
-        """Take out what `first` returned."""
+        """Remove the sequence that `first` returned."""
         heapq.heappop(self._heap)
         self.count -= 1
 
     def leave(self) -> None:
-        """A waiting sequence is gone; its phase tells which."""
+        """Note that a waiting sequence has left; its phase marks its entry."""
         self.count -= 1

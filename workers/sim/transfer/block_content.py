@@ -1,9 +1,9 @@
-"""What the bytes of a block say: which cell it holds, and whether they all came through.
+"""The layout of a block's bytes: the cell it holds, and a checksum that shows whether they all arrived.
 
     cell (8 bytes) | xxh3 of the body, xor cell (8 bytes) | body: a pattern, xor cell
 
 Bodies are written when a block is put on offer and not when it is computed: a simulator need not copy more than it hands over.
-What happens to a block afterwards changes its first sixteen bytes only; they are then right, of something else.
+A later overwrite changes only the first sixteen bytes; they are then valid, but of another cell.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from xxhash import xxh3_64_intdigest
 
 from headrace.workers.sim.transfer.nixl.arena import Arena
 
-LEAST_BYTES = 64  # of a block; a multiple of 8
+LEAST_BYTES = 64  # smallest block; a multiple of 8
 _HEAD = 2  # words
 _ODD = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 
 
 class Contents:
-    """The blocks of one arena."""
+    """The contents of one arena's blocks."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         words = arena.block_bytes // 8 - _HEAD
         self._pattern: NDArray[np.uint64] = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(_ODD)
-        self._sound: set[int] = set()  # blocks whose bytes agree with each other, as far as is known
+        self._sound: set[int] = set()  # blocks whose checksum is right, as far as is known
         self._changes = 0
 
     def stamp(self, block: int, cell: int) -> None:
-        """This block holds this cell."""
+        """Write this cell into this block."""
         words = self._words(block)
         if block in self._sound and int(words[0]) == cell:
             return
@@ -44,7 +44,7 @@ class Contents:
         self._sound.add(block)
 
     def overwrite(self, block: int) -> None:
-        """This block holds something else now, nobody knows what."""
+        """Change this block to another, unknown cell."""
         words = self._words(block)
         self._changes += 1
         change = self._changes * _ODD & _WORD
@@ -52,11 +52,11 @@ class Contents:
         words[1] = int(words[1]) ^ change
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Others write to these from now on."""
+        """Expect writes of other engines to these blocks from now on."""
         self._sound.difference_update(blocks)
 
     def read(self, block: int) -> int | None:
-        """The cell that this block holds; None when its bytes do not belong together."""
+        """Read the cell of this block. Returns None when its checksum is wrong."""
         words = self._words(block)
         cell = int(words[0])
         if int(words[1]) != xxh3_64_intdigest(words[_HEAD:].data) ^ cell:

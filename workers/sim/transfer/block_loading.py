@@ -1,7 +1,7 @@
-"""Sequences that wait for blocks from elsewhere: from a tier below the device, or from the engine that prefilled their prompt.
+"""Loading of KV blocks from a tier below the device, or from the engine that prefilled the prompt.
 
-They hold their slot and the blocks to be filled, and the batch goes on without them.  What was found is loaded, what was not is
-computed.  Each tier is a line of its own that carries one load after the other.
+A waiting sequence holds its slot and the blocks to be filled, and the batch goes on without it.  Blocks that were found are
+loaded, the rest is computed.  Each tier is a link of its own that carries one load after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.workers.sim.transfer.handover_state import PeerLink
 
 @dataclass(slots=True)
 class Load:
-    """What a sequence takes from elsewhere, after `have` blocks of the device's prefix cache.
+    """The blocks that a sequence loads after `have` blocks of the device's prefix cache.
 
     `found` are the blocks that follow: None is one more on the device, else the tier it is in. After them come
     `remote` blocks from another engine; with those, `tokens` are there.
@@ -30,37 +30,37 @@ class Load:
     have: int
     found: list[LowerTier | None] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)  # blocks of `found` that are on the device
-    contents: list[Content] = field(default_factory=list)  # of those that are not
+    contents: list[Content] = field(default_factory=list)  # contents of the blocks of `found` that are in lower tiers
     remote: int = 0
-    handed_over: bool = False  # by another engine, even if nothing is to be fetched
+    handed_over: bool = False  # handed over by another engine, even if nothing is to be fetched
     tokens: int = 0
     ready_at: float = 0.0
-    arrival: Arrival | None = None  # of the remote ones
+    arrival: Arrival | None = None  # arrival of the remote blocks
     fault: Fault | None = None
 
     @property
     def local(self) -> int:
-        """Blocks that this engine had in some tier."""
+        """Number of blocks that this engine had in some tier."""
         return self.have + len(self.found)
 
     @property
     def ended(self) -> bool:
-        """Nothing of it is under way, as far as bytes go."""
+        """True when no bytes are on their way."""
         return self.arrival is not None
 
     @property
     def taint(self) -> int:
-        """Of what this engine had."""
+        """The taint of the blocks that this engine had."""
         return self.run.taint or next((content.taint for content in self.contents if content.taint), 0)
 
     @property
     def missing(self) -> int:
-        """Device blocks to be allocated for it."""
+        """Number of device blocks to be allocated."""
         return len(self.found) - self.found.count(None) + self.remote
 
 
 class Loader:
-    """All loads of one engine."""
+    """The loads of one engine."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Loader:
         self.loaded_blocks: dict[str, int] = {"host": 0, "disk": 0}
 
     def plan(self, run: Run, have: int) -> Load | None:
-        """What can come from elsewhere for a sequence with this many blocks of prefix, reserved; None when nothing can.
+        """Reserve what can be loaded for a sequence with this many blocks of prefix. Returns None when there is nothing.
 
         `begin` or `release` must follow.
         """
@@ -107,7 +107,7 @@ class Loader:
         return load
 
     def begin(self, load: Load, fresh: list[int]) -> list[int]:
-        """Start it with these `missing` newly allocated blocks; all blocks after the first `have`, in order."""
+        """Start a load with these `missing` newly allocated blocks. Returns all blocks after the first `have`, in order."""
         run, now = load.run, self._clock()
         self.loads[run.id] = load
         shared, empty = iter(load.shared), iter(fresh)
@@ -130,12 +130,12 @@ class Loader:
         return blocks + remote
 
     def release(self, load: Load) -> None:
-        """There is no room for it now: what `plan` reserved is free again."""
+        """Free what `plan` reserved, because there is no room for the load now."""
         self._manager.release(load.shared)
         self._unpin(load, moved=False)
 
     def tick(self) -> list[Load]:
-        """The loads that have ended; `fault` is set where the sequence ends with it."""
+        """Return the loads that have ended; `fault` is set where the sequence ends with it."""
         if self._taker is not None:
             for arrival in self._taker.tick():
                 load, side = self.loads[arrival.run.id], arrival.run.side
@@ -150,7 +150,7 @@ class Loader:
         return ended
 
     def cancel(self, run: Run) -> None:
-        """The sequence is gone; what was on its way stays where it was."""
+        """Cancel the load of a sequence that has left. Blocks that were being copied stay in their tier."""
         load = self.loads.pop(run.id, None)
         if load is not None:
             self._unpin(load, moved=False)
@@ -164,7 +164,7 @@ class Loader:
             lower.unpin(tier, content.value, moved=moved)
 
     def next_at(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` has something to do."""
         due = [load.ready_at for load in self.loads.values() if load.ended]
         later = self._taker.next_at() if self._taker is not None else None
         return min([*due, *([] if later is None else [later])], default=None)

@@ -1,7 +1,7 @@
-"""What a prefill side writes into the memory of a decode side that asked for it.
+"""Writes of a prefill side into the memory of a decode side that asked for them.
 
-Every ask is answered once: "written", or "refused" when nothing of it will come any more.  Until then the asking side keeps its
-blocks, for they may be written to at any moment; so a write that is cancelled is answered when it has settled.
+Every ask is answered once: "written", or "refused" when no more bytes will come.  Until then the asking side keeps its blocks,
+for they may be written to at any moment; so a write that is cancelled is answered when it has settled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.workers.sim.transfer.handover_state import HandoverWire, segments
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Where a decode side wants its blocks written to, beginning with the one of this number."""
+    """The blocks of a decode side that are to be written to, for the prompt's blocks from number `first` on."""
 
     engine: str
     ticket: int
@@ -25,10 +25,10 @@ class Ask:
 
 @dataclass(slots=True)
 class Write:
-    """One ask that is being met."""
+    """The write that answers an ask."""
 
     ask: Ask
-    blocks: list[int]  # own ones
+    blocks: list[int]  # blocks of this engine
     began: float
     done_at: float  # as modelled
     until: float
@@ -36,13 +36,13 @@ class Write:
 
     @property
     def due(self) -> float:
-        """When it is over, if the real transfer is by then."""
+        """The time at which the write is over, if the real transfer has ended by then."""
         return min(self.done_at, self.until) if self.transfer is not None and self.transfer.ended else self.until
 
 
 @dataclass(frozen=True, slots=True)
 class _Cancelled:
-    """A write that nobody wants any more and that still moves something."""
+    """A cancelled write whose transfer has not settled."""
 
     key: str
     ask: Ask
@@ -52,7 +52,7 @@ class _Cancelled:
 
 
 class BlockWriter:
-    """All writes of a prefill engine."""
+    """The writes of a prefill engine."""
 
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
@@ -60,7 +60,7 @@ class BlockWriter:
         self.counts: dict[str, float] = {"written_blocks": 0, "failed_writes": 0, "write_s": 0.0}
 
     def begin(self, ask: Ask, blocks: list[int], *, stalls: bool) -> Write:
-        """Write what is asked for of these blocks."""
+        """Write the part of these blocks that the ask names."""
         wire, now = self._wire, self._wire.clock()
         given = blocks[ask.first : ask.first + len(ask.blocks)]
         taken = ask.blocks[: len(given)]
@@ -73,7 +73,7 @@ class BlockWriter:
         return write.until <= now or (transfer is not None and (transfer.failed or (transfer.ended and write.done_at <= now)))
 
     def end(self, key: str, write: Write) -> str:
-        """Tell the other side how it went: empty, or why it failed."""
+        """End a write and tell the other side. Returns an empty text, or why it failed."""
         wire, ask, transfer, now = self._wire, write.ask, write.transfer, self._wire.clock()
         if transfer is not None and transfer.ended and (transfer.failed or write.done_at <= now):
             error = transfer.finish()
@@ -92,7 +92,7 @@ class BlockWriter:
         return error
 
     def cancel(self, key: str, write: Write, why: str) -> None:
-        """Nobody wants this any more. Its blocks stay as long as they are being read."""
+        """Cancel a write. Its blocks are held until the transfer has settled."""
         if write.transfer is None or write.transfer.settled:
             self.refuse(key, write.ask, why)
             return
@@ -100,12 +100,12 @@ class BlockWriter:
         self.closing.append(_Cancelled(key, write.ask, write.blocks, write.transfer, why))
 
     def refuse(self, key: str, ask: Ask, why: str) -> None:
-        """Nothing will come for this ask."""
+        """Refuse an ask: no bytes will come for it."""
         notice = Notice(kind="refused", key=key, sender=self._wire.engine, ticket=ask.ticket, reason=why)
         self._wire.endpoint.notify(ask.engine, notice)
 
     def tick(self) -> None:
-        """Answer for the cancelled writes that have settled."""
+        """Refuse the asks of cancelled writes that have settled."""
         if not self.closing:
             return
         settled = [item for item in self.closing if item.transfer.settled]

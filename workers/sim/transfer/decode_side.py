@@ -1,8 +1,8 @@
 """The decode side of a hand-over: fetch the blocks of a prompt that another engine computed.
 
-Nothing that is fetched can be trusted by its name: this side compares what arrived with what the prompt's blocks must hold, not
-to refuse it (a real engine could not tell), but to answer as a model with a wrong cache would: wrongly.  Bytes that are no
-content at all are another matter: they mean that the transfer failed.
+Fetched content cannot be trusted by its name: this side compares it with what the prompt's blocks must hold, not to refuse it
+(a real engine could not tell), but to answer wrongly, as a model with a wrong cache would.  Bytes with a wrong checksum are
+another matter: they mean that the transfer failed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class _Fetch:
     run: Run
     side: Side
     first: int  # number of the first block fetched, within the prompt
-    blocks: list[int]  # where to
+    blocks: list[int]  # target blocks of this engine
     began: float
-    until: float  # patience ends
+    until: float  # deadline
     begun: bool = False  # the other side was reached
     at: float = 0.0  # pulled: when the blocks are there, as modelled
     transfer: Transfer | None = None  # pulled
@@ -49,7 +49,7 @@ class _Fetch:
 
     @property
     def due(self) -> float:
-        """When it may be over, unless the endpoint has something before."""
+        """The time at which the fetch may be over, unless the endpoint has something before."""
         if self.stalls or self.transfer is None or not self.transfer.ended:
             return self.until
         return min(self.at, self.until)
@@ -57,7 +57,7 @@ class _Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A fetch ended. `right` of the blocks hold what they should; `taint` stands for what the rest holds instead."""
+    """The end of a fetch. `right` of the blocks hold what they should; `taint` stands for what the rest holds instead."""
 
     run: Run
     right: int = 0
@@ -66,7 +66,7 @@ class Arrival:
 
 
 class DecodeTransfers:
-    """All fetches of a decode engine."""
+    """The fetches of a decode engine."""
 
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
@@ -84,16 +84,16 @@ class DecodeTransfers:
 
     @property
     def busy(self) -> bool:
-        """Something is on its way here."""
+        """True while blocks or answers may still arrive, or a lease must be renewed."""
         return bool(self._fetches or self._beats or self._lender.lent)
 
     def enter(self, run: Run, side: Side) -> None:
-        """This sequence waits from now on: keep its lease alive."""
+        """Keep the lease of a waiting sequence alive from now on."""
         if side.offer is not None:
             self._beats[run.id] = (side.offer, self._wire.clock())
 
     def skip(self, run: Run, side: Side) -> None:
-        """All of the prompt that this sequence could fetch is here already."""
+        """End a hand-over without a fetch, because all of the prompt's blocks are here already."""
         self._beats.pop(run.id, None)
         self._tell(side, "fetched")
 
@@ -126,7 +126,7 @@ class DecodeTransfers:
             fetch.error = f"engine {side.peer!r} went away"
 
     def forget(self, run: Run, side: Side) -> None:
-        """This sequence is gone: so may be what is kept for it. Called while it holds its blocks."""
+        """Drop a sequence that has left, and tell the other side to release its blocks. Called while it still holds its own."""
         fetch = self._fetches.pop(run.id, None)
         self._beats.pop(run.id, None)
         if fetch is not None:
@@ -134,14 +134,14 @@ class DecodeTransfers:
         self._tell(side, "rejected")
 
     def _lend(self, fetch: _Fetch) -> None:
-        """Nobody here waits for these blocks any more, but the other side, or the transfer, may still write to them."""
+        """Pin the blocks of a dropped fetch while the other side, or the transfer, may still write to them."""
         if fetch.transfer is not None and not fetch.transfer.settled:
             self._lender.until_settled(fetch.blocks, fetch.transfer)
         elif fetch.ticket and not fetch.answered:
             self._lender.until_answered(fetch.blocks, fetch.ticket, fetch.side.peer)
 
     def decline(self, offer: KvOffer) -> bool:
-        """Let the prefill side free blocks that nobody will fetch; whether it could be told."""
+        """Tell the prefill side to free blocks that will not be fetched. Returns true if it could be told."""
         notice = Notice(kind="rejected", key=offer.request, number=offer.number, sender=self._wire.engine)
         return self._wire.endpoint.notify(offer.engine, notice)
 
@@ -157,7 +157,7 @@ class DecodeTransfers:
     # -- time ------------------------------------------------------------------------------------------------
 
     def tick(self) -> list[Arrival]:
-        """Renew leases that are due; the fetches that have ended."""
+        """Renew leases that are due. Returns the fetches that have ended."""
         now = self._wire.clock()
         for run, (offer, at) in list(self._beats.items()):
             if at <= now:
@@ -174,7 +174,7 @@ class DecodeTransfers:
         return [self._end(fetch) for fetch in list(self._fetches.values()) if fetch.over(now)]
 
     def next_at(self) -> float | None:
-        """When `tick` has something to do, unless the endpoint has something before."""
+        """Return the time at which `tick` has something to do, unless the endpoint has something before."""
         now = self._wire.clock()
         due = [now if fetch.over(now) else fetch.due for fetch in self._fetches.values()]
         due += [fetch.ping_at for fetch in self._fetches.values() if fetch.ticket and not fetch.answered]
@@ -204,7 +204,7 @@ class DecodeTransfers:
         return self._judge(fetch, cells)
 
     def _outcome(self, fetch: _Fetch, now: float) -> str:
-        """Empty, or why nothing can have come."""
+        """Return an empty text, or the reason why the blocks cannot have come."""
         settings, peer = self._wire.settings, fetch.side.peer
         if fetch.error:
             return fetch.error
@@ -229,7 +229,7 @@ class DecodeTransfers:
         return Arrival(fetch.run, right, fingerprint(*cells[right:]))
 
     def fault(self, arrival: Arrival, side: Side) -> Fault | None:
-        """What the sequence of a failed fetch ends with; None when it is to compute its prompt itself."""
+        """Return the fault that ends the sequence of a failed fetch; None when it is to compute its prompt itself."""
         if not side.room and self._wire.settings.load_failure == "recompute":
             return None
         return Fault("transfer_failed", arrival.error, True)

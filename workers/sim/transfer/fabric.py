@@ -1,11 +1,11 @@
-"""The fabric: how the engines of one cluster reach each other's KV blocks.
+"""The fabric: the connection of the engines of one cluster to each other's KV blocks.
 
 Three primitives, those of RDMA libraries: read another engine's blocks, write them, send a notice.  Reading and writing are
-one-sided: whoever knows a block's number gets what lies there, and the owner is not asked.  That is why a hand-over has leases,
-and why a late reader gets wrong content without an error.  Both are posted, and end some time later.
+one-sided: an engine that knows a block's number gets its content, and the owner is not asked.  That is why a hand-over has
+leases, and why a late reader gets wrong content without an error.  Both are posted, and end some time later.
 
-An engine joins and has an *endpoint* from then on.  `LocalFabric` joins engines of one process: transfers end when somebody
-looks, and notices arrive before `notify` returns (a member may notify back from within).  `nixl_fabric.py` joins processes.
+An engine joins and has an *endpoint* from then on.  `LocalFabric` joins engines of one process: transfers end when they are
+looked at, and notices arrive before `notify` returns (a member may notify back from within).  `nixl_fabric.py` joins processes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Literal["renew", "fetched", "rejected", "register", "written", "refused"]
     key: str
     sender: str
-    number: int = 0  # of the offer; 0 = whichever there is
+    number: int = 0  # number of the offer; 0 = any
     ticket: int = 0
     blocks: tuple[int, ...] = ()
     first: int = 0
     reason: str = ""
-    card: bytes = b""  # the sender's, where the receiver may not have met it
+    card: bytes = b""  # the sender's card, where the receiver may not have met it
 
 
 class Member(Protocol):
-    """An engine as the others see it."""
+    """An engine as seen by the other engines."""
 
     def read(self, blocks: Sequence[int]) -> list[int] | None:
-        """What these blocks hold; None when its memory is not there."""
+        """Return the contents of these blocks; None when the engine's memory is freed."""
 
     def write(self, blocks: Sequence[int], cells: Sequence[int]) -> bool:
         """Overwrite these blocks."""
@@ -49,47 +49,47 @@ class Member(Protocol):
 
 
 class Transfer(Protocol):
-    """Blocks on their way."""
+    """A transfer of blocks."""
 
     @property
     def ended(self) -> bool:
-        """It is done, or has failed."""
+        """True when the transfer is done, or has failed."""
 
     @property
     def failed(self) -> bool:
-        """It has ended, and `finish` will say why it failed."""
+        """True when the transfer has ended, and `finish` will say why it failed."""
 
     @property
     def settled(self) -> bool:
-        """Nothing moves any more: the blocks on this side may be used for something else."""
+        """True when no bytes move any more: the blocks on this side may be used for something else."""
 
     def finish(self) -> str:
-        """Take note of its end: empty, or why it failed."""
+        """Acknowledge the end. Returns an empty text, or why the transfer failed."""
 
 
 class Endpoint(Protocol):
-    """One engine's end of the fabric. Failures are answers: the other end may be gone at any time."""
+    """The end of the fabric in one engine. Failures are answers: the other end may be gone at any time."""
 
-    engine: str  # what others call this engine
-    card: bytes  # what engines of other processes need to reach it
+    engine: str  # the engine's name on the fabric
+    card: bytes  # the card by which engines of other processes reach it
 
     def leave(self) -> None:
-        """Be unreachable from now on."""
+        """Become unreachable."""
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
-        """The workers there are and their cards; what is known of others is dropped."""
+        """Learn the cards of all workers; peers that are not among them are forgotten."""
 
     def reaches(self, engine: str) -> bool:
-        """Whether a handshake with this engine would succeed now."""
+        """Return true when a handshake with this engine would succeed now."""
 
     def stamp(self, blocks: Sequence[int], cells: Sequence[int]) -> None:
-        """These own blocks hold that; needed before others may fetch them."""
+        """Write these contents into own blocks, before other engines may fetch them."""
 
     def overwritten(self, blocks: Sequence[int]) -> None:
-        """These own blocks hold something else than what they were stamped with."""
+        """Note that these own blocks no longer hold their stamped contents."""
 
     def content(self, blocks: Sequence[int]) -> list[int] | None:
-        """What lies in these own blocks; None when it is no content at all."""
+        """Return the contents of these own blocks; None when a checksum is wrong."""
 
     def read(self, engine: str, remote: Sequence[int], local: Sequence[int]) -> Transfer:
         """Copy these blocks of that engine here."""
@@ -98,20 +98,20 @@ class Endpoint(Protocol):
         """Copy these own blocks to that engine."""
 
     def notify(self, engine: str, notice: Notice) -> bool:
-        """Send a notice; False when the engine cannot be reached."""
+        """Send a notice. Returns False when the engine cannot be reached."""
 
     def poll(self) -> bool:
-        """Look what has ended or come in, if it is time to; whether there was anything. Notices go to the member."""
+        """Look for ended transfers and notices, if it is time to. Returns true if there were any; notices go to the member."""
 
     def poll_at(self, *, busy: bool) -> float | None:
-        """When to look next; None when that is never needed. `busy`: a hand-over is open."""
+        """Return the time of the next poll; None when none is needed. `busy`: a hand-over is open."""
 
 
 class Fabric(Protocol):
-    """Where engines meet."""
+    """The meeting place of engines."""
 
     def join(self, engine: str, member: Member) -> Endpoint:
-        """Be reachable, under this id or one that begins with it. Raises ValueError when that cannot be."""
+        """Join under this id, or one that begins with it. Raises ValueError when that cannot be."""
 
 
 class LocalFabric:
@@ -128,7 +128,7 @@ class LocalFabric:
 
 
 class LocalTransfer:
-    """Copies when it is finished: who left meanwhile is noticed at the end."""
+    """Copies when it is finished; an engine that left meanwhile is noticed at the end."""
 
     ended = True
     failed = False
@@ -142,7 +142,7 @@ class LocalTransfer:
 
 
 class LocalEndpoint:
-    """What members hold is what their `read` says: no bytes are needed."""
+    """An endpoint without bytes: the content of a block is the answer of its member's `read`."""
 
     def __init__(self, fabric: LocalFabric, engine: str, member: Member) -> None:
         self.engine = engine
@@ -154,16 +154,16 @@ class LocalEndpoint:
         self._fabric.members.pop(self.engine, None)
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
-        """All of them are here."""
+        """Do nothing: all engines are in this process."""
 
     def reaches(self, engine: str) -> bool:
         return engine in self._fabric.members
 
     def stamp(self, blocks: Sequence[int], cells: Sequence[int]) -> None:
-        """Nothing to do."""
+        """Do nothing: no bytes are kept."""
 
     def overwritten(self, blocks: Sequence[int]) -> None:
-        """Nothing to do."""
+        """Do nothing: no bytes are kept."""
 
     def content(self, blocks: Sequence[int]) -> list[int] | None:
         return self._member.read(blocks)

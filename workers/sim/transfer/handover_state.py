@@ -1,4 +1,4 @@
-"""What both sides of a hand-over share: who they are, what they may promise, and how a hand-over looks from outside."""
+"""State and terms that both sides of a hand-over share."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from headrace.workers.sim.transfer.fabric import Endpoint
 
 @dataclass(slots=True)
 class PeerLink:
-    """A line that carries one transfer after the other."""
+    """A link that carries one transfer after the other."""
 
     free_at: float = 0.0
 
     def take(self, now: float, duration_s: float) -> float:
-        """When a transfer that is wanted now will be done."""
+        """Queue a transfer now. Returns the time at which it will be done."""
         self.free_at = max(now, self.free_at) + duration_s
         return self.free_at
 
 
 @dataclass(slots=True, kw_only=True)
 class HandoverWire:
-    """One engine's part in hand-overs. `clock` is the engine's own; adding `wall_offset_s` makes it Unix time.
+    """An engine's part in hand-overs. `clock` is the engine's own; adding `wall_offset_s` makes it Unix time.
 
     `endpoint` is there once the engine has joined a fabric.
     """
@@ -50,12 +50,12 @@ class HandoverWire:
 
     @property
     def engine(self) -> str:
-        """What the other engines call this one."""
+        """The engine's name on the fabric."""
         return self.endpoint.engine
 
     @property
     def terms(self) -> str:
-        """What engines that hand over to each other have in common."""
+        """The terms that engines must have in common to hand over to each other."""
         settings = self.settings
         style = f"params/{settings.transfer_mode}" if settings.style is DisaggStyle.PARAMS else "rendezvous"
         return f"sim/{style}/{settings.block_size}x{settings.block_bytes}"
@@ -65,12 +65,12 @@ class HandoverWire:
         return f"{self.model} {self.terms}"
 
     def transfer_s(self, blocks: int, descriptors: int) -> float:
-        """How long this many blocks take over the link."""
+        """Return the time that this many blocks take over the link."""
         moving = self.timing.transfer_s(tokens=blocks * self.settings.block_size, descriptors=descriptors)
         return moving * self.settings.faults.slow_transfer
 
     def side(self, wanted: Handover, sequence: EngineSequence, chain: Sequence[int]) -> Side:
-        """The part that this sequence, with this chain, wants to have. Raises RequestInvalid or UnsupportedByEngine."""
+        """Work out the part that this sequence, with this chain, asks for. Raises RequestInvalid or UnsupportedByEngine."""
         if wanted.kind != self.role.value:
             raise UnsupportedByEngine(f"an engine in the role {self.role.value} takes no {wanted.kind} hand-overs")
         if self.settings.style is DisaggStyle.RENDEZVOUS:
@@ -104,7 +104,7 @@ class HandoverWire:
 
 
 def parse_offer(params: Mapping[str, Any] | None) -> KvOffer:
-    """Raises RequestInvalid when these are not parameters of a hand-over."""
+    """Read the parameters of a hand-over. Raises RequestInvalid for anything else."""
     try:
         return msgspec.convert(params, KvOffer)
     except msgspec.ValidationError as error:
@@ -112,7 +112,7 @@ def parse_offer(params: Mapping[str, Any] | None) -> KvOffer:
 
 
 def segments(*blocks: Sequence[int]) -> int:
-    """How many descriptors name these blocks, pairwise: stretches in which all numbers go up by one."""
+    """Count the descriptors for these blocks, taken pairwise: stretches in which all numbers go up by one."""
     rows = list(zip(*blocks, strict=True))
     breaks = sum(any(b != a + 1 for a, b in zip(one, two, strict=True)) for one, two in pairwise(rows))
     return breaks + bool(rows)

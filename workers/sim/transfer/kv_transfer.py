@@ -1,4 +1,4 @@
-"""Blocks that come from elsewhere or go elsewhere, beside the steps: lower tiers, and both sides of a hand-over."""
+"""KV blocks that move beside the steps: to and from lower tiers, and on both sides of a hand-over."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headrace.workers.sim.transfer.prefill_side import PrefillTransfers
 
 
 class SimKvTransfer:
-    """One engine's traffic. Without a `wire` it hands nothing over; with `none` set there is no traffic at all.
+    """The KV transfers of one engine. Without a `wire` it hands nothing over; with `none` set there are no transfers at all.
 
-    What an engine may begin depends on its role (`HandoverWire.side`); what it began in another one goes on.
+    The engine's role decides which hand-overs may begin (`HandoverWire.side`); those begun in another role go on.
     """
 
     def __init__(
@@ -41,22 +41,22 @@ class SimKvTransfer:
         self.none = self.giver is None and self.loader is None
 
     def poll(self) -> bool:
-        """Take in what other engines have sent, and what has ended; whether there was anything. `settle` acts on it."""
+        """Poll the fabric for notices and ended transfers. Returns true if there were any; `settle` acts on them."""
         return self._wire is not None and self._wire.endpoint.poll()
 
     def poll_at(self) -> float | None:
-        """When to `poll` next; None when that is never needed."""
+        """Return the time of the next `poll`; None when none is needed."""
         if self._wire is None or self.giver is None or self.taker is None:
             return None
         return self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy)
 
     def next_at(self) -> float | None:
-        """When `settle` has something to do, unless `poll` finds something before."""
+        """Return the time at which `settle` has something to do, unless `poll` finds something before."""
         times = [part.next_at() for part in (self.giver, self.loader) if part is not None]
         return min([at for at in times if at is not None], default=None)
 
     def stats(self) -> dict[str, Any]:
-        """Counters; some tell what no real engine could know."""
+        """Return counters; some tell what no real engine could know."""
         counts: dict[str, Any] = {}
         if self._batch.manager.lower is not None:
             counts["lower_blocks"] = self._batch.manager.lower.counts()
@@ -82,7 +82,7 @@ class SimKvTransfer:
         run.take_side(side)
 
     def leave(self, run: Run) -> None:
-        """This sequence is over: so is what it waits for, and what waits for it. It still holds its blocks."""
+        """End the transfers that wait for, or belong to, a sequence that is over. It still holds its blocks."""
         if self.loader is not None:
             self.loader.cancel(run)
         if run.side is None or self.giver is None or self.taker is None:
@@ -93,13 +93,13 @@ class SimKvTransfer:
             self.giver.drop(run.side)
 
     def release(self, name: str, why: str) -> bool:
-        """Let go of what a sequence that is over has on offer; whether there was anything."""
+        """Release the blocks that a sequence that is over offers. Returns true if there were any."""
         return self.giver is not None and self.giver.release(name, why)
 
     # -- blocks come -----------------------------------------------------------------------------------------
 
     def begin(self, run: Run, load: Load, blocks: list[int]) -> bool:
-        """Admit the first waiting sequence, with these blocks of prefix and that load; False if there is no room for it."""
+        """Admit the first waiting sequence, with these blocks of prefix and that load. Returns False if there is no room."""
         loader, manager = self.loader, self._batch.manager
         fresh = manager.allocate(load.missing)
         if loader is None or fresh is None:
@@ -115,7 +115,7 @@ class SimKvTransfer:
         return True
 
     def settle(self, drop: Callable[[Run], None]) -> list[Output]:
-        """What has come, gone or failed since the last step; the last outputs of the sequences that end with it."""
+        """Act on what has come, gone or failed since the last step. Returns the last outputs of sequences that end with it."""
         self.poll()
         outputs = []
         for run, output in self.giver.tick() if self.giver is not None else ():
@@ -151,9 +151,9 @@ class SimKvTransfer:
     # -- blocks go -------------------------------------------------------------------------------------------
 
     def hand_over(self, run: Run, output: Output, at: float) -> bool:
-        """This sequence's prompt is computed, and its last output will be out at `at`: offer its blocks.
+        """Offer the blocks of a sequence whose prompt is computed, and whose last output will be out at `at`.
 
-        Whether it now waits for its room, and gives its output only then.
+        Returns true when it now waits for its room, and gives its output only then.
         """
         if self.giver is None or run.side is None:
             return False

@@ -1,7 +1,7 @@
 """The fabric between processes: real bytes in registered memory, moved by NIXL; notices as NIXL's notifications.
 
-An engine polls: often while something moves, seldom while it only waits.  Between processes of one machine it is the polls
-that copy.
+An engine polls: often while something moves, seldom while it only waits.  Between processes of one machine the polls do the
+copying.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headrace.workers.sim.transfer.nixl.arena import Arena
 from headrace.workers.sim.transfer.nixl.errors import BadBlocks, BadCard
 from headrace.workers.sim.transfer.nixl.transfer import Transfer as NixlTransfer
 
-_IDLE_S = 0.05  # between two looks for notices while no hand-over is open
-_BUSY_S = 0.002  # … while one is
-_MOVING_S = 0.001  # … while a transfer is under way that needs no help
+_IDLE_S = 0.05  # between two polls for notices while no hand-over is open
+_BUSY_S = 0.002  # between two polls while a hand-over is open
+_MOVING_S = 0.001  # between two polls during a transfer that polling does not help
 _STILL_S = 0.0001  # a poll that takes less than this has copied nothing
-_MOST_STILL = 20  # such polls in a row, and we stop to poll without a pause
+_MOST_STILL = 20  # such polls in a row end polling without a pause
 _AGAIN_S = 0.5  # between two tries to meet an engine that was lost
 
 _log = structlog.get_logger()
@@ -41,10 +41,10 @@ class NixlFabric:
         self._block_bytes = max(block_bytes, LEAST_BYTES)
         self._timeout_s = timeout_s
         self._clock = clock
-        self.arena: Arena | None = None  # once it is joined
+        self.arena: Arena | None = None  # set when an engine joins
 
     def join(self, engine: str, member: Member) -> NixlEndpoint:
-        """Raises NixlUnavailable."""
+        """Register the memory and start an agent. Raises NixlUnavailable."""
         arena = self.arena = Arena(self._blocks, self._block_bytes)
         agent = Agent(engine, arena, timeout_s=self._timeout_s)
         return NixlEndpoint(agent, Contents(arena), member, clock=self._clock)
@@ -87,7 +87,7 @@ class Over:
 
 
 class NixlEndpoint:
-    """One engine's agent. What it was told by a peer that then vanished from the pool is dropped with it."""
+    """The fabric's end in one engine. Knowledge from a peer that has left the pool is dropped with the peer."""
 
     def __init__(self, agent: Agent, contents: Contents, member: Member, *, clock: Callable[[], float]) -> None:
         self.engine = agent.name
@@ -98,7 +98,7 @@ class NixlEndpoint:
         self._clock = clock
         self._peers: dict[str, str] = {}  # engine by worker
         self._cards: dict[str, bytes] = {}  # by engine
-        self._again_at: dict[str, float] = {}  # by engine that was not there: not to be tried before
+        self._again_at: dict[str, float] = {}  # by lost engine: the time of the next try
         self._polled_at = 0.0
         self._still = 0  # polls in a row that moved nothing
         self._closed = False
@@ -124,7 +124,7 @@ class NixlEndpoint:
         self._peers = there
 
     def _introduce(self, card: bytes) -> str | None:
-        """Meet the engine with this card, unless that is done; None when it cannot be read or is not there."""
+        """Meet the engine with this card, unless that is done. Returns None when an unknown card cannot be used."""
         known = next((engine for engine, other in self._cards.items() if other == card), None)
         if known is not None and (self._agent.knows(known) or self._clock() < self._again_at.get(known, 0.0)):
             return known
@@ -137,7 +137,7 @@ class NixlEndpoint:
                 self._again_at[known] = self._clock() + _AGAIN_S
             return known
         self._cards[engine] = card
-        hello = Notice(kind="renew", key="", sender=self.engine)  # of nothing, but the connection is made now and not later
+        hello = Notice(kind="renew", key="", sender=self.engine)  # renews nothing, but makes the connection now
         self._agent.notify(engine, _encoder.encode(hello))
         return engine
 
@@ -200,7 +200,7 @@ class NixlEndpoint:
         now = self._clock()
         if self._closed or (now - self._polled_at < _MOVING_S and not self._moving):
             return False
-        began = time.perf_counter()  # a loop's clock may stand still meanwhile
+        began = time.perf_counter()  # the event loop's clock may stand still meanwhile
         ended, notices = self._agent.poll()
         took_s = time.perf_counter() - began
         self._polled_at = now + took_s
@@ -211,7 +211,7 @@ class NixlEndpoint:
 
     @property
     def _moving(self) -> bool:
-        """Something moves, and needs us."""
+        """True while transfers are active and polling helps them on."""
         return self._agent.active > 0 and self._still < _MOST_STILL
 
     def poll_at(self, *, busy: bool) -> float | None:

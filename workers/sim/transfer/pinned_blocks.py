@@ -1,6 +1,6 @@
-"""Blocks of a decode engine that nobody here wants any more, but that may still be written to.
+"""Blocks that a decode engine no longer needs but that may still be written to.
 
-Reading and writing are one-sided: to give such a block to somebody else would let the late bytes of one prompt run into
+Reading and writing are one-sided: to give such a block to another sequence would let the late bytes of one prompt run into
 another.  They stay held until the other side has answered or is gone, or the transfer has settled, for a bounded time.
 """
 
@@ -13,7 +13,7 @@ import structlog
 from headrace.workers.sim.transfer.fabric import Notice, Transfer
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 
-PING_S = 0.5  # how often an engine that may write here is asked for a sign of life
+PING_S = 0.5  # interval of the liveness checks of an engine that may write here
 
 _log = structlog.get_logger()
 
@@ -29,18 +29,18 @@ class _Loan:
 
 
 class PinnedBlocks:
-    """All such blocks of one engine."""
+    """The pinned blocks of one engine."""
 
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self.lent: list[_Loan] = []
 
     def until_settled(self, blocks: list[int], transfer: Transfer) -> None:
-        """Keep the target of an own read."""
+        """Pin the target of an own read."""
         self._keep(_Loan(blocks, self._until(), transfer=transfer))
 
     def until_answered(self, blocks: list[int], ticket: int, peer: str) -> None:
-        """Keep what a peer was asked to write to."""
+        """Pin the blocks that a peer was asked to write to."""
         if self._wire.endpoint.reaches(peer):
             self._keep(_Loan(blocks, self._until(), ticket, peer, ping_at=self._wire.clock() + PING_S))
 
@@ -53,11 +53,11 @@ class PinnedBlocks:
         self.lent.append(loan)
 
     def answered(self, ticket: int) -> None:
-        """The peer writes to these no more."""
+        """Unpin the blocks of this ticket: the peer writes to them no more."""
         self._release([loan for loan in self.lent if loan.transfer is None and loan.ticket == ticket])
 
     def tick(self) -> None:
-        """Let go of what nobody can write to any more."""
+        """Unpin blocks that can no longer be written to."""
         now = self._wire.clock()
         for loan in self.lent:
             if loan.until <= now:
@@ -79,7 +79,7 @@ class PinnedBlocks:
             self._wire.manager.release(loan.blocks)
 
     def next_at(self) -> float | None:
-        """When `tick` has something to do, unless the endpoint has something before."""
+        """Return the time at which `tick` has something to do, unless the endpoint has something before."""
         return min(
             (loan.until if loan.transfer is not None else min(loan.until, loan.ping_at) for loan in self.lent), default=None
         )

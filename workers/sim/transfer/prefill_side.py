@@ -1,8 +1,8 @@
-"""The prefill side of a hand-over: who has computed a prompt keeps its blocks until they are fetched.
+"""The prefill side of a hand-over: an engine that has computed a prompt keeps its blocks until they are fetched.
 
-Blocks on offer are let go when the other side has them, when it or the caller declines, or when the lease ends; a lease that
-ends is silent.  In the pull mode the other side reads by itself.  In the push mode and in rooms it registers the blocks it has
-made ready, and this side writes (`block_writer.py`); whichever of the two comes first waits for the other, for a bounded time.
+Blocks on offer are released when the other side has them, when it or the caller declines, or when the lease ends; the end of a
+lease is silent.  In the pull mode the other side reads by itself.  In the push mode and in rooms it registers its prepared
+blocks, and this side writes (`block_writer.py`); the side that comes first waits for the other, for a bounded time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headrace.workers.sim.transfer.block_writer import Ask, BlockWriter, Write
 from headrace.workers.sim.transfer.fabric import Notice
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 
-_MOST_GONE = 4096  # hand-overs remembered as over, so that a late other side need not wait
-_MOST_ASKS = 4096  # that wait for their blocks
+_MOST_GONE = 4096  # ended hand-overs remembered, so that a late other side need not wait
+_MOST_ASKS = 4096  # asks that wait for their blocks
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Hold:
     key: str
     blocks: list[int]
     until: float
-    number: int = 0  # of the offer; 0 in a room
+    number: int = 0  # number of the offer; 0 in a room
     run: Run | None = None
     output: Output | None = None
     write: Write | None = None
@@ -39,14 +39,14 @@ class _Hold:
 
 
 class PrefillTransfers:
-    """All hand-overs of a prefill engine."""
+    """The hand-overs of a prefill engine."""
 
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self._writer = BlockWriter(wire)
         self._rooms: dict[str, Run] = {}  # sequences that will end in a room
         self._holds: dict[str, _Hold] = {}
-        self._asks: dict[str, Ask] = {}  # that came before the blocks
+        self._asks: dict[str, Ask] = {}  # asks that came before their blocks
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: list[tuple[Run, Output]] = []
         self._number = 0
@@ -54,21 +54,21 @@ class PrefillTransfers:
 
     @property
     def holding(self) -> int:
-        """Hand-overs whose blocks are kept."""
+        """Number of hand-overs whose blocks are kept."""
         return len(self._holds)
 
     @property
     def busy(self) -> bool:
-        """Something may come for it, or is on its way."""
+        """True while notices may arrive for a hand-over, or a write is under way."""
         return bool(self._holds or self._rooms or self._asks or self._writer.closing)
 
     @property
     def counts(self) -> dict[str, float]:
-        """What was written, and how long that took."""
+        """Counters of the writes, and their time."""
         return self._writer.counts
 
     def enter(self, run: Run, key: str) -> None:
-        """A sequence that is to end in this room was taken in. Raises RequestInvalid when another one is."""
+        """Take in a sequence that is to end in this room. Raises RequestInvalid when another sequence is in it."""
         if key in self._rooms:
             raise RequestInvalid(f"{key} is taken by sequence {self._rooms[key].id!r}", param="handover")
         self._rooms[key] = run
@@ -103,7 +103,7 @@ class PrefillTransfers:
         self._hold(_Hold(run.id, blocks, at + settings.lease_s, self._number, stalls=run.has_fault("stall_transfer")))
 
     def park(self, run: Run, output: Output, key: str) -> None:
-        """This sequence is done but for the hand-over in its room; `output` is its last one."""
+        """Keep a sequence that waits only for the hand-over in its room; `output` is its last one."""
         tokens = len(run.ids) - 1
         blocks = run.blocks[: -(-tokens // self._wire.settings.block_size)]
         self._stamp(run, blocks, tokens)
@@ -157,7 +157,7 @@ class PrefillTransfers:
             self._asks[key] = ask
 
     def release(self, key: str, why: str) -> bool:
-        """Let go of what is kept for this hand-over, now or later; whether there was anything."""
+        """Release the blocks kept for this hand-over, now or later. Returns true if there were any."""
         hold = self._holds.pop(key, None)
         run = self._rooms.get(key)
         self._stop(key, hold, why)
@@ -169,28 +169,28 @@ class PrefillTransfers:
         return hold is not None or run is not None
 
     def _stop(self, key: str, hold: _Hold | None, why: str) -> None:
-        """Nothing is to be written for this hand-over any more."""
+        """Stop writes for this hand-over and refuse its ask."""
         if hold is not None and hold.write is not None:
             self._writer.cancel(key, hold.write, why)
         elif (ask := self._asks.pop(key, None)) is not None:
             self._writer.refuse(key, ask, why)
 
     def drop(self, side: Side) -> None:
-        """A sequence ended; what is not on offer by now never will be. Its blocks are the scheduler's business."""
+        """Drop a sequence that ended. It can make no offer any more; the scheduler frees its blocks."""
         in_room = self._rooms.pop(side.key, None) is not None
         if in_room or not (side.room or side.key in self._holds):
             self._stop(side.key, self._holds.pop(side.key, None), "the prefill side is gone")
             self._forget(side.key)
 
     def release_all(self) -> None:
-        """Let go of everything on offer."""
+        """Release all blocks on offer."""
         for key in list(self._holds):
             self.release(key, "the prefill engine sleeps")
 
     # -- time ------------------------------------------------------------------------------------------------
 
     def tick(self) -> list[tuple[Run, Output]]:
-        """Do what is due; the sequences that end with it, and their last outputs."""
+        """Do what is due. Returns the sequences that end with it, and their last outputs."""
         now = self._wire.clock()
         for hold in list(self._holds.values()):
             if hold.write is not None:
@@ -207,7 +207,7 @@ class PrefillTransfers:
         return ended
 
     def next_at(self) -> float | None:
-        """When `tick` has something to do, unless the endpoint has something before."""
+        """Return the time at which `tick` has something to do, unless the endpoint has something before."""
         if self._ended:
             return self._wire.clock()
         due = [hold.until if hold.write is None else hold.write.due for hold in self._holds.values()]

@@ -1,6 +1,6 @@
-"""Does a value satisfy a schema? Asked where drawing alone cannot tell: of `enum`, of `oneOf` and of `not`.
+"""The check whether a value satisfies a schema, used where drawing alone cannot tell: for `enum`, `oneOf` and `not`.
 
-Formats are annotations, as the standard has it.
+Formats are annotations, as in the standard.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from headrace.workers.sim.answers.guided.schema import Document
 
 
 def satisfies(value: Any, schema: Schema, document: Document) -> bool:
-    """Whether it is what one of the schema's alternatives says."""
+    """Check a value against the alternatives of a schema; one of them is enough."""
     return any(fits(value, flat, document) for flat in document.flats(schema))
 
 
 def fits(value: Any, flat: Flat, document: Document) -> bool:
-    """Whether it is what this flat says."""
+    """Check a value against a flat schema."""
     if type_of(value) not in flat.types:
         return False
     if flat.values is not None and not any(same(value, other) for other in flat.values):
@@ -39,7 +39,7 @@ def fits(value: Any, flat: Flat, document: Document) -> bool:
 
 
 def type_of(value: Any) -> str:
-    """The narrowest type: `integer` for 1.0 too."""
+    """Return the narrowest JSON type of a value: `integer` for 1.0 too."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -52,7 +52,7 @@ def type_of(value: Any) -> str:
 
 
 def fits_number(value: float, flat: Flat) -> bool:
-    """Bounds are compared, and multiples divided, as floats, for that is what readers of JSON do."""
+    """Check a number. Bounds are compared, and multiples divided, as floats, because JSON readers do the same."""
     if flat.low is not None and (value <= flat.low if flat.low_open else value < float(flat.low)):
         return False
     if flat.high is not None and (value >= flat.high if flat.high_open else value > float(flat.high)):

@@ -1,4 +1,4 @@
-"""Decisions drawn from a key: the same key, the same decisions."""
+"""Random decisions drawn from a key: the same key gives the same decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PART = 64  # bytes drawn at once
 
 
 class Draws:
-    """A stream of decisions. `words` are what texts are made of."""
+    """A stream of random decisions. Texts are made of `words`."""
 
     def __init__(self, key: bytes, words: Sequence[str]) -> None:
         self.words = words
@@ -21,7 +21,7 @@ class Draws:
         self._left = b""
 
     def below(self, end: int) -> int:
-        """A number from 0 to `end` - 1; `end` is at least 1."""
+        """Draw a number from 0 to `end` - 1; `end` is at least 1."""
         size = (end.bit_length() + 7) // 8 + 1
         while len(self._left) < size:
             self._left += shake_128(self._key + self._part.to_bytes(8, "little")).digest(_PART)
@@ -30,7 +30,7 @@ class Draws:
         return int.from_bytes(drawn, "little") % end
 
     def one_in(self, times: int) -> bool:
-        """True once in so many times."""
+        """Draw true with a chance of one in so many."""
         return self.below(times) == 0
 
     def pick(self, values: Sequence[T]) -> T:

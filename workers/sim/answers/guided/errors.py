@@ -1,11 +1,11 @@
-"""What goes wrong inside structured output; `texts` turns both into the worker's typed errors."""
+"""Exceptions of structured output; `texts` turns both into the worker's typed errors."""
 
 from __future__ import annotations
 
 
 class Unsupported(Exception):
-    """Something in the request is wrong, or known and not done here; the message names it."""
+    """The request has a mistake or asks for a feature that the simulator lacks; the message names it."""
 
 
 class NoInstance(Exception):
-    """Nothing was found that satisfies this; another alternative may have something."""
+    """No value was found that satisfies the schema; another alternative may have one."""

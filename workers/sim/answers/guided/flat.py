@@ -1,4 +1,4 @@
-"""What one value must be, by the keywords of one JSON schema."""
+"""Flat schemas: the requirements on one value by the keywords of one JSON schema."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ANY_TYPE = frozenset({"string", "integer", "number", "boolean", "null", "object"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """What one value must be. `values`: one of these, whatever else may be said; `none`: none of these schemas."""
+    """The requirements on one value. `values`: it is one of these, besides the rest; `none`: schemas it must not satisfy."""
 
     types: frozenset[str] = ANY_TYPE
-    hints: frozenset[str] = frozenset()  # types that keywords speak of, where no type is named
+    hints: frozenset[str] = frozenset()  # types that keywords imply, where no type is named
     values: tuple[Any, ...] | None = None
     low: Fraction | None = None
     low_open: bool = False  # `low` itself is not allowed
@@ -30,7 +30,7 @@ class Flat:
     format: str = ""
     properties: Mapping[str, Schema] | None = None
     by_pattern: tuple[tuple[str, Schema], ...] = ()
-    others: Schema = True  # properties named nowhere
+    others: Schema = True  # the schema of undeclared properties
     names: Schema = True
     required: tuple[str, ...] = ()
     min_properties: int = 0
@@ -63,7 +63,7 @@ _TYPE_OF = {
 
 
 def own(schema: Mapping[str, Any]) -> Flat:
-    """What its own keywords say, without references and alternatives."""
+    """Read a schema's own keywords, without references and alternatives."""
     get = schema.get
     types = get("type")
     values = None
@@ -103,7 +103,7 @@ def own(schema: Mapping[str, Any]) -> Flat:
 
 
 def _with_integers(types: frozenset[str]) -> frozenset[str]:
-    """An integer is a number."""
+    """Add `integer` where `number` is allowed: an integer is a number."""
     return types | {"integer"} if "number" in types else types
 
 
@@ -112,7 +112,7 @@ def _count(value: float | None) -> int | None:
 
 
 def exact(value: float) -> Fraction:
-    """As it was written: 0.1 is a tenth."""
+    """Return a number as it was written: 0.1 is a tenth."""
     return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
 
@@ -125,12 +125,12 @@ def _bound(closed: float | None, open_: float | None, tighter: Any) -> tuple[Fra
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal as JSON values: 1 is 1.0 and not true."""
+    """Compare two JSON values: 1 equals 1.0, but not true."""
     return bool(canonical(a) == canonical(b))
 
 
 def canonical(value: Any) -> Any:
-    """Equal and hashable for equal JSON values."""
+    """Return a hashable form that is equal for equal JSON values."""
     if isinstance(value, bool) or value is None:
         return ("literal", value)
     if isinstance(value, Mapping):

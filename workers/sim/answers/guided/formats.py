@@ -1,4 +1,4 @@
-"""Strings of the formats that JSON schemas name. Others are what the standard calls them: annotations."""
+"""Strings of the formats that JSON schemas name. Other formats are annotations, as in the standard."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FORMATS: dict[str, Callable[[Draws], str]] = {
 }
 
 
-_RARE = ('"', "\\", "\n", "é", "漢字", "🙂")  # what those who read JSON in pieces must get right
+_RARE = ('"', "\\", "\n", "é", "漢字", "🙂")  # characters that an incremental JSON reader must handle
 
 
 def words(draws: Draws, least: int, most: int) -> str:
-    """Some words, `least` to `most` characters in all; now and then one that JSON escapes or that has several bytes."""
+    """Draw words, `least` to `most` characters in all; some contain a character that JSON escapes or that has several bytes."""
     wanted = 1 + draws.below(4)
     text = draws.word()
     while wanted > 1 or len(text) < least:

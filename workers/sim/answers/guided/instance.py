@@ -1,7 +1,7 @@
 """Values that a JSON schema allows.
 
-How deep a value may get is a budget of levels: alternatives, optional properties and items that need more than what is left are
-not taken, so recursive schemas come to an end wherever they can.
+The depth of a value is limited by a budget of levels. Alternatives, optional properties and items that need more levels than
+are left are not taken, so a recursive schema ends wherever it can.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from headrace.workers.sim.answers.guided.merging import property_schema
 from headrace.workers.sim.answers.guided.pattern import Pattern
 from headrace.workers.sim.answers.guided.schema import Document
 
-_LEVELS = 5  # of a schema that needs no more
+_LEVELS = 5  # depth budget for a schema that needs no more
 _MOST_LEVELS = 48
-_MANY_VALUES = 200  # from here on, only what must be
+_MANY_VALUES = 200  # from this many values on, only required parts are drawn
 _MOST_VALUES = 5_000
 _TRIES = 24
-_MANY_TRIES = 200  # for what must be unlike something
-_SIZE = 100  # of the range that numbers come from where one end of it is open
+_MANY_TRIES = 200  # tries to draw a value that must differ from others
+_SIZE = 100  # length of the range of numbers that has one open end
 _MOST_CHARACTERS = 1 << 16
 _ORDER = ("string", "integer", "number", "boolean", "null", "array", "object")
 
 
 def instance(schema: Schema, draws: Draws) -> Any:
-    """A value that satisfies the schema, which has been vetted. Raises Unsupported if there is none, or none was found."""
+    """Draw a value that satisfies a vetted schema. Raises Unsupported if there is none, or none was found."""
     return Maker(Document(schema), draws).make(schema)
 
 
@@ -58,7 +58,7 @@ class Maker:
     # -- how deep it must get --------------------------------------------------------------------------------
 
     def _reach(self, schema: Schema, levels: int) -> bool:
-        """Whether a value can end within so many levels, as far as its shape tells."""
+        """Check, as far as the shape tells, that a value can end within this many levels."""
         if levels <= 0:
             return False
         key = id(schema), levels
@@ -79,7 +79,7 @@ class Maker:
         return True
 
     def _kept(self, schema: Schema) -> Schema:
-        self._document.flats(schema)  # keeps it, and so its id
+        self._document.flats(schema)  # keeps the schema alive, and so its id valid
         return schema
 
     # -- values ----------------------------------------------------------------------------------------------
@@ -115,10 +115,10 @@ class Maker:
         raise why
 
     def _kinds(self, flat: Flat, levels: int) -> list[str]:
-        """The types to try, in drawn order: those that keywords speak of come first."""
+        """Return the types to try in drawn order, beginning with those that keywords imply."""
         types = [kind for kind in _ORDER if kind in flat.types and self._type_reach(kind, flat, levels)]
         if "number" in types and "integer" in types and flat.types != ANY_TYPE:
-            types.remove("integer")  # it is one of the numbers
+            types.remove("integer")  # integers are among the numbers
         hinted = [kind for kind in types if kind in flat.hints] if flat.types == ANY_TYPE else types
         return [*self._draws.shuffled(hinted), *self._draws.shuffled(kind for kind in types if kind not in hinted)]
 
@@ -256,7 +256,7 @@ class Maker:
         return self._value(property_schema(flat, name), levels - 1)
 
     def _add_others(self, flat: Flat, made: dict[str, Any], levels: int) -> None:
-        """Properties that have no name of their own: where there must be more, and where there would be none at all."""
+        """Add properties without a declared name, where more are required or there would be none at all."""
         wanted = flat.min_properties
         if not flat.properties and not flat.required and self._values < _MANY_VALUES:
             wanted = max(wanted, 1 + self._draws.below(3))

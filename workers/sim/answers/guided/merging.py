@@ -1,4 +1,4 @@
-"""What satisfies two schemas at once."""
+"""Merging of two flat schemas into one that requires both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.workers.sim.answers.guided.flat import Flat, Schema, same
 
 
 def both(a: Flat, b: Flat) -> Flat | None:
-    """What satisfies both; None when that is plainly nothing."""
+    """Merge two flat schemas. Returns None when it is plain that no value satisfies both."""
     types = a.types & b.types
     values = a.values
     if b.values is not None:
@@ -51,7 +51,9 @@ def both(a: Flat, b: Flat) -> Flat | None:
 
 
 def _properties(a: Flat, b: Flat) -> dict[str, Any]:
-    """`additionalProperties` speaks of what its own schema does not name, so each side has its say on the other's names."""
+    """Merge the property keywords. `additionalProperties` applies to names that its own schema does not declare, so each side
+    also restricts the names of the other.
+    """
     if (a.by_pattern and b.others is not True) or (b.by_pattern and a.others is not True):
         raise Unsupported("patternProperties and additionalProperties in different parts of one allOf")
     names = dict.fromkeys((*(a.properties or ()), *(b.properties or ())))
@@ -69,12 +71,12 @@ def _property(flat: Flat, name: str) -> Schema:
 
 
 def matching(flat: Flat, name: str) -> list[Schema]:
-    """What its patterns say of this name."""
+    """Return the schemas of the patterns that match this name."""
     return [schema for pattern, schema in flat.by_pattern if re.search(pattern, name)]
 
 
 def property_schema(flat: Flat, name: str) -> Schema:
-    """What a property of this name must be."""
+    """Return the schema for a property of this name."""
     schema = _property(flat, name)
     for more in matching(flat, name):
         schema = together(schema, more)
@@ -86,7 +88,7 @@ def _item(flat: Flat, number: int) -> Schema:
 
 
 def together(a: Schema, b: Schema) -> Schema:
-    """The schema of what satisfies both."""
+    """Return a schema that requires both."""
     if a is True or a is b:
         return b
     if b is True:

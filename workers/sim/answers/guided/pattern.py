@@ -1,8 +1,8 @@
 """Strings that a regular expression matches.
 
-Python's own parser reads the pattern, and a string is put together along its tree: whatever cannot be satisfied step by step
-(looking ahead or behind, atomic groups, word boundaries) is refused. Nothing is matched against the pattern here, so one that
-would take a matcher for ever does no harm.
+Python's own parser reads the pattern, and a string is built along its tree. Constructs that cannot be satisfied step by step
+(looking ahead or behind, atomic groups, word boundaries) are refused. The pattern is never matched here, so a pattern with
+catastrophic backtracking does no harm.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ENDS = (ops.AT_END, ops.AT_END_STRING)
 
 
 class Pattern:
-    """One pattern, read. Raises Unsupported when it is not a pattern or is beyond this module."""
+    """A parsed pattern. Raises Unsupported when the text is not a pattern or uses a construct that is not supported."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -63,10 +63,10 @@ class Pattern:
         _vet(self._tree, pattern, 1)
 
     def draw(self, draws: Draws, *, least: int = 0, most: int = MOST_CHARACTERS) -> str:
-        """A string that the whole pattern matches, of `least` to `most` characters. Raises NoInstance."""
+        """Draw a string that the whole pattern matches, of `least` to `most` characters. Raises NoInstance."""
         for attempt in range(_TRIES):
             budget = None
-            if attempt:  # what came by itself did not fit: aim for a length
+            if attempt:  # the free draw had the wrong length: aim for a length
                 aim = least + draws.below(max(1, min(most, least + _SPREAD) - least + 1))
                 budget = max(0, aim - self.least)
             writing = _Writing(draws, budget)
@@ -81,7 +81,7 @@ class Pattern:
 
 @dataclass(slots=True)
 class _Writing:
-    """A string in the making. `budget`: characters that open repetitions are to add in all; None = as it comes."""
+    """A string under construction. `budget`: characters that open repetitions are to add in all; None = no target length."""
 
     draws: Draws
     budget: int | None
@@ -139,7 +139,7 @@ def _write(tree: Any, writing: _Writing) -> None:
 
 
 def _text(op: Any, value: Any, writing: _Writing) -> str:
-    """What stands for itself: a character, or a group once more."""
+    """Return the text of one element: a character, or a group again."""
     if op is ops.LITERAL:
         return chr(value)
     if op is ops.ANY:
@@ -164,7 +164,7 @@ def _times(repeat: Any, writing: _Writing) -> int:
 
 
 def _one_of(items: Any, draws: Draws) -> str:
-    """A character of a class, ASCII where there is one."""
+    """Draw a character of a class, ASCII where there is one."""
     if items[0][0] is not ops.NEGATE:
         op, value = draws.pick(items)
         if op is ops.RANGE:
@@ -178,7 +178,7 @@ def _one_of(items: Any, draws: Draws) -> str:
 
 
 def _between(first: int, last: int, draws: Draws) -> str:
-    """A printable ASCII character of this range if it has any, and no surrogate."""
+    """Draw a printable ASCII character of this range if it has any, and no surrogate."""
     low, high = max(first, 0x20), min(last, 0x7E)
     if low > high:
         low, high = first, last
@@ -189,7 +189,7 @@ def _between(first: int, last: int, draws: Draws) -> str:
 
 
 def _forms(char: str) -> tuple[str, str]:
-    """In both cases, for the pattern may ignore them."""
+    """Return a character in both cases, because the pattern may ignore them."""
     return char, char.swapcase()
 
 

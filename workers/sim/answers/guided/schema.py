@@ -1,7 +1,7 @@
-"""JSON schemas brought into one flat form: what a value must be, without references and alternatives.
+"""JSON schemas expanded into flat ones, without references and alternatives.
 
-A schema stands for any number of *flats*: one per way through its `anyOf` and `oneOf`, with everything merged that `allOf`,
-`$ref` and the keywords beside them say.  Only one level is worked out: what a flat says of properties and items are schemas.
+A schema stands for any number of *flats*: one per way through its `anyOf` and `oneOf`, merged with everything that `allOf`,
+`$ref` and the keywords beside them require.  Only one level is expanded: a flat holds schemas for properties and items.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Document:
 
     def __init__(self, root: Schema) -> None:
         self.root = root
-        self._known: dict[int, tuple[Schema, list[Flat]]] = {}  # holds the schemas, so that their ids stay theirs
+        self._known: dict[int, tuple[Schema, list[Flat]]] = {}  # keeps the schemas alive, and so their ids valid
         self._open: set[int] = set()
 
     def flats(self, schema: Schema) -> list[Flat]:
-        """All ways to satisfy it; none for `false`. Raises Unsupported for a bad reference or too many of them."""
+        """Return a flat per way to satisfy the schema; none for `false`. Raises Unsupported for bad references or too many."""
         if isinstance(schema, bool):
             return [Flat()] if schema else _NO_FLATS
         known = self._known.get(id(schema))
         if known is not None:
             return known[1]
-        if id(schema) in self._open:  # it is one of its own alternatives: that one adds nothing
+        if id(schema) in self._open:  # the schema is one of its own alternatives, which adds nothing
             return _NO_FLATS
         self._open.add(id(schema))
         try:
@@ -68,7 +68,7 @@ class Document:
         return [merged for one in ones for other in others if (merged := both(one, other)) is not None]
 
     def resolve(self, reference: str) -> Schema:
-        """What a reference into this document points at. Raises Unsupported."""
+        """Return the schema that a reference into this document points at. Raises Unsupported."""
         if reference != "#" and not reference.startswith("#/"):
             raise Unsupported(f"$ref {reference!r} points outside of the schema")
         found: Any = self.root

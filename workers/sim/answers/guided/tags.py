@@ -1,7 +1,7 @@
-"""Structural tags: free text, and pieces of it in a form that their opening tag brings with it.
+"""Structural tags: free text mixed with pieces whose form is given by their opening tag.
 
 Both notations are read: `{"type": "structural_tag", "format": …}` and the older `{"structures": […], "triggers": […]}`. Where
-tags may but need not come, a text sometimes has one and sometimes none; where any text may stand, some words do.
+tags are optional, some texts have one and some have none; where any text is allowed, a few words are drawn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tags:
         self._draws = draws
 
     def text(self, given: Any) -> str:
-        """Raises Unsupported naming what is wrong or not known here, NoInstance."""
+        """Draw a text. Raises NoInstance, and Unsupported naming what is wrong or not supported."""
         tag = parse_json(given)
         if not isinstance(tag, Mapping):
             raise Unsupported(f"it must be an object, not {tag!r}")
@@ -101,7 +101,7 @@ class Tags:
         return text
 
     def _free(self, form: Mapping[str, Any]) -> str:
-        """Text outside of the tags: nothing that would open one."""
+        """Draw text outside of the tags that opens none of them."""
         text = words(self._draws, 0, 64)
         banned = [*_need(form, "triggers", list), *(form.get("excludes") or ())]
         return "" if any(str(trigger)[:1] in text for trigger in banned) else text

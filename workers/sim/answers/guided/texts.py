@@ -1,4 +1,4 @@
-"""Structured output by kind: from what a request asks for to a text."""
+"""Structured output by kind: a text that satisfies a request's constraint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.workers.sim.answers.guided.json_text import draw_json
 from headrace.workers.sim.answers.guided.pattern import Pattern
 from headrace.workers.sim.answers.guided.tags import Tags
 
-_HOLDS_ANYWAY = "disable_any_whitespace"  # there is a space after commas and colons, and no other
+_HOLDS_ANYWAY = "disable_any_whitespace"  # satisfied already: the only spaces are after commas and colons
 
 
 def guided_text(guided: Mapping[str, Any], draws: Draws) -> str:
-    """What an engine could say that may only say this.
+    """Draw a text that satisfies the constraint.
 
     Raises RequestInvalid, naming the kind, and UnsupportedByEngine for a kind that the simulator does not know.
     """

@@ -1,6 +1,6 @@
-"""Is this a JSON schema, and one that the simulator can follow? Asked of all of it, before anything is drawn.
+"""Validation of a whole JSON schema before anything is drawn: it is well-formed, and the simulator supports it.
 
-Names that no JSON schema knows are annotations, as the standard has it.
+Unknown names are annotations, as in the standard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TEXTS = ("$ref", "pattern", "format")
 
 
 def vet(schema: Any, path: str = "$") -> None:
-    """Raises Unsupported, which names the keyword and where it stands."""
+    """Validate a schema. Raises Unsupported, which names the keyword and its place."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):

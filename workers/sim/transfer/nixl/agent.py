@@ -1,4 +1,4 @@
-"""One engine's end of NIXL: its memory, its peers, transfers between them, and notices."""
+"""The NIXL agent of an engine: its memory, its peers, transfers between them, and notices."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Agent:
         self._collect()
 
     def knows(self, peer: str) -> bool:
-        """Whether transfers with this peer may be asked for."""
+        """Return true when transfers with this peer may be asked for."""
         return peer in self._peers
 
     # -- transfers and notices -------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Agent:
         return transfer
 
     def _lost(self, peer: str) -> None:
-        """NIXL says that this peer is gone."""
+        """Drop a peer that NIXL found disconnected."""
         if peer not in self._peers:
             return
         self._peers.leave(peer)

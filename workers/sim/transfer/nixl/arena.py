@@ -24,7 +24,7 @@ class Arena:
         memory = mmap.mmap(-1, blocks * block_bytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes: NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8)  # keeps the mapping alive
+        self._bytes: NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8)  # a reference keeps the mapping alive
         self._bytes.fill(0)
         self.address: int = self._bytes.ctypes.data
 

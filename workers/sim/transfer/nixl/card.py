@@ -1,4 +1,4 @@
-"""What an agent tells others about itself. It travels as bytes over NATS."""
+"""The card by which an agent introduces itself to its peers. It travels as bytes over NATS."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(*, agent: str, metadata: bytes, address: int, blocks: int, block_bytes: int) -> bytes:
-    """The card of an agent with this arena."""
+    """Make the card of an agent with this arena."""
     digest = xxhash.xxh3_64_intdigest(metadata)
     card = Card(agent=agent, metadata=metadata, digest=digest, address=address, blocks=blocks, block_bytes=block_bytes)
     return msgspec.msgpack.encode(card)
 
 
 def unpack(data: bytes) -> Card:
-    """Raises BadCard."""
+    """Read a card. Raises BadCard."""
     try:
         card = msgspec.msgpack.decode(data, type=Card)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""From block numbers to what NIXL is told: pairs in the best order, cut into parts. No I/O."""
+"""Block numbers prepared for NIXL: pairs in the best order, cut into parts. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Part:
 
 
 def indices(blocks: Sequence[int], count: int, side: str) -> Indices:
-    """Block numbers as NIXL takes them. Raises BadBlocks for one that is not in 0…`count`-1."""
+    """Check block numbers and convert them for NIXL. Raises BadBlocks for one that is not in 0…`count`-1."""
     try:
         numbers = np.asarray(blocks, dtype=np.int64)
     except (OverflowError, ValueError, TypeError) as error:
@@ -44,7 +44,7 @@ def indices(blocks: Sequence[int], count: int, side: str) -> Indices:
 
 
 def pair(local: Indices, remote: Indices, *, into: Literal["local", "remote"]) -> tuple[Indices, Indices]:
-    """The pairs in ascending order of the blocks written to; the order of pairs means nothing, and this one leaves the
+    """Sort the pairs by the blocks written to; the order of pairs means nothing, and this one leaves the
     fewest runs: a free list hands blocks out in any order, often a falling one.
 
     Raises BadBlocks for sides of different length, no pairs at all, and a block that would be written twice.
@@ -64,14 +64,14 @@ def pair(local: Indices, remote: Indices, *, into: Literal["local", "remote"]) -
 
 
 def run_starts(local: Indices, remote: Indices) -> NDArray[np.intp]:
-    """Where runs begin: a run goes up by one on both sides."""
+    """Find the starts of runs: within a run the numbers go up by one on both sides."""
     return np.flatnonzero(np.concatenate(([True], (np.diff(local) != 1) | (np.diff(remote) != 1))))
 
 
 def cut(
     local: Indices, remote: Indices, *, block_bytes: int, part_bytes: int = PART_BYTES, part_runs: int = PART_RUNS
 ) -> list[Part]:
-    """The pairs in parts of at most `part_bytes` (but at least one block) and `part_runs`, in order."""
+    """Cut the pairs into parts of at most `part_bytes` (but at least one block) and `part_runs`, in order."""
     most = max(1, part_bytes // block_bytes)
     starts = run_starts(local, remote)
     parts: list[Part] = []

@@ -1,8 +1,8 @@
-"""NIXL as we use it: handles are numbers, failures are typed, nothing else is hidden.
+"""A typed layer over NIXL's bindings: handles are numbers, failures are typed, nothing else is hidden.
 
-We use NIXL's bindings and not its Python class around them, for one setting: that class lets the progress thread poll without
-a pause, which takes a whole core in every process even when nothing moves (measured; with a pause it wakes on events, 2 % when
-idle, and transfers are as fast).
+NIXL's own Python class is not used, because of one setting: it lets the progress thread poll without a pause, which takes a
+whole core in every process even when nothing moves (measured; with a pause it wakes on events, 2 % when idle, and transfers are
+as fast).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ this thread, or ours, that waits for a core: both must run, on both sides, befor
 
 
 class Status(Enum):
-    """How a posted part stands."""
+    """The state of a posted part."""
 
     MOVING = "moving"
     DONE = "done"
 
 
 def bindings() -> Any:
-    """NIXL's compiled module. Raises NixlUnavailable.
+    """Import NIXL's compiled module. Raises NixlUnavailable.
 
     `import nixl` imports torch where a CPU build of torch is installed (1.5 s), only to learn which CUDA version there is and
-    so which of its wheels to use.  Where one wheel is installed there is nothing to choose.
+    so which of its wheels to use.  Where only one wheel is installed there is nothing to choose.
     """
     raises = logging.raiseExceptions
     try:
@@ -54,7 +54,7 @@ def bindings() -> Any:
 
 
 class Driver:
-    """One NIXL agent with the backend UCX, over host memory. Every call raises DriverFailed, or PeerGone, when NIXL does."""
+    """A NIXL agent with the backend UCX, over host memory. Every call raises DriverFailed, or PeerGone, when NIXL does."""
 
     def __init__(self, name: str) -> None:
         nixl = bindings()
@@ -86,7 +86,7 @@ class Driver:
     # -- memory and peers ------------------------------------------------------------------------------------
 
     def register(self, address: int, size: int) -> Any:
-        """Make memory known to NIXL; what is returned is for `deregister`."""
+        """Make memory known to NIXL. Returns a handle for `deregister`."""
         ranges = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(address, size, 0, "")])
         self._call("register memory", self._agent.registerMem, ranges, [self._backend])
         return ranges
@@ -95,7 +95,7 @@ class Driver:
         self._call("deregister memory", self._agent.deregisterMem, ranges, [self._backend])
 
     def metadata(self) -> bytes:
-        """What a peer needs to reach the memory registered so far."""
+        """Return the metadata that a peer needs to reach the memory registered so far."""
         return bytes(self._call("read metadata", self._agent.getLocalMD))
 
     def add(self, metadata: bytes) -> str:
@@ -107,7 +107,7 @@ class Driver:
         self._call("drop a peer", self._agent.invalidateRemoteMD, peer)
 
     def prepare(self, agent: str | None, address: int, length: int, count: int) -> int:
-        """A list of `count` adjacent blocks to choose from by number; `agent` None: blocks of our own, as the local side."""
+        """Prepare a list of `count` adjacent blocks to choose from by number. `agent` None: own blocks, as the local side."""
         blocks: NDArray[np.uint64] = np.array([[address, length, 0, length, count]], dtype=np.uint64)
         owner = self._nixl.NIXL_INIT_AGENT if agent is None else agent
         prepare = self._agent.prepXferDlist
@@ -119,10 +119,10 @@ class Driver:
     # -- transfers -------------------------------------------------------------------------------------------
 
     def make(self, operation: Literal["READ", "WRITE"], local: int, remote: int, part: Part) -> int:
-        """A transfer of these blocks of two prepared lists.
+        """Make a transfer of these blocks of two prepared lists.
 
-        NIXL merges neighbours itself.  Measured here for 100 to 1000 blocks: 10 to 60 µs this way, 90 to 260 µs when we merge
-        and hand over plain ranges (NIXL then checks and prepares those each time); what follows takes as long either way.
+        NIXL merges neighbours itself.  Measured for 100 to 1000 blocks: 10 to 60 µs this way, 90 to 260 µs when they are merged
+        here and handed over as plain ranges (NIXL then checks and prepares those each time); the rest takes as long either way.
         """
         kind = self._nixl.NIXL_READ if operation == "READ" else self._nixl.NIXL_WRITE
         make = self._agent.makeXferReq
@@ -131,14 +131,14 @@ class Driver:
         )
 
     def post(self, handle: int) -> Status:
-        """Start it. Between processes of one machine this copies everything before it returns."""
+        """Start a transfer. Between processes of one machine this copies everything before it returns."""
         return self._status(self._call("post a transfer", self._agent.postXferReq, handle, b""))
 
     def status(self, handle: int) -> Status:
         return self._status(self._call("check a transfer", self._agent.getXferStatus, handle))
 
     def moved(self, handle: int) -> tuple[int, int]:
-        """Bytes and descriptors of a transfer that is done, by NIXL's own count."""
+        """Return bytes and descriptors of a transfer that is done, by NIXL's own count."""
         seen = self._call("read telemetry", self._agent.getXferTelemetry, handle)
         return int(seen.totalBytes), int(seen.descCount)
 
@@ -149,7 +149,7 @@ class Driver:
     # -- notices ---------------------------------------------------------------------------------------------
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """New notices: (agent, data)."""
+        """Return new notices: (agent, data)."""
         fresh = self._call("read notices", self._agent.getNotifs, {}, [])
         return [(sender, bytes(data)) for sender, notices in fresh.items() for data in notices]
 

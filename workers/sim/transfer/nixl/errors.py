@@ -27,15 +27,15 @@ class BadCard(WorkerError):
 
 
 class BadBlocks(WorkerError):
-    """These block numbers make no transfer."""
+    """The block numbers make no valid transfer."""
 
 
 class PeerUnknown(TransferFailed):
-    """There is no such peer: it was never met, or was dropped."""
+    """The peer was never met, or was dropped."""
 
 
 class BlocksBusy(TransferFailed):
-    """A transfer that was given up has not let go of these blocks yet."""
+    """A transfer that was given up has not let go of the blocks yet."""
 
 
 class DriverFailed(TransferFailed):

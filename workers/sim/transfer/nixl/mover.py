@@ -1,4 +1,4 @@
-"""Moves transfers on: posts their parts, notices their ends, gives up what is late. Knows NIXL only as `Posts`."""
+"""The mover posts the parts of transfers, notices their ends and gives up late ones. It knows NIXL only as `Posts`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_POSTED = 16
 
 
 class Posts(Protocol):
-    """What is needed of `driver.Driver`."""
+    """The part of `driver.Driver` that the mover uses."""
 
     def post(self, handle: int) -> Status: ...
     def status(self, handle: int) -> Status: ...
@@ -47,7 +47,7 @@ class Job:
 
 
 class Mover:
-    """All transfers of one driver. `lost` is told once per failure that NIXL blames on a peer's absence."""
+    """The transfers of one driver. `lost` is called once per failure that NIXL blames on a peer's absence."""
 
     def __init__(self, posts: Posts, *, clock: Callable[[], float], lost: Callable[[str], None]) -> None:
         self._posts = posts
@@ -71,7 +71,7 @@ class Mover:
         return any(job.transfer.peer == peer for job in self._given_up)
 
     def check_free(self, local: Indices) -> None:
-        """Raises BlocksBusy when a transfer that was given up may still touch one of these blocks of ours."""
+        """Check own blocks. Raises BlocksBusy when a transfer that was given up may still touch one of them."""
         for job in self._given_up:
             if (both := np.intersect1d(local, job.transfer.local)).size:
                 raise BlocksBusy(f"block {both[0]} is not free: {job.transfer} may still touch it")
@@ -89,12 +89,12 @@ class Mover:
         until_s = self._clock() + TURN_S
         for job in list(self._jobs):
             self._post(job, until_s)
-        self._jobs.rotate(-1)  # another one is first next time
+        self._jobs.rotate(-1)  # another transfer is first next time
         self._sweep()
         self._settle()
 
     def take_ended(self) -> list[Transfer]:
-        """The transfers that ended since the last call, each once."""
+        """Return the transfers that ended since the last call, each once."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -212,7 +212,7 @@ class Mover:
     # -- ends ------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Sort out what is not active any more."""
+        """Move ended transfers out of the active ones."""
         if all(job.transfer.state == "active" for job in self._jobs):
             return
         for job in self._jobs:
@@ -227,14 +227,14 @@ class Mover:
         self._jobs = deque(job for job in self._jobs if job.transfer.state == "active")
 
     def _settle(self) -> None:
-        """Free what has come to an end at last."""
+        """Free the handles of given-up transfers that have ended, and settle those transfers."""
         for job in self._given_up:
             for handle in list(job.posted):
                 try:
                     if self._posts.status(handle) is Status.MOVING:
                         continue
                 except DriverFailed:
-                    pass  # an error is an end
+                    pass  # an error ends the transfer too
                 self._release(handle)
                 job.posted.remove(handle)
         for job in [job for job in self._given_up if not job.posted]:

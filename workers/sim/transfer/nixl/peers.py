@@ -1,4 +1,4 @@
-"""The agents whose memory we can reach."""
+"""The agents whose memory can be reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class Meets(Protocol):
-    """What is needed of `driver.Driver`."""
+    """The part of `driver.Driver` that peers use."""
 
     def add(self, metadata: bytes) -> str: ...
     def remove(self, peer: str) -> None: ...
@@ -35,7 +35,7 @@ class Peer:
 class Peers:
     """Metadata and prepared lists by agent name.
 
-    Dropping a peer's metadata makes NIXL forget its transfers too, and then nobody can tell when they end.  So a peer with
+    Dropping a peer's metadata makes NIXL forget its transfers too, and then their ends can no longer be seen.  So a peer with
     unsettled transfers only leaves, and `collect` drops it later.
     """
 
@@ -48,7 +48,7 @@ class Peers:
         return peer is not None and not peer.leaving
 
     def __getitem__(self, name: str) -> Peer:
-        """Raises PeerUnknown."""
+        """Return a peer. Raises PeerUnknown."""
         peer = self._peers.get(name)
         if peer is None or peer.leaving:
             raise PeerUnknown(f"no agent {name} was met, or it was dropped since")
@@ -63,7 +63,7 @@ class Peers:
         return [name for name, peer in self._peers.items() if peer.leaving]
 
     def meet(self, card: Card) -> None:
-        """Raises BadCard, also for a card of an agent that is not reachable."""
+        """Meet the agent of a card. Raises BadCard, also for a card of an agent that is not reachable."""
         known = self._peers.get(card.agent)
         if known is not None:
             if known.card != card:
@@ -75,7 +75,7 @@ class Peers:
         try:
             name = self._meets.add(card.metadata)
         except DriverFailed as error:
-            self._drop(card.agent)  # NIXL may have kept half of it
+            self._drop(card.agent)  # NIXL may have kept part of the metadata
             raise BadCard(f"agent {card.agent} cannot be met: {error}") from error
         if name != card.agent:
             self._drop(name)

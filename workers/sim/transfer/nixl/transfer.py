@@ -12,7 +12,7 @@ Reason = Literal["", "deadline", "peer_gone", "forgotten", "refused", "closed"]
 
 
 class Transfer:
-    """One reading or writing of blocks. It changes only inside calls of what made it (`Agent`).
+    """A read or write of blocks. It changes only inside calls of the `Agent` that made it.
 
     Attributes:
         op: read or write another engine's memory.
