@@ -110,7 +110,7 @@ class SimEngine:
             from headrace.workers.sim.answers.pooling import SimPooling  # an engine without vectors must not load numpy
 
             self._pooling = SimPooling(settings.pooling, settings, special=vocabulary.table.special)
-            sink = self._pooling.take
+            sink = self._pooling.settle
         self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
         self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
         self._adapters = dict.fromkeys(settings.adapters, "")
@@ -159,7 +159,7 @@ class SimEngine:
         if self._pooling is not None:
             if settings.hands_over(config.role):
                 raise EngineStartFailed(f"pooling={settings.pooling!r} hands nothing over: role aggregated, no disagg")
-            settings = self._pooling.room(settings)
+            settings = self._pooling.scheduler_settings(settings)
         manager = block_manager(settings)
         if not settings.hands_over(config.role):
             return Scheduler(settings, vocabulary, manager=manager, clock=clock)
@@ -288,7 +288,7 @@ class SimEngine:
     async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
         self._alive()
         if self._member is not None:
-            self._member.let_go(sequence_id, params)
+            self._member.release_sequence(sequence_id, params)
 
     async def set_role(self, role: Role) -> None:
         self._alive()

@@ -67,7 +67,7 @@ class FabricMember:
         return True
 
     def notice(self, notice: Notice) -> None:
-        for side in (self._scheduler.exchange.giver, self._scheduler.exchange.taker):
+        for side in (self._scheduler.exchange.prefill_side, self._scheduler.exchange.decode_side):
             if side is not None:
                 side.notice(notice)
         self._wake()
@@ -89,7 +89,7 @@ class FabricMember:
             )
         self._wire.role = role
 
-    def let_go(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+    def release_sequence(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
         """See `Engine.release`."""
         if params is None:
             self._scheduler.release(sequence_id, "nobody fetches the blocks")
@@ -113,5 +113,5 @@ class FabricMember:
         offer = parse_offer(args.get("params"))
         if offer.engine == self.engine:
             return self._scheduler.release(offer.request, "the hand-over was released")
-        taker = self._scheduler.exchange.taker
-        return taker is not None and taker.decline(offer)
+        decode_side = self._scheduler.exchange.decode_side
+        return decode_side is not None and decode_side.decline(offer)

@@ -122,8 +122,8 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """True when no sequence is inside and no blocks are on offer."""
-        giver = self.exchange.giver
-        return not self._batch.runs and not (giver is not None and giver.holding)
+        prefill_side = self.exchange.prefill_side
+        return not self._batch.runs and not (prefill_side is not None and prefill_side.holding)
 
     def stats(self) -> dict[str, Any]:
         """Return counters, for tests and diagnosis."""

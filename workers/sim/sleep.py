@@ -52,8 +52,8 @@ class Sleeper:
                 return {"level": self.level, "aborted": 0, "memory_freed": scheduler.memory_freed}
         ids = scheduler.ids
         self._driver.abort(ids)
-        if scheduler.exchange.giver is not None:
-            scheduler.exchange.giver.release_all()
+        if scheduler.exchange.prefill_side is not None:
+            scheduler.exchange.prefill_side.release_all()
         if ids:
             self._driver.emit([Output(name, [], finish="abort") for name in ids])
         self.level = max(self.level, args.level)

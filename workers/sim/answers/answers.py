@@ -44,10 +44,10 @@ def answer_to(
         taint=taint,
     )
     if prescribed:
-        answer.say(_prescribed(sequence, vocabulary), ends=not sampling.ignore_eos)
+        answer.prescribe(_prescribed(sequence, vocabulary), ends=not sampling.ignore_eos)
     elif sequence.guided:
         try:
-            answer.say(_guided(sequence.guided, answer, vocabulary), ends=True, closed=True)
+            answer.prescribe(_guided(sequence.guided, answer, vocabulary), ends=True, closed=True)
         except RequestInvalid:
             if not taint:  # with wrong blocks the request cannot be refused any more
                 raise

@@ -43,7 +43,7 @@ class SimPooling:
         return tuple(f"class-{i}" for i in range(self._classes)) if self._serves == "classify" else ()
 
     @staticmethod
-    def room(settings: SimSettings) -> SimSettings:
+    def scheduler_settings(settings: SimSettings) -> SimSettings:
         """Return settings with room for the token that is never sent, which follows even an input of full length."""
         return msgspec.structs.replace(settings, context_length=settings.context_length + 1, blocks=settings.blocks + 1)
 
@@ -67,7 +67,7 @@ class SimPooling:
             self._waiting.pop(item.id, None)
         return Pooled(self._vector(item))
 
-    def take(self, outputs: list[Output]) -> None:
+    def settle(self, outputs: list[Output]) -> None:
         """Settle the inputs that ended in a step. `outputs` are the step's outputs, all of pooling inputs."""
         for output in outputs:
             done = self._waiting.get(output.id)

@@ -29,7 +29,7 @@ class RestrictedAnswer(Answer):
     def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int], *, sampling: Sampling, **options: Any) -> None:
         super().__init__(vocabulary, prompt_ids, sampling=sampling, **options)
         _check_ids(sampling, vocabulary)
-        self._bad = [form for word in sampling.bad_words for form in _forms(word)]
+        self._bad = [form for word in sampling.bad_words for form in _spellings(word)]
         self._banned = {token for token, bias in sampling.logit_bias.items() if bias <= -_BIAS}
         self._only = self._choice(sampling)
         eos = vocabulary.eos
@@ -116,7 +116,7 @@ class RestrictedAnswer(Answer):
         return False
 
 
-def _forms(word: str) -> tuple[bytes, ...]:
+def _spellings(word: str) -> tuple[bytes, ...]:
     """At the start of a text, and after another word."""
     if not word.strip():
         raise RequestInvalid(f"bad_words: {word!r} is no word", param="bad_words")

@@ -164,7 +164,7 @@ class Answer:
         if mean_tokens is not None and vocabulary.eos is not None and not sampling.ignore_eos:
             self.eos_at = self._length(mean_tokens) - 1
 
-    def say(self, script: Sequence[int], *, ends: bool, closed: bool = False) -> None:
+    def prescribe(self, script: Sequence[int], *, ends: bool, closed: bool = False) -> None:
         """Begin with these tokens; `ends`: and end then, or at the end token among them. To be called before anything is drawn.
 
         Where the answer may not end there it goes on with words.

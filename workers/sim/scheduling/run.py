@@ -144,7 +144,7 @@ class Run:
             self._eos_at = self._end_of_answer()
             self._look_ahead()
 
-    def take_side(self, side: Side) -> None:
+    def set_side(self, side: Side) -> None:
         """Give this sequence its part in a hand-over. A prefill side emits one token."""
         self.side = side
         if side.kind == "prefill":

@@ -68,12 +68,12 @@ class Loader:
         timing: TimingModel,
         *,
         clock: Callable[[], float],
-        taker: DecodeTransfers | None = None,
+        decode_side: DecodeTransfers | None = None,
     ) -> None:
         self._manager = manager
         self._timing = timing
         self._clock = clock
-        self._taker = taker
+        self._decode_side = decode_side
         self._links: dict[LowerTier, PeerLink] = {"host": PeerLink(), "disk": PeerLink()}
         self.loads: dict[str, Load] = {}  # by sequence
         self.loaded_blocks: dict[str, int] = {"host": 0, "disk": 0}
@@ -117,16 +117,16 @@ class Loader:
             count = load.found.count(tier)
             if count:
                 self.loaded_blocks[tier] += count
-                done = self._links[tier].take(now, self._timing.load_s(tier, count * self._manager.block_size))
+                done = self._links[tier].reserve(now, self._timing.load_s(tier, count * self._manager.block_size))
                 load.ready_at = max(load.ready_at, done)
         remote = list(empty)
-        if run.side is None or self._taker is None:
+        if run.side is None or self._decode_side is None:
             load.arrival = Arrival(run)
         elif not run.side.room and not remote:
-            self._taker.skip(run, run.side)
+            self._decode_side.skip(run, run.side)
             load.arrival, run.side = Arrival(run), None
         else:
-            self._taker.begin(run, run.side, load.local, remote)
+            self._decode_side.begin(run, run.side, load.local, remote)
         return blocks + remote
 
     def release(self, load: Load) -> None:
@@ -136,12 +136,12 @@ class Loader:
 
     def tick(self) -> list[Load]:
         """Return the loads that have ended; `fault` is set where the sequence ends with it."""
-        if self._taker is not None:
-            for arrival in self._taker.tick():
+        if self._decode_side is not None:
+            for arrival in self._decode_side.tick():
                 load, side = self.loads[arrival.run.id], arrival.run.side
                 load.arrival, arrival.run.side = arrival, None
                 if arrival.error and side is not None:
-                    load.fault = self._taker.fault(arrival, side)
+                    load.fault = self._decode_side.fault(arrival, side)
         now = self._clock()
         ended = [load for load in self.loads.values() if load.fault or (load.ended and load.ready_at <= now)]
         for load in ended:
@@ -166,5 +166,5 @@ class Loader:
     def next_at(self) -> float | None:
         """Return the time at which `tick` has something to do."""
         due = [load.ready_at for load in self.loads.values() if load.ended]
-        later = self._taker.next_at() if self._taker is not None else None
+        later = self._decode_side.next_at() if self._decode_side is not None else None
         return min([*due, *([] if later is None else [later])], default=None)

@@ -64,11 +64,11 @@ class BlockWriter:
         wire, now = self._wire, self._wire.clock()
         given = blocks[ask.first : ask.first + len(ask.blocks)]
         taken = ask.blocks[: len(given)]
-        done_at = wire.link.take(now, wire.transfer_s(len(given), segments(given, taken)))
+        done_at = wire.link.reserve(now, wire.transfer_s(len(given), segments(given, taken)))
         transfer = None if stalls else wire.endpoint.write(ask.engine, given, taken)
         return Write(ask, given, now, done_at, now + wire.settings.transfer_timeout_s, transfer)
 
-    def over(self, write: Write, now: float) -> bool:
+    def is_over(self, write: Write, now: float) -> bool:
         transfer = write.transfer
         return write.until <= now or (transfer is not None and (transfer.failed or (transfer.ended and write.done_at <= now)))
 

@@ -18,7 +18,7 @@ from headrace.workers.sim.transfer.fabric import Notice, Transfer
 from headrace.workers.sim.transfer.handover_state import HandoverWire, segments
 from headrace.workers.sim.transfer.pinned_blocks import PING_S, PinnedBlocks
 
-_BEATS_PER_LEASE = 6
+_RENEWALS_PER_LEASE = 6
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Fetch:
     stalls: bool = False  # injected
     ping_at: float = 0.0
 
-    def over(self, now: float) -> bool:
+    def is_over(self, now: float) -> bool:
         if self.until <= now or (self.error and self.begun):
             return True
         if self.stalls or not self.begun:
@@ -71,8 +71,8 @@ class DecodeTransfers:
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self._fetches: dict[str, _Fetch] = {}  # by sequence
-        self._beats: dict[str, tuple[KvOffer, float]] = {}  # by sequence: leases to be renewed, and when
-        self._lender = PinnedBlocks(wire)
+        self._renewals: dict[str, tuple[KvOffer, float]] = {}  # by sequence: leases to be renewed, and when
+        self._pinned = PinnedBlocks(wire)
         self._ticket = 0
         self.counts: dict[str, float] = {
             "fetched_blocks": 0,
@@ -85,17 +85,17 @@ class DecodeTransfers:
     @property
     def busy(self) -> bool:
         """True while blocks or answers may still arrive, or a lease must be renewed."""
-        return bool(self._fetches or self._beats or self._lender.lent)
+        return bool(self._fetches or self._renewals or self._pinned.pins)
 
     def enter(self, run: Run, side: Side) -> None:
         """Keep the lease of a waiting sequence alive from now on."""
         if side.offer is not None:
-            self._beats[run.id] = (side.offer, self._wire.clock())
+            self._renewals[run.id] = (side.offer, self._wire.clock())
 
     def skip(self, run: Run, side: Side) -> None:
         """End a hand-over without a fetch, because all of the prompt's blocks are here already."""
-        self._beats.pop(run.id, None)
-        self._tell(side, "fetched")
+        self._renewals.pop(run.id, None)
+        self._notify(side, "fetched")
 
     def begin(self, run: Run, side: Side, first: int, blocks: list[int]) -> None:
         """Fetch the prompt's blocks from number `first` on into these."""
@@ -114,7 +114,7 @@ class DecodeTransfers:
         if side.pulls and side.offer is not None:
             remote = side.offer.blocks[fetch.first : fetch.first + len(fetch.blocks)]
             fetch.until = now + settings.transfer_timeout_s
-            fetch.at = wire.link.take(now, wire.transfer_s(len(remote), segments(remote, fetch.blocks)))
+            fetch.at = wire.link.reserve(now, wire.transfer_s(len(remote), segments(remote, fetch.blocks)))
             if not fetch.stalls:
                 fetch.transfer = wire.endpoint.read(side.peer, remote, fetch.blocks)
             return
@@ -122,23 +122,23 @@ class DecodeTransfers:
         fetch.ping_at = now + PING_S
         self._ticket += 1
         fetch.ticket = self._ticket
-        if not self._tell(side, "register", fetch):
+        if not self._notify(side, "register", fetch):
             fetch.error = f"engine {side.peer!r} went away"
 
     def forget(self, run: Run, side: Side) -> None:
         """Drop a sequence that has left, and tell the other side to release its blocks. Called while it still holds its own."""
         fetch = self._fetches.pop(run.id, None)
-        self._beats.pop(run.id, None)
+        self._renewals.pop(run.id, None)
         if fetch is not None:
-            self._lend(fetch)
-        self._tell(side, "rejected")
+            self._pin(fetch)
+        self._notify(side, "rejected")
 
-    def _lend(self, fetch: _Fetch) -> None:
+    def _pin(self, fetch: _Fetch) -> None:
         """Pin the blocks of a dropped fetch while the other side, or the transfer, may still write to them."""
         if fetch.transfer is not None and not fetch.transfer.settled:
-            self._lender.until_settled(fetch.blocks, fetch.transfer)
+            self._pinned.until_settled(fetch.blocks, fetch.transfer)
         elif fetch.ticket and not fetch.answered:
-            self._lender.until_answered(fetch.blocks, fetch.ticket, fetch.side.peer)
+            self._pinned.until_answered(fetch.blocks, fetch.ticket, fetch.side.peer)
 
     def decline(self, offer: KvOffer) -> bool:
         """Tell the prefill side to free blocks that will not be fetched. Returns true if it could be told."""
@@ -148,7 +148,7 @@ class DecodeTransfers:
     def notice(self, notice: Notice) -> None:
         if notice.kind not in ("written", "refused"):
             return
-        self._lender.answered(notice.ticket)
+        self._pinned.answered(notice.ticket)
         for fetch in self._fetches.values():
             if fetch.ticket == notice.ticket:
                 fetch.answered = True
@@ -159,10 +159,10 @@ class DecodeTransfers:
     def tick(self) -> list[Arrival]:
         """Renew leases that are due. Returns the fetches that have ended."""
         now = self._wire.clock()
-        for run, (offer, at) in list(self._beats.items()):
+        for run, (offer, at) in list(self._renewals.items()):
             if at <= now:
                 self._renew(offer.engine, offer.request, offer.number)
-                self._beats[run] = (offer, now + offer.ttl_s / _BEATS_PER_LEASE)
+                self._renewals[run] = (offer, now + offer.ttl_s / _RENEWALS_PER_LEASE)
         for fetch in self._fetches.values():
             if not fetch.begun:
                 self._reach(fetch)
@@ -170,23 +170,23 @@ class DecodeTransfers:
                 fetch.ping_at = now + PING_S
                 if not self._renew(fetch.side.peer, fetch.side.key, fetch.side.number):
                     fetch.error = f"engine {fetch.side.peer!r} went away"
-        self._lender.tick()
-        return [self._end(fetch) for fetch in list(self._fetches.values()) if fetch.over(now)]
+        self._pinned.tick()
+        return [self._end(fetch) for fetch in list(self._fetches.values()) if fetch.is_over(now)]
 
     def next_at(self) -> float | None:
         """Return the time at which `tick` has something to do, unless the endpoint has something before."""
         now = self._wire.clock()
-        due = [now if fetch.over(now) else fetch.due for fetch in self._fetches.values()]
+        due = [now if fetch.is_over(now) else fetch.due for fetch in self._fetches.values()]
         due += [fetch.ping_at for fetch in self._fetches.values() if fetch.ticket and not fetch.answered]
-        due += [at for _, at in self._beats.values()]
-        if (lent := self._lender.next_at()) is not None:
-            due.append(lent)
+        due += [at for _, at in self._renewals.values()]
+        if (pins := self._pinned.next_at()) is not None:
+            due.append(pins)
         return min(due, default=None)
 
     def _end(self, fetch: _Fetch) -> Arrival:
         side, now = fetch.side, self._wire.clock()
         del self._fetches[fetch.run.id]
-        self._beats.pop(fetch.run.id, None)
+        self._renewals.pop(fetch.run.id, None)
         error = self._outcome(fetch, now)
         cells = self._wire.endpoint.content(fetch.blocks) if not error else None
         if not error and cells is None:
@@ -194,14 +194,14 @@ class DecodeTransfers:
             error = f"blocks of engine {side.peer!r} arrived broken"
         if cells is None:
             self.counts["failed_fetches"] += 1
-            self._lend(fetch)
-            self._tell(side, "rejected")
+            self._pin(fetch)
+            self._notify(side, "rejected")
             return Arrival(fetch.run, error=error)
         if side.pulls:
-            self._tell(side, "fetched")
+            self._notify(side, "fetched")
         self.counts["fetched_blocks"] += len(cells)
         self.counts["fetch_s"] += now - fetch.began
-        return self._judge(fetch, cells)
+        return self._compare(fetch, cells)
 
     def _outcome(self, fetch: _Fetch, now: float) -> str:
         """Return an empty text, or the reason why the blocks cannot have come."""
@@ -219,7 +219,7 @@ class DecodeTransfers:
             return ""
         return f"nothing came from engine {peer!r} within {fetch.until - fetch.began:g} s"
 
-    def _judge(self, fetch: _Fetch, cells: list[int]) -> Arrival:
+    def _compare(self, fetch: _Fetch, cells: list[int]) -> Arrival:
         tokens = fetch.side.offer.tokens if fetch.side.offer is not None else len(fetch.run.ids)
         expected = fetch.run.cells(tokens)[fetch.first : fetch.first + len(cells)]
         right = next((n for n, (cell, want) in enumerate(zip(cells, expected, strict=True)) if cell != want), len(cells))
@@ -237,7 +237,7 @@ class DecodeTransfers:
     def _renew(self, peer: str, key: str, number: int) -> bool:
         return self._wire.endpoint.notify(peer, Notice(kind="renew", key=key, number=number, sender=self._wire.engine))
 
-    def _tell(self, side: Side, kind: Literal["register", "fetched", "rejected"], fetch: _Fetch | None = None) -> bool:
+    def _notify(self, side: Side, kind: Literal["register", "fetched", "rejected"], fetch: _Fetch | None = None) -> bool:
         notice = Notice(
             kind=kind,
             key=side.key,

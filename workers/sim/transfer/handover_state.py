@@ -25,7 +25,7 @@ class PeerLink:
 
     free_at: float = 0.0
 
-    def take(self, now: float, duration_s: float) -> float:
+    def reserve(self, now: float, duration_s: float) -> float:
         """Queue a transfer now. Returns the time at which it will be done."""
         self.free_at = max(now, self.free_at) + duration_s
         return self.free_at

@@ -34,11 +34,11 @@ class SimKvTransfer:
         self._batch = batch
         self._clock = clock
         self._wire = wire
-        self.giver = PrefillTransfers(wire) if wire is not None else None
-        self.taker = DecodeTransfers(wire) if wire is not None else None
-        comes = batch.manager.lower is not None or self.taker is not None
-        self.loader = Loader(batch.manager, timing, clock=clock, taker=self.taker) if comes else None
-        self.none = self.giver is None and self.loader is None
+        self.prefill_side = PrefillTransfers(wire) if wire is not None else None
+        self.decode_side = DecodeTransfers(wire) if wire is not None else None
+        comes = batch.manager.lower is not None or self.decode_side is not None
+        self.loader = Loader(batch.manager, timing, clock=clock, decode_side=self.decode_side) if comes else None
+        self.none = self.prefill_side is None and self.loader is None
 
     def poll(self) -> bool:
         """Poll the fabric for notices and ended transfers. Returns true if there were any; `settle` acts on them."""
@@ -46,13 +46,13 @@ class SimKvTransfer:
 
     def poll_at(self) -> float | None:
         """Return the time of the next `poll`; None when none is needed."""
-        if self._wire is None or self.giver is None or self.taker is None:
+        if self._wire is None or self.prefill_side is None or self.decode_side is None:
             return None
-        return self._wire.endpoint.poll_at(busy=self.giver.busy or self.taker.busy)
+        return self._wire.endpoint.poll_at(busy=self.prefill_side.busy or self.decode_side.busy)
 
     def next_at(self) -> float | None:
         """Return the time at which `settle` has something to do, unless `poll` finds something before."""
-        times = [part.next_at() for part in (self.giver, self.loader) if part is not None]
+        times = [part.next_at() for part in (self.prefill_side, self.loader) if part is not None]
         return min([at for at in times if at is not None], default=None)
 
     def stats(self) -> dict[str, Any]:
@@ -62,39 +62,43 @@ class SimKvTransfer:
             counts["lower_blocks"] = self._batch.manager.lower.counts()
         if self.loader is not None:
             counts["loaded_blocks"] = dict(self.loader.loaded_blocks)
-        if self.giver is not None:
-            counts |= {"handovers_held": self.giver.holding, "handovers_expired": self.giver.expired, **self.giver.counts}
-        if self.taker is not None:
-            counts |= self.taker.counts
+        if self.prefill_side is not None:
+            counts |= {
+                "handovers_held": self.prefill_side.holding,
+                "handovers_expired": self.prefill_side.expired,
+                **self.prefill_side.counts,
+            }
+        if self.decode_side is not None:
+            counts |= self.decode_side.counts
         return counts
 
     # -- sequences come and go -------------------------------------------------------------------------------
 
     def enter(self, run: Run, wanted: Handover, sequence: Sequence) -> None:
         """Give a new sequence its part in a hand-over. Raises RequestInvalid or UnsupportedByEngine."""
-        if self._wire is None or self.giver is None or self.taker is None:
+        if self._wire is None or self.prefill_side is None or self.decode_side is None:
             raise UnsupportedByEngine("this simulator takes no hand-overs (disagg)")
         side = self._wire.side(wanted, sequence, run.chain())
         if side.kind == "decode":
-            self.taker.enter(run, side)
+            self.decode_side.enter(run, side)
         elif side.room:
-            self.giver.enter(run, side.key)
-        run.take_side(side)
+            self.prefill_side.enter(run, side.key)
+        run.set_side(side)
 
     def leave(self, run: Run) -> None:
         """End the transfers that wait for, or belong to, a sequence that is over. It still holds its blocks."""
         if self.loader is not None:
             self.loader.cancel(run)
-        if run.side is None or self.giver is None or self.taker is None:
+        if run.side is None or self.prefill_side is None or self.decode_side is None:
             return
         if run.side.kind == "decode":
-            self.taker.forget(run, run.side)
+            self.decode_side.forget(run, run.side)
         else:
-            self.giver.drop(run.side)
+            self.prefill_side.drop(run.side)
 
     def release(self, name: str, why: str) -> bool:
         """Release the blocks that a sequence that is over offers. Returns true if there were any."""
-        return self.giver is not None and self.giver.release(name, why)
+        return self.prefill_side is not None and self.prefill_side.release(name, why)
 
     # -- blocks come -----------------------------------------------------------------------------------------
 
@@ -118,7 +122,7 @@ class SimKvTransfer:
         """Act on what has come, gone or failed since the last step. Returns the last outputs of sequences that end with it."""
         self.poll()
         outputs = []
-        for run, output in self.giver.tick() if self.giver is not None else ():
+        for run, output in self.prefill_side.tick() if self.prefill_side is not None else ():
             if self._batch.runs.get(run.id) is run:
                 drop(run)
                 outputs.append(output)
@@ -155,13 +159,13 @@ class SimKvTransfer:
 
         Returns true when it now waits for its room, and gives its output only then.
         """
-        if self.giver is None or run.side is None:
+        if self.prefill_side is None or run.side is None:
             return False
         if run.side.room:
             self._batch.decoding.remove(run)
             run.phase = Phase.PARKED
-            self.giver.park(run, output, run.side.key)
+            self.prefill_side.park(run, output, run.side.key)
             return True
         if output.finish == "length":  # a prompt whose answer is over has nothing to hand over
-            self.giver.offer(run, output, at)
+            self.prefill_side.offer(run, output, at)
         return False

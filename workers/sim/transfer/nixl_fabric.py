@@ -50,7 +50,7 @@ class NixlFabric:
         return NixlEndpoint(agent, Contents(arena), member, clock=self._clock)
 
 
-class Moving:
+class PostedTransfer:
     """A transfer that NIXL has taken."""
 
     def __init__(self, transfer: NixlTransfer) -> None:
@@ -72,7 +72,7 @@ class Moving:
         return self._transfer.error if self.ended else "the transfer has not ended"
 
 
-class Over:
+class EndedTransfer:
     """A transfer that is over at once: there was nothing to move, or it could not even be begun."""
 
     ended = True
@@ -174,17 +174,17 @@ class NixlEndpoint:
 
     def read(self, engine: str, remote: Sequence[int], local: Sequence[int]) -> Transfer:
         self._contents.expect(local)
-        return self._begin(lambda: self._agent.read(engine, remote, local)) if local else Over()
+        return self._begin(lambda: self._agent.read(engine, remote, local)) if local else EndedTransfer()
 
     def write(self, engine: str, local: Sequence[int], remote: Sequence[int]) -> Transfer:
-        return self._begin(lambda: self._agent.write(engine, local, remote)) if local else Over()
+        return self._begin(lambda: self._agent.write(engine, local, remote)) if local else EndedTransfer()
 
     def _begin(self, begin: Callable[[], NixlTransfer]) -> Transfer:
         self._still = 0
         try:
-            return Moving(begin())
+            return PostedTransfer(begin())
         except (BadBlocks, TransferFailed) as error:
-            return Over(str(error))
+            return EndedTransfer(str(error))
 
     def notify(self, engine: str, notice: Notice) -> bool:
         if self._closed or not self.reaches(engine):
@@ -206,7 +206,7 @@ class NixlEndpoint:
         self._polled_at = now + took_s
         self._still = 0 if notices or took_s >= _STILL_S else self._still + 1
         for sender, data in notices:
-            self._take(sender, data)
+            self._receive(sender, data)
         return bool(ended or notices)
 
     @property
@@ -223,7 +223,7 @@ class NixlEndpoint:
             return self._polled_at + _MOVING_S
         return self._polled_at + (_BUSY_S if busy or self._agent.unsettled else _IDLE_S)
 
-    def _take(self, sender: str, data: bytes) -> None:
+    def _receive(self, sender: str, data: bytes) -> None:
         try:
             notice = _decoder.decode(data)
         except msgspec.DecodeError as error:

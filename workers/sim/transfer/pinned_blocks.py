@@ -19,7 +19,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class _Loan:
+class _Pin:
     blocks: list[int]
     until: float
     ticket: int = 0
@@ -33,53 +33,51 @@ class PinnedBlocks:
 
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
-        self.lent: list[_Loan] = []
+        self.pins: list[_Pin] = []
 
     def until_settled(self, blocks: list[int], transfer: Transfer) -> None:
         """Pin the target of an own read."""
-        self._keep(_Loan(blocks, self._until(), transfer=transfer))
+        self._keep(_Pin(blocks, self._until(), transfer=transfer))
 
     def until_answered(self, blocks: list[int], ticket: int, peer: str) -> None:
         """Pin the blocks that a peer was asked to write to."""
         if self._wire.endpoint.reaches(peer):
-            self._keep(_Loan(blocks, self._until(), ticket, peer, ping_at=self._wire.clock() + PING_S))
+            self._keep(_Pin(blocks, self._until(), ticket, peer, ping_at=self._wire.clock() + PING_S))
 
     def _until(self) -> float:
         settings = self._wire.settings
         return self._wire.clock() + settings.transfer_timeout_s + settings.room_timeout_s
 
-    def _keep(self, loan: _Loan) -> None:
-        self._wire.manager.keep(loan.blocks)
-        self.lent.append(loan)
+    def _keep(self, pin: _Pin) -> None:
+        self._wire.manager.keep(pin.blocks)
+        self.pins.append(pin)
 
     def answered(self, ticket: int) -> None:
         """Unpin the blocks of this ticket: the peer writes to them no more."""
-        self._release([loan for loan in self.lent if loan.transfer is None and loan.ticket == ticket])
+        self._release([pin for pin in self.pins if pin.transfer is None and pin.ticket == ticket])
 
     def tick(self) -> None:
         """Unpin blocks that can no longer be written to."""
         now = self._wire.clock()
-        for loan in self.lent:
-            if loan.until <= now:
-                _log.warning("blocks.unanswered", engine=self._wire.engine, peer=loan.peer, blocks=len(loan.blocks))
-        self._release([loan for loan in self.lent if loan.until <= now or self._over(loan, now)])
+        for pin in self.pins:
+            if pin.until <= now:
+                _log.warning("blocks.unanswered", engine=self._wire.engine, peer=pin.peer, blocks=len(pin.blocks))
+        self._release([pin for pin in self.pins if pin.until <= now or self._is_over(pin, now)])
 
-    def _over(self, loan: _Loan, now: float) -> bool:
-        if loan.transfer is not None:
-            return loan.transfer.settled
+    def _is_over(self, pin: _Pin, now: float) -> bool:
+        if pin.transfer is not None:
+            return pin.transfer.settled
         endpoint = self._wire.endpoint
-        if loan.ping_at <= now:
-            loan.ping_at = now + PING_S
-            endpoint.notify(loan.peer, Notice(kind="renew", key="", sender=endpoint.engine))
-        return not endpoint.reaches(loan.peer)
+        if pin.ping_at <= now:
+            pin.ping_at = now + PING_S
+            endpoint.notify(pin.peer, Notice(kind="renew", key="", sender=endpoint.engine))
+        return not endpoint.reaches(pin.peer)
 
-    def _release(self, over: list[_Loan]) -> None:
-        for loan in over:
-            self.lent.remove(loan)
-            self._wire.manager.release(loan.blocks)
+    def _release(self, over: list[_Pin]) -> None:
+        for pin in over:
+            self.pins.remove(pin)
+            self._wire.manager.release(pin.blocks)
 
     def next_at(self) -> float | None:
         """Return the time at which `tick` has something to do, unless the endpoint has something before."""
-        return min(
-            (loan.until if loan.transfer is not None else min(loan.until, loan.ping_at) for loan in self.lent), default=None
-        )
+        return min((pin.until if pin.transfer is not None else min(pin.until, pin.ping_at) for pin in self.pins), default=None)

@@ -20,7 +20,7 @@ from headrace.workers.sim.transfer.block_writer import Ask, BlockWriter, Write
 from headrace.workers.sim.transfer.fabric import Notice
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 
-_MOST_GONE = 4096  # ended hand-overs remembered, so that a late other side need not wait
+_MOST_ENDED = 4096  # ended hand-overs remembered, so that a late other side need not wait
 _MOST_ASKS = 4096  # asks that wait for their blocks
 
 
@@ -44,10 +44,10 @@ class PrefillTransfers:
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self._writer = BlockWriter(wire)
-        self._rooms: dict[str, Run] = {}  # sequences that will end in a room
+        self._room_runs: dict[str, Run] = {}  # sequences that will end in a room
         self._holds: dict[str, _Hold] = {}
         self._asks: dict[str, Ask] = {}  # asks that came before their blocks
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._ended_keys: OrderedDict[str, None] = OrderedDict()
         self._ended: list[tuple[Run, Output]] = []
         self._number = 0
         self.expired = 0
@@ -60,7 +60,7 @@ class PrefillTransfers:
     @property
     def busy(self) -> bool:
         """True while notices may arrive for a hand-over, or a write is under way."""
-        return bool(self._holds or self._rooms or self._asks or self._writer.closing)
+        return bool(self._holds or self._room_runs or self._asks or self._writer.closing)
 
     @property
     def counts(self) -> dict[str, float]:
@@ -69,10 +69,10 @@ class PrefillTransfers:
 
     def enter(self, run: Run, key: str) -> None:
         """Take in a sequence that is to end in this room. Raises RequestInvalid when another sequence is in it."""
-        if key in self._rooms:
-            raise RequestInvalid(f"{key} is taken by sequence {self._rooms[key].id!r}", param="handover")
-        self._rooms[key] = run
-        if key in self._gone:
+        if key in self._room_runs:
+            raise RequestInvalid(f"{key} is taken by sequence {self._room_runs[key].id!r}", param="handover")
+        self._room_runs[key] = run
+        if key in self._ended_keys:
             self._give_up(run, "the decode side is gone")
 
     def offer(self, run: Run, output: Output, at: float) -> None:
@@ -122,7 +122,7 @@ class PrefillTransfers:
             if before.write is not None:
                 self._writer.cancel(before.key, before.write, "the prompt was computed again")
             self._wire.manager.release(before.blocks)
-        self._gone.pop(hold.key, None)
+        self._ended_keys.pop(hold.key, None)
         self._holds[hold.key] = hold
         ask = self._asks.pop(hold.key, None)
         if ask is not None:
@@ -149,7 +149,7 @@ class PrefillTransfers:
     def _register(self, key: str, hold: _Hold | None, ask: Ask) -> None:
         if hold is not None and hold.write is None:
             self._write(hold, ask)
-        elif hold is not None or key in self._holds or key in self._gone or key in self._asks:
+        elif hold is not None or key in self._holds or key in self._ended_keys or key in self._asks:
             self._writer.refuse(key, ask, "the blocks are gone")
         elif len(self._asks) >= _MOST_ASKS:
             self._writer.refuse(key, ask, "too many wait for blocks already")
@@ -159,13 +159,13 @@ class PrefillTransfers:
     def release(self, key: str, why: str) -> bool:
         """Release the blocks kept for this hand-over, now or later. Returns true if there were any."""
         hold = self._holds.pop(key, None)
-        run = self._rooms.get(key)
+        run = self._room_runs.get(key)
         self._stop(key, hold, why)
         if run is not None:
             self._give_up(run, why)
         elif hold is not None:
             self._wire.manager.release(hold.blocks)
-        self._forget(key)
+        self._mark_ended(key)
         return hold is not None or run is not None
 
     def _stop(self, key: str, hold: _Hold | None, why: str) -> None:
@@ -177,10 +177,10 @@ class PrefillTransfers:
 
     def drop(self, side: Side) -> None:
         """Drop a sequence that ended. It can make no offer any more; the scheduler frees its blocks."""
-        in_room = self._rooms.pop(side.key, None) is not None
+        in_room = self._room_runs.pop(side.key, None) is not None
         if in_room or not (side.room or side.key in self._holds):
             self._stop(side.key, self._holds.pop(side.key, None), "the prefill side is gone")
-            self._forget(side.key)
+            self._mark_ended(side.key)
 
     def release_all(self) -> None:
         """Release all blocks on offer."""
@@ -194,7 +194,7 @@ class PrefillTransfers:
         now = self._wire.clock()
         for hold in list(self._holds.values()):
             if hold.write is not None:
-                if self._writer.over(hold.write, now):
+                if self._writer.is_over(hold.write, now):
                     del self._holds[hold.key]
                     self._written(hold, self._writer.end(hold.key, hold.write))
             elif hold.until <= now:
@@ -215,18 +215,18 @@ class PrefillTransfers:
         return min(due, default=None)
 
     def _written(self, hold: _Hold, error: str) -> None:
-        self._forget(hold.key)
+        self._mark_ended(hold.key)
         if hold.run is None:
             self._wire.manager.release(hold.blocks)
         elif error or hold.output is None:
             self._give_up(hold.run, error)
         else:
-            self._rooms.pop(hold.key, None)
+            self._room_runs.pop(hold.key, None)
             self._ended.append((hold.run, hold.output))
 
     def _expire(self, hold: _Hold) -> None:
         self.expired += 1
-        self._forget(hold.key)
+        self._mark_ended(hold.key)
         if hold.run is None:
             self._wire.manager.release(hold.blocks)
         else:
@@ -234,10 +234,10 @@ class PrefillTransfers:
 
     def _give_up(self, run: Run, why: str) -> None:
         if run.side is not None:
-            self._rooms.pop(run.side.key, None)
+            self._room_runs.pop(run.side.key, None)
         self._ended.append((run, Output(run.id, [], fault=Fault("transfer_failed", why, True))))
 
-    def _forget(self, key: str) -> None:
-        self._gone[key] = None
-        if len(self._gone) > _MOST_GONE:
-            self._gone.popitem(last=False)
+    def _mark_ended(self, key: str) -> None:
+        self._ended_keys[key] = None
+        if len(self._ended_keys) > _MOST_ENDED:
+            self._ended_keys.popitem(last=False)

@@ -163,14 +163,14 @@ def test_blocks_that_nobody_will_fetch_are_let_go_on_either_side(where):
     assert d.member is not None
     match where:
         case "prefill":
-            p.member.let_go("a", None)
+            p.member.release_sequence("a", None)
         case "decode":
-            d.member.let_go("a", params)
+            d.member.release_sequence("a", params)
         case "own parameters":
-            p.member.let_go("a", params)
+            p.member.release_sequence("a", params)
     assert p.used == 0
-    p.member.let_go("a", None)
-    d.member.let_go("a", {"another": "engine's"})
+    p.member.release_sequence("a", None)
+    d.member.release_sequence("a", {"another": "engine's"})
     d.decode("a", PROMPT, params)
     world.run(0.1)
     assert d.fault("a"), "told at once that they are gone"
@@ -184,7 +184,7 @@ def test_letting_go_of_a_room_ends_the_sequence_that_waits_in_it():
     world.run(0.4)
     assert p.used == 5
     assert p.member is not None
-    p.member.let_go("a", None)
+    p.member.release_sequence("a", None)
     world.run(0.4)
     assert p.fault("a")
     assert p.used == 0
@@ -206,7 +206,7 @@ def test_a_prompt_computed_again_replaces_its_offer_and_late_words_about_the_old
     assert p.used == 5, "the old offer's blocks are the same, or free"
     assert old["number"] != new["number"]
     assert d.member is not None
-    d.member.let_go("a", old)
+    d.member.release_sequence("a", old)
     assert p.used == 5
     d.decode("a", PROMPT, new)
     world.run()

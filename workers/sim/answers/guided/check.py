@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.workers.sim.answers.guided.flat import Flat, Schema, canonical, exact, same
+from headrace.workers.sim.answers.guided.flat import Flat, Schema, as_fraction, canonical, json_equal
 from headrace.workers.sim.answers.guided.merging import property_schema
 from headrace.workers.sim.answers.guided.schema import Document
 
@@ -23,7 +23,7 @@ def fits(value: Any, flat: Flat, document: Document) -> bool:
     """Check a value against a flat schema."""
     if type_of(value) not in flat.types:
         return False
-    if flat.values is not None and not any(same(value, other) for other in flat.values):
+    if flat.values is not None and not any(json_equal(value, other) for other in flat.values):
         return False
     if isinstance(value, str):
         ok = _fits_string(value, flat)
@@ -62,7 +62,7 @@ def fits_number(value: float, flat: Flat) -> bool:
     if isinstance(value, int) and flat.multiple.denominator == 1:
         return value % flat.multiple.numerator == 0
     quotient = value / float(flat.multiple)
-    return quotient == int(quotient) and (exact(value) / flat.multiple).denominator == 1
+    return quotient == int(quotient) and (as_fraction(value) / flat.multiple).denominator == 1
 
 
 def _fits_string(value: str, flat: Flat) -> bool:

@@ -62,7 +62,7 @@ _TYPE_OF = {
 }
 
 
-def own(schema: Mapping[str, Any]) -> Flat:
+def read_keywords(schema: Mapping[str, Any]) -> Flat:
     """Read a schema's own keywords, without references and alternatives."""
     get = schema.get
     types = get("type")
@@ -70,7 +70,7 @@ def own(schema: Mapping[str, Any]) -> Flat:
     if "enum" in schema:
         values = tuple(schema["enum"])
     if "const" in schema:
-        values = (schema["const"],) if values is None else tuple(v for v in values if same(v, schema["const"]))
+        values = (schema["const"],) if values is None else tuple(v for v in values if json_equal(v, schema["const"]))
     low, low_open = _bound(get("minimum"), get("exclusiveMinimum"), max)
     high, high_open = _bound(get("maximum"), get("exclusiveMaximum"), min)
     return Flat(
@@ -81,7 +81,7 @@ def own(schema: Mapping[str, Any]) -> Flat:
         low_open=low_open,
         high=high,
         high_open=high_open,
-        multiple=exact(schema["multipleOf"]) if "multipleOf" in schema else None,
+        multiple=as_fraction(schema["multipleOf"]) if "multipleOf" in schema else None,
         min_length=int(get("minLength", 0)),
         max_length=_count(get("maxLength")),
         patterns=(schema["pattern"],) if "pattern" in schema else (),
@@ -111,20 +111,20 @@ def _count(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def exact(value: float) -> Fraction:
+def as_fraction(value: float) -> Fraction:
     """Return a number as it was written: 0.1 is a tenth."""
     return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
 
 def _bound(closed: float | None, open_: float | None, tighter: Any) -> tuple[Fraction | None, bool]:
-    bounds = [(exact(value), is_open) for value, is_open in ((closed, False), (open_, True)) if value is not None]
+    bounds = [(as_fraction(value), is_open) for value, is_open in ((closed, False), (open_, True)) if value is not None]
     if not bounds:
         return None, False
     limit = tighter(value for value, _ in bounds)
     return limit, any(is_open for value, is_open in bounds if value == limit)
 
 
-def same(a: Any, b: Any) -> bool:
+def json_equal(a: Any, b: Any) -> bool:
     """Compare two JSON values: 1 equals 1.0, but not true."""
     return bool(canonical(a) == canonical(b))
 

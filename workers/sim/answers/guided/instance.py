@@ -47,7 +47,7 @@ class Maker:
         self._patterns: dict[str, Pattern] = {}
 
     def make(self, schema: Schema) -> Any:
-        levels = next((n for n in range(1, _MOST_LEVELS + 1) if self._reach(schema, n)), None)
+        levels = next((n for n in range(1, _MOST_LEVELS + 1) if self._can_end(schema, n)), None)
         if levels is None:
             raise Unsupported(f"no value of at most {_MOST_LEVELS} levels satisfies the schema")
         try:
@@ -57,7 +57,7 @@ class Maker:
 
     # -- how deep it must get --------------------------------------------------------------------------------
 
-    def _reach(self, schema: Schema, levels: int) -> bool:
+    def _can_end(self, schema: Schema, levels: int) -> bool:
         """Check, as far as the shape tells, that a value can end within this many levels."""
         if levels <= 0:
             return False
@@ -72,10 +72,10 @@ class Maker:
 
     def _type_reach(self, kind: str, flat: Flat, levels: int) -> bool:
         if kind == "object":
-            return all(self._reach(self._kept(property_schema(flat, name)), levels - 1) for name in flat.required)
+            return all(self._can_end(self._kept(property_schema(flat, name)), levels - 1) for name in flat.required)
         if kind == "array":
             needed = [*flat.first[: flat.min_items], *([flat.items] if flat.min_items > len(flat.first) else [])]
-            return all(self._reach(schema, levels - 1) for schema in needed)
+            return all(self._can_end(schema, levels - 1) for schema in needed)
         return True
 
     def _kept(self, schema: Schema) -> Schema:
@@ -213,7 +213,7 @@ class Maker:
         return values
 
     def _item(self, schema: Schema, levels: int, unlike: set[Any] | None) -> Any:
-        if not self._reach(schema, levels - 1):
+        if not self._can_end(schema, levels - 1):
             raise NoInstance("an item would get too deep")
         for _ in range(_MANY_TRIES):
             value = self._value(schema, levels - 1)
@@ -250,7 +250,9 @@ class Maker:
         return made
 
     def _may_have(self, flat: Flat, name: str, levels: int) -> bool:
-        return self._reach(self._kept(property_schema(flat, name)), levels - 1) and satisfies(name, flat.names, self._document)
+        return self._can_end(self._kept(property_schema(flat, name)), levels - 1) and satisfies(
+            name, flat.names, self._document
+        )
 
     def _property(self, flat: Flat, name: str, levels: int) -> Any:
         return self._value(property_schema(flat, name), levels - 1)

@@ -8,16 +8,16 @@ from math import gcd, lcm
 from typing import Any
 
 from headrace.workers.sim.answers.guided.errors import Unsupported
-from headrace.workers.sim.answers.guided.flat import Flat, Schema, same
+from headrace.workers.sim.answers.guided.flat import Flat, Schema, json_equal
 
 
-def both(a: Flat, b: Flat) -> Flat | None:
+def merge(a: Flat, b: Flat) -> Flat | None:
     """Merge two flat schemas. Returns None when it is plain that no value satisfies both."""
     types = a.types & b.types
     values = a.values
     if b.values is not None:
         allowed = b.values
-        values = allowed if values is None else tuple(v for v in values if any(same(v, other) for other in allowed))
+        values = allowed if values is None else tuple(v for v in values if any(json_equal(v, other) for other in allowed))
     if not types or values == ():
         return None
     low, low_open = _tighter(a.low, a.low_open, b.low, b.low_open, max)
@@ -36,12 +36,12 @@ def both(a: Flat, b: Flat) -> Flat | None:
         max_length=_least(a.max_length, b.max_length),
         patterns=tuple(dict.fromkeys((*a.patterns, *b.patterns))),
         format=a.format or b.format,
-        names=together(a.names, b.names),
+        names=all_of(a.names, b.names),
         required=tuple(dict.fromkeys((*a.required, *b.required))),
         min_properties=max(a.min_properties, b.min_properties),
         max_properties=_least(a.max_properties, b.max_properties),
-        first=tuple(together(_item(a, n), _item(b, n)) for n in range(longest)),
-        items=together(a.items, b.items),
+        first=tuple(all_of(_item(a, n), _item(b, n)) for n in range(longest)),
+        items=all_of(a.items, b.items),
         min_items=max(a.min_items, b.min_items),
         max_items=_least(a.max_items, b.max_items),
         unique=a.unique or b.unique,
@@ -58,9 +58,9 @@ def _properties(a: Flat, b: Flat) -> dict[str, Any]:
         raise Unsupported("patternProperties and additionalProperties in different parts of one allOf")
     names = dict.fromkeys((*(a.properties or ()), *(b.properties or ())))
     return {
-        "properties": {name: together(_property(a, name), _property(b, name)) for name in names} or None,
+        "properties": {name: all_of(_property(a, name), _property(b, name)) for name in names} or None,
         "by_pattern": (*a.by_pattern, *b.by_pattern),
-        "others": together(a.others, b.others),
+        "others": all_of(a.others, b.others),
     }
 
 
@@ -79,7 +79,7 @@ def property_schema(flat: Flat, name: str) -> Schema:
     """Return the schema for a property of this name."""
     schema = _property(flat, name)
     for more in matching(flat, name):
-        schema = together(schema, more)
+        schema = all_of(schema, more)
     return schema
 
 
@@ -87,7 +87,7 @@ def _item(flat: Flat, number: int) -> Schema:
     return flat.first[number] if number < len(flat.first) else flat.items
 
 
-def together(a: Schema, b: Schema) -> Schema:
+def all_of(a: Schema, b: Schema) -> Schema:
     """Return a schema that requires both."""
     if a is True or a is b:
         return b

@@ -69,7 +69,7 @@ class Pattern:
             if attempt:  # the free draw had the wrong length: aim for a length
                 aim = least + draws.below(max(1, min(most, least + _SPREAD) - least + 1))
                 budget = max(0, aim - self.least)
-            writing = _Writing(draws, budget)
+            writing = _StringBuilder(draws, budget)
             try:
                 _write(self._tree, writing)
             except NoInstance:
@@ -80,7 +80,7 @@ class Pattern:
 
 
 @dataclass(slots=True)
-class _Writing:
+class _StringBuilder:
     """A string under construction. `budget`: characters that open repetitions are to add in all; None = no target length."""
 
     draws: Draws
@@ -117,7 +117,7 @@ def _vet(tree: Any, pattern: str, times: int) -> None:
             raise Unsupported(f"pattern {pattern!r} uses {name}, which the simulator cannot satisfy")
 
 
-def _write(tree: Any, writing: _Writing) -> None:
+def _write(tree: Any, writing: _StringBuilder) -> None:
     for op, value in tree:
         if op is ops.BRANCH:
             _write(writing.draws.pick(value[1]), writing)
@@ -138,7 +138,7 @@ def _write(tree: Any, writing: _Writing) -> None:
             writing.add(_text(op, value, writing))
 
 
-def _text(op: Any, value: Any, writing: _Writing) -> str:
+def _text(op: Any, value: Any, writing: _StringBuilder) -> str:
     """Return the text of one element: a character, or a group again."""
     if op is ops.LITERAL:
         return chr(value)
@@ -153,7 +153,7 @@ def _text(op: Any, value: Any, writing: _Writing) -> str:
     return writing.groups[value]
 
 
-def _times(repeat: Any, writing: _Writing) -> int:
+def _times(repeat: Any, writing: _StringBuilder) -> int:
     least, most, what = int(repeat[0]), int(repeat[1]), repeat[2]
     if writing.budget is None:
         return least + writing.draws.below(min(most - least, _SPREAD) + 1)
@@ -171,7 +171,9 @@ def _one_of(items: Any, draws: Draws) -> str:
             return _between(value[0], value[1], draws)
         return chr(value) if op is ops.LITERAL else draws.pick(_CLASSES[value])
     for candidates in (_PLAIN, _PRINTABLE, "\n\t", map(chr, range(0xA1, 0x2000))):
-        allowed = [char for char in candidates if not any(_is_in(form, item) for item in items[1:] for form in _forms(char))]
+        allowed = [
+            char for char in candidates if not any(_is_in(form, item) for item in items[1:] for form in _both_cases(char))
+        ]
         if allowed:
             return draws.pick(allowed)
     raise NoInstance("an empty class")
@@ -188,7 +190,7 @@ def _between(first: int, last: int, draws: Draws) -> str:
     return chr(point)
 
 
-def _forms(char: str) -> tuple[str, str]:
+def _both_cases(char: str) -> tuple[str, str]:
     """Return a character in both cases, because the pattern may ignore them."""
     return char, char.swapcase()
 

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.workers.sim.answers.guided.errors import Unsupported
-from headrace.workers.sim.answers.guided.flat import Flat, Schema, own
-from headrace.workers.sim.answers.guided.merging import both
+from headrace.workers.sim.answers.guided.flat import Flat, Schema, read_keywords
+from headrace.workers.sim.answers.guided.merging import merge
 
 _MOST_FLATS = 512
 _NO_FLATS: list[Flat] = []
@@ -46,7 +46,7 @@ class Document:
         return flats
 
     def _expand(self, schema: Mapping[str, Any]) -> list[Flat]:
-        flats = [own(schema)]
+        flats = [read_keywords(schema)]
         if "$ref" in schema:
             flats = self._cross(flats, self.flats(self.resolve(schema["$ref"])))
         for part in schema.get("allOf", ()):
@@ -65,7 +65,7 @@ class Document:
     def _cross(self, ones: Sequence[Flat], others: Sequence[Flat]) -> list[Flat]:
         if len(ones) * len(others) > _MOST_FLATS:
             raise Unsupported(f"more than {_MOST_FLATS} combinations of alternatives (anyOf, oneOf, allOf)")
-        return [merged for one in ones for other in others if (merged := both(one, other)) is not None]
+        return [merged for one in ones for other in others if (merged := merge(one, other)) is not None]
 
     def resolve(self, reference: str) -> Schema:
         """Return the schema that a reference into this document points at. Raises Unsupported."""

@@ -1,4 +1,4 @@
-"""The mover posts the parts of transfers, notices their ends and gives up late ones. It knows NIXL only as `Posts`."""
+"""The mover posts the parts of transfers, notices their ends and gives up late ones. It knows NIXL only as `TransferDriver`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_POSTED = 16
 """Parts of one transfer under way at once: enough to keep a network busy, and a bound on what a stalled peer can hold."""
 
 
-class Posts(Protocol):
+class TransferDriver(Protocol):
     """The part of `driver.Driver` that the mover uses."""
 
     def post(self, handle: int) -> Status: ...
@@ -49,7 +49,7 @@ class Job:
 class Mover:
     """The transfers of one driver. `lost` is called once per failure that NIXL blames on a peer's absence."""
 
-    def __init__(self, posts: Posts, *, clock: Callable[[], float], lost: Callable[[str], None]) -> None:
+    def __init__(self, posts: TransferDriver, *, clock: Callable[[], float], lost: Callable[[str], None]) -> None:
         self._posts = posts
         self._clock = clock
         self._lost = lost

@@ -14,7 +14,7 @@ from headrace.workers.sim.transfer.nixl.errors import BadCard, DriverFailed, Pee
 log = structlog.get_logger()
 
 
-class Meets(Protocol):
+class PeerDriver(Protocol):
     """The part of `driver.Driver` that peers use."""
 
     def add(self, metadata: bytes) -> str: ...
@@ -39,7 +39,7 @@ class Peers:
     unsettled transfers only leaves, and `collect` drops it later.
     """
 
-    def __init__(self, meets: Meets) -> None:
+    def __init__(self, meets: PeerDriver) -> None:
         self._meets = meets
         self._peers: dict[str, Peer] = {}
 

@@ -503,7 +503,7 @@ class Chaos:
                 node.scheduler.abort([str(n)])
             case "release":
                 assert node.member is not None
-                node.member.let_go(str(n), None)
+                node.member.release_sequence(str(n), None)
             case "kill":
                 if n == 0 and node.alive:
                     node.kill()
