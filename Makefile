@@ -125,7 +125,7 @@ types: $(VENV)/.test ## static types
 	$(BIN)/mypy
 
 contracts: $(VENV)/.test ## which package may import which
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.profiling import parse_and_run
 from headrace.broker.blocks import block_chain
 from headrace.broker.codec import decode, encode, pack_u32, pack_u64
-from headrace.broker.messages import Answer, Answers, Envelope, Frame, Generation, Sampling, WorkerMember
+from headrace.broker.messages import Answers, Envelope, Frame, Generation, RunVerdict, Sampling, WorkerMember
 from headrace.broker.settings import SessionSettings
 from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
@@ -141,7 +141,7 @@ class Broker:
     def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
         if subject != self._subjects.out(JUDGE):
             return
-        done = [Answer(row.id, row.attempt, row.run, "done") for row in decode(Frame, data).rows if row.fin is not None]
+        done = [RunVerdict(row.id, row.attempt, row.run, "done") for row in decode(Frame, data).rows if row.fin is not None]
         if done:
             control = self._subjects.control(WORKER)
             self._loop.call_soon(self._handlers[control], Message(control, encode(Answers(answers=done)), "", None))

@@ -103,9 +103,9 @@ class LeaseKeeper:
         value: bytes,
         *,
         ttl_s: float = 4.0,
-        on_lapse: Callable[[], None],
-        on_gained: Callable[[], None] | None = None,
+        on_change: Callable[[bool], None],
     ) -> None:
+        """Call `on_change(True)` when the lease was gained and `on_change(False)` when it lapsed; not for renewals."""
         self.bucket_name = bucket_name
         self.key = key
         self._bucket: Bucket = messaging.bucket(bucket_name)
@@ -113,8 +113,7 @@ class LeaseKeeper:
         self._ours = {value}  # values that may have been written without a confirmation
         self._clock = LeaseClock(ttl_s)
         self._loop = asyncio.get_running_loop()
-        self._on_lapse = on_lapse
-        self._on_gained = on_gained
+        self._on_change = on_change
         self._revision = 0
         self._write = asyncio.Lock()
         self._released = False
@@ -260,8 +259,7 @@ class LeaseKeeper:
         elif outcome == "gained":
             log.info("lease.gained", key=self.key, revision=revision)
             self._gained.set()
-            if self._on_gained is not None:
-                self._on_gained()
+            self._on_change(True)
 
     def _set_value(self, value: bytes) -> None:
         self._value = value
@@ -279,7 +277,7 @@ class LeaseKeeper:
     def _lapse(self, why: str) -> None:
         metrics.LEASE_LAPSES.inc()
         log.warning("lease.lapsed", key=self.key, reason=why)
-        self._on_lapse()
+        self._on_change(False)
 
 
 async def lease_gone(bucket: Bucket, key: str) -> bool:

@@ -8,6 +8,7 @@ import gc
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -48,6 +49,17 @@ STEPS_AHEAD = 2  # engine steps of work that a prefill worker accepts at once: o
 STEP_TOKENS = 8192  # tokens of a step, for an engine that does not report them
 
 
+@dataclass(frozen=True)
+class StartedEngine:
+    """A warmed-up engine with its runtime and the parsers chosen for its answers."""
+
+    engine: Engine
+    info: EngineInfo
+    runtime: Runtime
+    family: ParserFamily
+    parsers: Chosen
+
+
 async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects: Subjects) -> None:
     """Run a worker until it is drained.
 
@@ -66,7 +78,7 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
         await warm_up(engine, runtime, info, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
-        await _serve(settings, options, subjects, engine, info, runtime, family, parsers)
+        await _serve(settings, options, subjects, StartedEngine(engine, info, runtime, family, parsers))
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
 
@@ -118,12 +130,9 @@ async def _serve(
     settings: WorkerSettings,
     options: ConnectOptions,
     subjects: Subjects,
-    engine: Engine,
-    info: EngineInfo,
-    runtime: Runtime,
-    family: ParserFamily,
-    parsers: Chosen,
+    started: StartedEngine,
 ) -> None:
+    engine, info, runtime, parsers = started.engine, started.info, started.runtime, started.parsers
     files = read_card_files(info.tokenizer_dir)
     table = token_table(info.tokenizer_dir)
     async with contextlib.AsyncExitStack() as stack:
@@ -142,7 +151,9 @@ async def _serve(
         )
         session = WorkerSession(deps, member, ports)
         handovers = Handovers(session, engine, info, runtime, settings)
-        runtime.attach(session.sink, info, table, handovers.coordinator, parsers=family.build(engine, info, table, parsers))
+        runtime.attach(
+            session.sink, info, table, handovers.coordinator, parsers=started.family.build(engine, info, table, parsers)
+        )
         canary = Canary(
             engine,
             runtime,

@@ -103,8 +103,7 @@ class Ingress:
             subjects.ingress_key(self.id),
             encode(IngressMember(ingress=self.id, started=wall(), host=socket.gethostname(), pid=getpid())),
             ttl_s=timing.lease_ttl_s,
-            on_lapse=self._resubmitter.on_lapse,
-            on_gained=self._resubmitter.on_gained,
+            on_change=self._resubmitter.on_lease,
         )
 
     async def run(self) -> None:

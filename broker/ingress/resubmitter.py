@@ -47,6 +47,13 @@ class Resubmitter:
         self._wall = wall
         self._lapsed = False
 
+    def on_lease(self, held: bool) -> None:
+        """Handle that the ingress's lease was gained (`held`) or lapsed."""
+        if held:
+            self.on_gained()
+        else:
+            self.on_lapse()
+
     def on_lapse(self) -> None:
         """Note that the lease has lapsed."""
         metrics.LEASE_LAPSES.labels("ingress").inc()

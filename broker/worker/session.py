@@ -95,8 +95,7 @@ class WorkerSession:
             deps.subjects.worker_key(state.pool, state.worker),
             encode(state.member),
             ttl_s=deps.timing.lease_ttl_s,
-            on_lapse=self._on_lapse,
-            on_gained=self._on_gained,
+            on_change=self._on_lease,
         )
 
     def _make_failure_detector(self) -> FailureDetector:
@@ -188,6 +187,12 @@ class WorkerSession:
         self.state.changed()
         await self._intake.stop()
         await self.self_placer.stop()
+
+    def _on_lease(self, held: bool) -> None:
+        if held:
+            self._on_gained()
+        else:
+            self._on_lapse()
 
     def _on_gained(self) -> None:
         self.state.changed()

@@ -99,8 +99,7 @@ class Snapshotter:
             f"snapshots.{deps.pool}",
             f"{deps.router} {secrets.token_hex(8)}".encode(),
             ttl_s=self.settings.lease_ttl_s,
-            on_lapse=self._stop_leading,
-            on_gained=self._begin_to_lead,
+            on_change=lambda held: self._begin_to_lead() if held else self._stop_leading(),
         )
         self._last: Pointer | None = None
         self._applied = 0  # events there were when the last one was made

@@ -111,8 +111,7 @@ class RouterSession:
             deps.subjects.router_key(deps.pool, deps.router),
             encode(RouterMember(router=deps.router, pool=deps.pool, started=deps.wall())),
             ttl_s=deps.options.timing.lease_ttl_s,
-            on_lapse=self._on_lapse,
-            on_gained=self._on_gained,
+            on_change=self._on_lease,
         )
 
     def _make_watchers(self) -> tuple[Janitor, FailureDetector]:
@@ -189,6 +188,12 @@ class RouterSession:
         if self._listed and self._roster.refresh(self._loop.time()):
             self._state.changed.set()
         self._janitor.wake()
+
+    def _on_lease(self, held: bool) -> None:
+        if held:
+            self._on_gained()
+        else:
+            self._on_lapse()
 
     def _on_gained(self) -> None:
         log.info("router.ready", router=self.router, pool=self.pool, workers=len(self._deps.members.workers(self.pool)))

@@ -55,7 +55,12 @@ class Leases:
                 self.world.violation(f"{machine.id} gained its lease again without a lapse")
 
         keeper = LeaseKeeper(
-            machine.messaging, "hr_members", key, machine.id.encode(), ttl_s=TTL_S, on_lapse=lapsed, on_gained=gained
+            machine.messaging,
+            "hr_members",
+            key,
+            machine.id.encode(),
+            ttl_s=TTL_S,
+            on_change=lambda held: gained() if held else lapsed(),
         )
         holder = self.holders[machine.id] = Holder(machine, keeper)
         await keeper.run()

@@ -13,7 +13,7 @@ from headrace.broker.models.directory import publish_card
 from headrace.jetstream.client import Connection
 from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
-from headrace.tools.chaos.duplicate_publishes import repeat
+from headrace.tools.chaos.duplicate_publishes import publish_duplicates
 from tests.integration.broker.test_job_path import CARD, collect, has_worker, ingress, job, nothing_stored, settled, worker
 from tests.support.executor import expected
 
@@ -56,7 +56,7 @@ async def test_requests_and_placements_that_are_stored_twice_are_answered_once(
         worker(connection, subjects, "w2", step_s=0.005) as second,
     ):
         await has_worker(served)
-        repeating = asyncio.create_task(repeat(connection, subjects, for_s=1.0))
+        repeating = asyncio.create_task(publish_duplicates(connection, subjects, for_s=1.0))
         await asyncio.sleep(0.05)
         requests = [job(40) for _ in range(8)]
         streams = [await served.submit(request) for request in requests]

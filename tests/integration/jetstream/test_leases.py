@@ -32,8 +32,7 @@ class Holder:
             "worker.p.w",
             value,
             ttl_s=ttl_s,
-            on_lapse=lambda: self.events.append("lapse"),
-            on_gained=lambda: self.events.append("gained"),
+            on_change=lambda held: self.events.append("gained" if held else "lapse"),
         )
 
     async def run(self) -> None:

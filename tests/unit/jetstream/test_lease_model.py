@@ -104,7 +104,12 @@ class Holder:
 
     def _start(self) -> None:
         self.keeper = LeaseKeeper(
-            cast("Messaging", self), "members", KEY, self.name, ttl_s=TTL_S, on_lapse=self._lapsed, on_gained=self._gained
+            cast("Messaging", self),
+            "members",
+            KEY,
+            self.name,
+            ttl_s=TTL_S,
+            on_change=lambda held: self._gained() if held else self._lapsed(),
         )
         self.loop.create_task(self.keeper.run())
 
