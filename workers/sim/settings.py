@@ -48,7 +48,7 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     host_blocks: Count = 0  # the tier below the device; 0 = none
     disk_blocks: Count = 0
     disagg: Literal["none", "params", "rendezvous"] | None = None  # hand-overs; None: none if it starts aggregated
-    transfer_mode: Literal["push", "pull"] = "push"  # params: who moves the blocks
+    transfer_mode: Literal["push", "pull"] = "push"  # params: prefill pushes the blocks, or decode pulls them
     fabric: Literal["nixl", "local"] = "nixl"  # between processes, or within this one
     kv_block_bytes: BlockBytes | None = None  # real ones, moved by NIXL; 0 = a stamp; None = 16384, with the fabric local 0
     engine_id: str | None = None  # on the fabric; None = a random one
