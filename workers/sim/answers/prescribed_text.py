@@ -24,10 +24,10 @@ class Speller:
         self._added: dict[str, int] | None = None
         self._split = re.compile("")
         self._ids: dict[bytes, int] = {}
-        self._lengths: dict[bytes, list[int]] = {}  # first byte → the tokens that begin with it, longest first
+        self._lengths: dict[bytes, list[int]] = {}  # first byte → lengths of the tokens that begin with it, longest first
 
     def spell(self, text: str, *, param: str) -> list[int]:
-        """Token ids whose bytes are `text`.
+        """Encode `text` as token ids whose bytes are the text.
 
         Raises RequestInvalid, naming `param`, when a character cannot be spelled, and UnsupportedByEngine for a tokenizer whose
         tokens do not decode one by one.

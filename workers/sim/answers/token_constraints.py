@@ -117,7 +117,7 @@ class RestrictedAnswer(Answer):
 
 
 def _spellings(word: str) -> tuple[bytes, ...]:
-    """At the start of a text, and after another word."""
+    """Return the word's bytes at the start of a text, and after another word."""
     if not word.strip():
         raise RequestInvalid(f"bad_words: {word!r} is no word", param="bad_words")
     plain = word.strip(" ").encode(errors="replace")

@@ -88,7 +88,7 @@ class Vocabulary:
 
 
 def _library_size(table: TokenTable) -> int:
-    """A tokenizer without a table does not tell its size: look until a long run of ids decodes to nothing."""
+    """Find the size of a tokenizer without a table: search for a long run of ids that decode to nothing."""
     end, seen = 0, 0
     while end - seen < 1024:
         if table.token_bytes(end):
@@ -230,7 +230,7 @@ class Answer:
 
 @cache
 def bundled_vocabulary() -> Vocabulary:
-    """The vocabulary of the bundled tokenizer, read once."""
+    """Return the vocabulary of the bundled tokenizer, read once."""
     return Vocabulary.load(BUNDLED_TOKENIZER)
 
 

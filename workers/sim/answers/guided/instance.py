@@ -174,7 +174,7 @@ class Maker:
         raise NoInstance("no number was found within the bounds")
 
     def _range(self, flat: Flat, step: Fraction) -> tuple[int, int]:
-        """The first and last multiple of `step` to draw from."""
+        """Return the first and last multiple of `step` to draw from."""
         first = last = None
         if flat.low is not None:
             first = math.floor(flat.low / step) + 1 if flat.low_open else math.ceil(flat.low / step)

@@ -34,7 +34,7 @@ class Arena:
         return self.blocks * self.block_bytes
 
     def view(self, block: int) -> NDArray[np.uint8]:
-        """The bytes of one block, writable. Raises BadBlocks."""
+        """Return the bytes of one block, writable. Raises BadBlocks."""
         if not 0 <= block < self.blocks:
             raise BadBlocks(f"block {block} does not exist: there are {self.blocks}")
         return self._bytes[block * self.block_bytes : (block + 1) * self.block_bytes]
