@@ -48,7 +48,7 @@ class KvPolicy:
         self, group: Sequence[Waiting], window: CostMatrix, workers: WorkerView, congestion: float, now_s: float
     ) -> Pick | None:
         settings = self._settings
-        if scalar_choice.few(len(group), workers, settings):
+        if scalar_choice.applies(len(group), workers, settings):
             chosen = scalar_choice.choose(group, window, workers, congestion, now_s, settings)
             self.passed_up = chosen.passed_up
             return Pick(chosen.at, chosen.column, chosen.cost_s, chosen.aged) if chosen.at >= 0 else None

@@ -35,7 +35,7 @@ class Chosen:
     passed_up: bool = False
 
 
-def few(requests: int, workers: WorkerView, settings: SchedulerSettings) -> bool:
+def applies(requests: int, workers: WorkerView, settings: SchedulerSettings) -> bool:
     """Return whether `choose` is the quicker way and may be used: no prefill workers, and no temperature."""
     return workers.prefill is None and settings.temperature <= 0 and requests * (len(workers.all_room) + ROW) <= MOST_PAIRS
 

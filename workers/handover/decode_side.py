@@ -155,16 +155,16 @@ class RemotePrefillRun:
         taken = await self._client.taken(job.job, wait_s=max(self._decision.wait_s, self._settings.wait_s))
         if self._style is DisaggStyle.RENDEZVOUS:
             self._choice.computed_elsewhere = job.uncached  # Until the prefill side reports it, perhaps after the first token.
-            came = self._hand_over(Handover(kind="decode", room=job.room, peer=taken.address))
-            done = await self._await_rendezvous(came)
+            first_token = self._hand_over(Handover(kind="decode", room=job.room, peer=taken.address))
+            done = await self._await_rendezvous(first_token)
         else:
             done = await self._client.done(job.job)
             await self._client.confirm(job.job, least_s=LEAST_LEFT_S)
             self._params = done.params
-            came = self._hand_over(Handover(kind="decode", params=done.params))
+            first_token = self._hand_over(Handover(kind="decode", params=done.params))
         self._choice.computed_elsewhere, self._choice.cached_elsewhere = done.computed, done.cached
         handed_s = self._wall()
-        await self._first_token(came)
+        await self._first_token(first_token)
         self._observe(done, began_s, handed_s)
 
     def _make_job(self) -> PrefillJob:
@@ -194,33 +194,33 @@ class RemotePrefillRun:
             self.waiting.remove(self._choice)
         return self._engines.hand_over(self._choice, handover)
 
-    async def _await_rendezvous(self, came: asyncio.Future[Fault | None]) -> PrefillDone:
+    async def _await_rendezvous(self, first_token: asyncio.Future[Fault | None]) -> PrefillDone:
         """Wait until the prefill side has ended its part, or this engine reports a failed transfer. Raises PrefillFailed."""
         done = asyncio.ensure_future(self._client.done(self._job))
         try:
-            both: list[asyncio.Future[Any]] = [done, came]
+            both: list[asyncio.Future[Any]] = [done, first_token]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not done.done() and came.done() and came.result() is None:
+            if not done.done() and first_token.done() and first_token.result() is None:
                 await asyncio.wait([done])  # The token was faster than the message.
             if done.done():
                 return done.result()
         except PrefillFailed:
-            if came.done() and came.result() is None:  # The job is lost, but its blocks have arrived.
+            if first_token.done() and first_token.result() is None:  # The job is lost, but its blocks have arrived.
                 return PrefillDone(job=self._job, worker="", computed=self._choice.uncached)
             self._take_back()
             raise
         finally:
             done.cancel()
-        raise self._transfer_failed(came.result())
+        raise self._transfer_failed(first_token.result())
 
-    async def _first_token(self, came: asyncio.Future[Fault | None]) -> None:
-        await asyncio.wait([came], timeout=self._settings.transfer_s)
-        if not came.done():
+    async def _first_token(self, first_token: asyncio.Future[Fault | None]) -> None:
+        await asyncio.wait([first_token], timeout=self._settings.transfer_s)
+        if not first_token.done():
             self._take_back()
             message = f"no first token within {self._settings.transfer_s:g} s after the hand-over"
             raise PrefillFailed("transfer_timeout", message)
-        if came.result() is not None:
-            raise self._transfer_failed(came.result())
+        if first_token.result() is not None:
+            raise self._transfer_failed(first_token.result())
 
     def _transfer_failed(self, fault: Fault | None) -> PrefillFailed:
         self.waiting.insert(0, self._choice)  # The engine has dropped it.

@@ -39,11 +39,11 @@ class ChoiceRun:
         "_base_id",
         "cached_elsewhere",
         "cached_tokens",
-        "came",
         "choice",
         "computed_elsewhere",
         "expected_cached",
         "first_s",
+        "first_token",
         "first_token_reported",
         "generation",
         "id",
@@ -79,7 +79,9 @@ class ChoiceRun:
         self.first_token_reported = request.first_token_reported
         self.started_s = 0.0
         self.first_s = 0.0
-        self.came: asyncio.Future[Fault | None] | None = None  # result of a hand-over: None at the first token, or a fault
+        self.first_token: asyncio.Future[Fault | None] | None = (
+            None  # result of a hand-over: None at the first token, or a fault
+        )
         self.computed_elsewhere = 0  # prompt tokens that another worker computed for this choice
         self.cached_elsewhere = 0  # prompt tokens that this other worker had cached
 

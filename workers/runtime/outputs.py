@@ -56,7 +56,7 @@ class Outputs:
                 self._stopped_by_string(choice, ids[: index + 1], texts, output)
                 return
         if finish == "abort":
-            del self._sequences.active[choice.id]
+            self._sequences.end(choice)
             fault = JobFault("engine_error", "the engine aborted the sequence", retriable=True)
             self._sink.retry_elsewhere(choice.run, fault)
         elif finish is not None:
@@ -65,11 +65,11 @@ class Outputs:
             self._sink.append(choice.run, choice.choice, ids, texts, logprobs=output.logprobs)
 
     def _failed(self, choice: ChoiceRun, fault: Fault) -> None:
-        if choice.came is not None and not choice.came.done():
+        if choice.first_token is not None and not choice.first_token.done():
             log.info("handover.failed", sequence=choice.id, code=fault.code, why=fault.message)
-            self._sequences.came_to_nothing(choice, fault)
+            self._sequences.fail_handover(choice, fault)
             return
-        del self._sequences.active[choice.id]
+        self._sequences.end(choice)
         ends = self._sink.retry_elsewhere if fault.retriable else self._sink.fail
         ends(choice.run, JobFault("engine_error", fault.message, retriable=fault.retriable))
 
@@ -78,10 +78,10 @@ class Outputs:
         metrics.FIRST_TOKEN_S.observe(now_s - choice.started_s)
         tokens = choice.prompt_tokens + choice.run.choices[choice.choice].start
         computed = tokens - choice.cached_tokens
-        if choice.came is not None:
+        if choice.first_token is not None:
             computed = min(computed, choice.computed_elsewhere)
-            if not choice.came.done():
-                choice.came.set_result(None)
+            if not choice.first_token.done():
+                choice.first_token.set_result(None)
         if not choice.first_token_reported:
             choice.first_token_reported.append(True)
             self._sink.prefilled(choice.run, max(0, computed))
@@ -101,7 +101,7 @@ class Outputs:
         output: Output | None = None,
     ) -> None:
         """End a choice with these tokens. `output` has their log-probabilities. Raises AnswerUnreadable."""
-        self._sequences.active.pop(choice.id, None)
+        self._sequences.end(choice)
         run = choice.run
         completion_tokens = len(run.choices[choice.choice].ids) + len(ids)
         logprobs = output.logprobs[: len(ids)] if output is not None and output.logprobs is not None else None

@@ -168,7 +168,7 @@ class Runs:
     def unpark(self, run: Run) -> None:
         for choice in self._parked.pop(run, ()):
             if not self._ended_already(choice):
-                choice.came = None
+                choice.first_token = None
                 self._sequences.begin_here(choice)
         self._sink.flush()
 

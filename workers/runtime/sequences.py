@@ -47,15 +47,19 @@ class Sequences:
 
     def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
         """Give a choice to the engine. The result is None at its first token, or the fault `transfer_failed`."""
-        choice.came = asyncio.get_running_loop().create_future()
+        choice.first_token = asyncio.get_running_loop().create_future()
         self._activate(choice)
         self._commands.put(partial(self._submit, choice, choice.id, handover))
-        return choice.came
+        return choice.first_token
 
     def _activate(self, choice: ChoiceRun) -> None:
         if not self.active:
             self._watchdog.begin()
         self.active[choice.id] = choice
+
+    def end(self, choice: ChoiceRun) -> None:
+        """Forget a choice whose sequence has ended, was refused, or was taken back before its first token."""
+        self.active.pop(choice.id, None)
 
     async def _submit_here(self, choice: ChoiceRun) -> None:
         self.unsubmitted -= choice.uncached
@@ -81,17 +85,17 @@ class Sequences:
             raise
         except WorkerError as error:
             if handover is not None:  # The hand-over is wrong, not the request, so this engine can compute the prompt.
-                self.came_to_nothing(choice, Fault("transfer_failed", str(error), retriable=True))
+                self.fail_handover(choice, Fault("transfer_failed", str(error), retriable=True))
             else:
                 self._refused(run, error)
 
     # -- out of the engine -------------------------------------------------------------------------------------
 
-    def came_to_nothing(self, choice: ChoiceRun, fault: Fault) -> None:
+    def fail_handover(self, choice: ChoiceRun, fault: Fault) -> None:
         """Resolve the hand-over of a choice with a fault: the engine has dropped the choice."""
         self.active.pop(choice.id, None)
-        if choice.came is not None and not choice.came.done():
-            choice.came.set_result(fault)
+        if choice.first_token is not None and not choice.first_token.done():
+            choice.first_token.set_result(fault)
 
     def abort(self, *choices: ChoiceRun) -> None:
         """Have the engine stop these choices. Outputs until then still count while the choices are in `active`."""

@@ -40,7 +40,7 @@ class StuckSequences:
             before = seen.get(choice.id)
             since_s = now_s if before is None or before[0] != tokens else before[1]
             self._seen[choice.id] = tokens, since_s
-            if choice.came is not None and not choice.came.done():
+            if choice.first_token is not None and not choice.first_token.done():
                 continue  # A hand-over has a time limit of its own.
             first = not choice.first_s
             if now_s - since_s > (self._first_token_s if first else self._token_s):

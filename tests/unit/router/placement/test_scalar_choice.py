@@ -79,7 +79,7 @@ def test_few_requests_are_placed_as_by_arrays(seed):
         window, group, now, settings = state(rng)
         congestion = rng.choice([0.0, 0.25, 2.75, 13.1])
         policy = KvPolicy(settings, random.Random(0))
-        assert scalar_choice.few(len(group), now, settings)
+        assert scalar_choice.applies(len(group), now, settings)
         chosen = policy.pick(group, window, now, congestion, NOW_S)
         passed_up = policy.passed_up
         assert chosen == policy._pick_of_many(group, window, now, congestion, NOW_S)
@@ -93,9 +93,9 @@ def test_few_requests_are_placed_as_by_arrays(seed):
 def test_many_requests_and_soft_choices_are_left_to_the_arrays():
     now = workers(random.Random(0), 4)
     most = scalar_choice.MOST_PAIRS // (4 + scalar_choice.ROW)
-    assert scalar_choice.few(most, now, SchedulerSettings())
-    assert not scalar_choice.few(most + 1, now, SchedulerSettings())
-    assert not scalar_choice.few(1, now, SchedulerSettings(temperature=0.5))
+    assert scalar_choice.applies(most, now, SchedulerSettings())
+    assert not scalar_choice.applies(most + 1, now, SchedulerSettings())
+    assert not scalar_choice.applies(1, now, SchedulerSettings(temperature=0.5))
 
 
 def test_a_worker_that_is_closed_has_no_room_in_either_form():
