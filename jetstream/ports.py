@@ -201,7 +201,7 @@ class ObjectBucket(Protocol):
         """Delete an object; an absent one is fine. `ttl_s`: life of its deletion marker, in stores with one TTL per object."""
 
 
-class BrokerStanding(Protocol):
+class HealthPort(Protocol):
     """The health of a connected server, and the place to report failed writes."""
 
     @property

@@ -12,7 +12,7 @@ from headrace.router.placement.types import WorkerInfo
 from headrace.workers.engine import Role
 from headrace.workers.sim.answers.tokens import bundled_vocabulary
 from headrace.workers.sim.fabric_member import FabricMember
-from headrace.workers.sim.scheduler import Scheduler, block_manager
+from headrace.workers.sim.scheduler import SimScheduler, block_manager
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.transfer.fabric import LocalFabric
 from headrace.workers.sim.transfer.handover_state import HandoverWire
@@ -75,7 +75,7 @@ class Node:
                 manager=manager,
                 clock=clock,
             )
-        self.engine = Scheduler(settings, bundled_vocabulary(), manager=manager, clock=clock, wire=wire)
+        self.engine = SimScheduler(settings, bundled_vocabulary(), manager=manager, clock=clock, wire=wire)
         if wire is not None:
             FabricMember(wire, self.engine, fabric, name, wake=lambda: stir(self))
         self.manager = manager

@@ -31,7 +31,7 @@ from headrace.broker.models.directory import ModelDirectory
 from headrace.broker.protocol.judge import JobRecord, Judge
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.jetstream.ports import BrokerStanding, Messaging
+from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 
@@ -63,7 +63,7 @@ class Ingress:
         ingress_id: str | None = None,
         settings: IngressSettings | None = None,
         namespace: str | None = None,
-        health: BrokerStanding | None = None,
+        health: HealthPort | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`namespace`: serve only the models in it; None serves those of all namespaces. `wall` gives Unix time.

@@ -11,7 +11,7 @@ from headrace.broker.messages import Spill
 from headrace.broker.settings import IngressSettings
 from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
-from headrace.jetstream.ports import BrokerStanding, Messaging
+from headrace.jetstream.ports import HealthPort, Messaging
 from headrace.jetstream.subjects import Subjects
 
 SUBMIT_TRIES = 3
@@ -21,9 +21,7 @@ QUEUE_FULL_RETRY_AFTER_S = 1.0
 class Submitter:
     """Publishes the requests of one ingress, and the payloads that are too large for a message."""
 
-    def __init__(
-        self, messaging: Messaging, subjects: Subjects, settings: IngressSettings, health: BrokerStanding | None
-    ) -> None:
+    def __init__(self, messaging: Messaging, subjects: Subjects, settings: IngressSettings, health: HealthPort | None) -> None:
         """`health` is told of each success, and of each failure of the broker."""
         self._messaging = messaging
         self._subjects = subjects

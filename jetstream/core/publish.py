@@ -34,7 +34,7 @@ RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 0.25
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ServerReply(msgspec.Struct, frozen=True):
     """An answer: payload, inline status (0 = none) and the raw header block."""
 
     data: bytes
@@ -51,7 +51,7 @@ class _Call:
         self.subject = subject
         self.cmd = cmd
         self.repeatable = repeatable  # None: a request, which is given up when the connection breaks
-        self.future: asyncio.Future[Answer] | None = None
+        self.future: asyncio.Future[ServerReply] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.deadline = 0.0  # loop time
         self.timed_out = False
@@ -119,7 +119,7 @@ class Mux:
     def _on_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         call = self._calls.get(subject[self._skip :])
         if call is not None and call.future is not None and not call.future.done():
-            call.future.set_result(Answer(data, wire.status_of(headers) if headers else 0, headers))
+            call.future.set_result(ServerReply(data, wire.status_of(headers) if headers else 0, headers))
 
     # Calls:
 
@@ -141,7 +141,9 @@ class Mux:
         if call.timer is not None:
             call.timer.cancel()
 
-    async def request(self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Answer:
+    async def request(
+        self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> ServerReply:
         """Send a request and return its answer. Raises NoResponder, RequestTimeout, NotConnected, AccessDenied."""
         if not self._core.up:
             raise NotConnected(f"not connected, {subject} was not asked")

@@ -62,7 +62,7 @@ class InventoryParts:
 
 
 @dataclass(slots=True)
-class WorkerState:
+class SourceState:
     """The reading position of one worker. `complete`: the index has all its blocks, not only those since a loss."""
 
     member: bool = False

@@ -24,7 +24,7 @@ from headrace.router.index.types import TIERS, CacheView, PrefixIndex, Tier
 from headrace.router.kv_events import inventory as gathering_
 from headrace.router.kv_events import metrics
 from headrace.router.kv_events.applier import Applier, Blocks, UnusableBlocks, unpack
-from headrace.router.kv_events.inventory import NO_EPOCH, InventoryParts, Packed, WorkerSlice, WorkerState, parts_of
+from headrace.router.kv_events.inventory import NO_EPOCH, InventoryParts, Packed, SourceState, WorkerSlice, parts_of
 from headrace.router.kv_events.sliced_work import Work
 from headrace.router.kv_events.sources import KvEventSources
 
@@ -131,13 +131,13 @@ class KvEventReader:
         """Note that the stream has no further message of this pool up to `seq`."""
         self._reached(seq)
 
-    def _repeated(self, state: WorkerState, seq: int) -> bool:
+    def _repeated(self, state: SourceState, seq: int) -> bool:
         if seq > state.seq:
             return False
         metrics.REPEATED.labels("in_snapshot").inc()
         return True
 
-    def _in_order(self, worker: str, state: WorkerState, message: KvMessage, now_s: float) -> bool:
+    def _in_order(self, worker: str, state: SourceState, message: KvMessage, now_s: float) -> bool:
         """Return False for a repetition. If messages before this one are missing, drop the worker's blocks first."""
         if message.epoch == state.epoch:
             if message.n <= state.n:
@@ -170,7 +170,7 @@ class KvEventReader:
 
     # Inventories.
 
-    def _gather(self, state: WorkerState, message: KvReset, blocks: Blocks, before: int, now_s: float) -> Work | None:
+    def _gather(self, state: SourceState, message: KvReset, blocks: Blocks, before: int, now_s: float) -> Work | None:
         worker, gathering = message.worker, state.gathering
         if message.part == 0:
             if gathering is not None:
@@ -201,7 +201,7 @@ class KvEventReader:
         self.sources.count()
         return self._applier.replace(worker, gathering.blocks, now_s=now_s)
 
-    def _break_off(self, worker: str, state: WorkerState, why: str, now_s: float) -> None:
+    def _break_off(self, worker: str, state: SourceState, why: str, now_s: float) -> None:
         if state.gathering is None:
             return
         state.gathering = None
@@ -268,7 +268,7 @@ class KvEventReader:
 
     # Losses.
 
-    def _lose(self, worker: str, state: WorkerState, why: str, now_s: float) -> None:
+    def _lose(self, worker: str, state: SourceState, why: str, now_s: float) -> None:
         """Drop the worker's blocks and want its inventory, because events are missing."""
         metrics.LOST.labels(why).inc()
         self._break_off(worker, state, why, now_s)
@@ -277,7 +277,7 @@ class KvEventReader:
         state.complete = False
         self.sources.want_inventory(state, now_s)
 
-    def _suspect(self, worker: str, state: WorkerState, seq: int, reason: str, text: str, now_s: float) -> None:
+    def _suspect(self, worker: str, state: SourceState, seq: int, reason: str, text: str, now_s: float) -> None:
         """Want the worker's inventory after a message that cannot be read.
 
         Such a message may have changed anything, and may not be the worker's at all.  If it was, the next one shows a hole; the

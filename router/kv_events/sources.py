@@ -8,7 +8,7 @@ import structlog
 
 from headrace.router.index.types import CacheView
 from headrace.router.kv_events import metrics
-from headrace.router.kv_events.inventory import NO_EPOCH, WorkerState
+from headrace.router.kv_events.inventory import NO_EPOCH, SourceState
 from headrace.router.kv_events.log_throttle import LogThrottle
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ class KvEventSources:
     def __init__(self, view: CacheView, *, pool: str) -> None:
         self.pool = pool
         self._view = view
-        self._states: dict[str, WorkerState] = {}
+        self._states: dict[str, SourceState] = {}
         self._strangers = 0
         self._listed_s: float | None = None
         self._complaints = LogThrottle()
@@ -48,7 +48,7 @@ class KvEventSources:
         """
         state = self._states.get(worker)
         if state is None:
-            self._states[worker] = WorkerState(member=True, sends_events=sends_events, next_ask_s=now_s + FIRST_ASK_S)
+            self._states[worker] = SourceState(member=True, sends_events=sends_events, next_ask_s=now_s + FIRST_ASK_S)
         elif not state.member:
             state.member = True
             self._strangers -= 1
@@ -127,7 +127,7 @@ class KvEventSources:
             due.append(worker)
         return due
 
-    def want_inventory(self, state: WorkerState, now_s: float) -> None:
+    def want_inventory(self, state: SourceState, now_s: float) -> None:
         """Want the inventory of this worker and ask for it at once. If it is wanted already, the schedule of asks goes on."""
         if not state.wanted:
             state.wanted, state.next_ask_s, state.asks = True, now_s, 0
@@ -148,27 +148,27 @@ class KvEventSources:
         """Warn that events of this worker are missing."""
         self._complaints.warn("kv.gap", now_s, pool=self.pool, worker=worker, missing=missing)
 
-    def states(self) -> list[tuple[str, WorkerState]]:
+    def states(self) -> list[tuple[str, SourceState]]:
         """List all senders with their states."""
         return list(self._states.items())
 
-    def get(self, worker: str) -> WorkerState | None:
+    def get(self, worker: str) -> SourceState | None:
         """Return the state of a sender; None if it is unknown."""
         return self._states.get(worker)
 
-    def restart(self, worker: str, old: WorkerState, now_s: float) -> None:
+    def restart(self, worker: str, old: SourceState, now_s: float) -> None:
         """Begin anew with a member of which nothing is known any more."""
-        self._states[worker] = WorkerState(member=True, sends_events=old.sends_events, next_ask_s=now_s)
+        self._states[worker] = SourceState(member=True, sends_events=old.sends_events, next_ask_s=now_s)
 
-    def admit(self, worker: str, now_s: float) -> WorkerState:
+    def admit(self, worker: str, now_s: float) -> SourceState:
         """Return the state of a sender from a snapshot: a stranger if it is unknown."""
         state = self._states.get(worker)
         if state is None:
-            state = self._states[worker] = WorkerState(stranger_since_s=now_s)
+            state = self._states[worker] = SourceState(stranger_since_s=now_s)
             self._strangers += 1
         return state
 
-    def state_of(self, worker: str, now_s: float) -> WorkerState | None:
+    def state_of(self, worker: str, now_s: float) -> SourceState | None:
         """Return the state of a message's sender: a new stranger if it is unknown; None if there are too many strangers."""
         state = self._states.get(worker)
         if state is not None:
@@ -176,7 +176,7 @@ class KvEventSources:
         if self._strangers >= MAX_STRANGERS:
             self.refuse(worker, "too_many_strangers", f"{self._strangers} senders that are no members", now_s)
             return None
-        state = self._states[worker] = WorkerState(stranger_since_s=now_s)
+        state = self._states[worker] = SourceState(stranger_since_s=now_s)
         self._strangers += 1
         self.count()
         return state

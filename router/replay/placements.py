@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 PAUSE_S = 0.01
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class RerunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of placements. Balance is the most loaded worker over the mean."""
 
     requests: int
@@ -57,8 +57,8 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     workers: list[str]
-    recorded: Outcome
-    replayed: Outcome
+    recorded: RerunOutcome
+    replayed: RerunOutcome
     moved: int
     differences: list[Difference]
     shed: dict[str, int]
@@ -208,7 +208,7 @@ def _outcome(
     chains: Sequence[Sequence[int]],
     placed: Sequence[tuple[str, int] | None],
     workers: Sequence[str],
-) -> Outcome:
+) -> RerunOutcome:
     requests: Counter[str] = Counter()
     uncached: Counter[str] = Counter()
     hits = 0
@@ -219,7 +219,7 @@ def _outcome(
             hits += hit
             uncached[worker] += max(0, record.tokens - hit * record.block_size)
     blocks = sum(map(len, chains))
-    return Outcome(
+    return RerunOutcome(
         requests=requests.total(),
         hit_blocks=hits,
         hit_rate=hits / blocks if blocks else 0.0,

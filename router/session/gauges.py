@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from headrace.router.session import metrics
-from headrace.router.session.ports import PoolIndex, Scheduling
+from headrace.router.session.ports import PoolIndex, SchedulingPort
 
 
 class SessionGauges:
     """Sets the gauges of one pool. Without an index only the prefill queue is shown."""
 
-    def __init__(self, pool: str, scheduler: Scheduling, index: PoolIndex | None) -> None:
+    def __init__(self, pool: str, scheduler: SchedulingPort, index: PoolIndex | None) -> None:
         self._pool = pool
         self._scheduler = scheduler
         self._index = index

@@ -15,7 +15,7 @@ from headrace.router.index.types import CacheView
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 
 
-class Scheduling(Protocol):
+class SchedulingPort(Protocol):
     """Decides without I/O. All times are of the caller's one clock."""
 
     several_tenants: bool  # more than one has requests in the stream before the window

@@ -14,7 +14,7 @@ from headrace.broker.messages import JobEvent, WorkerMember
 from headrace.router.placement.types import WorkerInfo
 from headrace.router.session import metrics
 from headrace.router.session.deps import RouterDeps
-from headrace.router.session.ports import PoolIndex, Scheduling
+from headrace.router.session.ports import PoolIndex, SchedulingPort
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class _KnownWorker:
 class Roster:
     """Tells the scheduler which workers there are, and the view which of them publish no cache events."""
 
-    def __init__(self, deps: RouterDeps, scheduler: Scheduling, index: PoolIndex | None) -> None:
+    def __init__(self, deps: RouterDeps, scheduler: SchedulingPort, index: PoolIndex | None) -> None:
         self._pool = deps.pool
         self._members = deps.members
         self._options = deps.options

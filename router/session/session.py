@@ -39,7 +39,7 @@ from headrace.router.session.intake import Intake
 from headrace.router.session.placement_events import Announcer
 from headrace.router.session.placement_outcomes import PlacementOutcomes
 from headrace.router.session.placer import Placer
-from headrace.router.session.ports import PoolIndex, Scheduling
+from headrace.router.session.ports import PoolIndex, SchedulingPort
 from headrace.router.session.prediction_accuracy import PredictionAccuracy
 from headrace.router.session.refusals import Refuser
 from headrace.router.session.release import RequestRelease
@@ -60,7 +60,7 @@ class RouterSession:
     def __init__(
         self,
         deps: RouterDeps,
-        scheduler: Scheduling,
+        scheduler: SchedulingPort,
         *,
         index: PoolIndex | None = None,
         record: Callable[[HeldRequest, Placement], None] | None = None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headrace.broker.messages import Inspection
 from headrace.broker.protocol.runs import Tombstones
 from headrace.jetstream.lease import LeaseKeeper
-from headrace.router.session.ports import Scheduling
+from headrace.router.session.ports import SchedulingPort
 from headrace.router.session.window import RequestWindow
 
 
@@ -43,7 +43,7 @@ class RouterState:
     """The requests of a router and the basis of its decisions. Set `changed` to have the dispatcher look at the window soon."""
 
     window: RequestWindow
-    scheduler: Scheduling
+    scheduler: SchedulingPort
     tombstones: Tombstones
     permission: ServingPermission
     changed: asyncio.Event

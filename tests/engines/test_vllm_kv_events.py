@@ -13,7 +13,7 @@ from headrace.broker.blocks import block_chain
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import KvBatch
 from headrace.workers.kv.feed import KvFeed
-from headrace.workers.kv.translator import Change, Translator
+from headrace.workers.kv.translator import CacheChange, Translator
 from tests.engines.conftest import Bench
 
 pytestmark = [
@@ -33,7 +33,7 @@ class Reader:
     def __init__(self, bench: Bench) -> None:
         assert bench.info is not None
         self.translator = Translator(BLOCK, blocks=bench.info.blocks)
-        self.changes: list[Change] = []
+        self.changes: list[CacheChange] = []
         self.feed = KvFeed(bench.engine, self.translator, self.changes.append)
 
     @property

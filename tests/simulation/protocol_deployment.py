@@ -29,7 +29,7 @@ from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.router.session.ports import Scheduling
+from headrace.router.session.ports import SchedulingPort
 from tests.simulation.protocol_engine import SimEngine
 from tests.simulation.protocol_requests import POOL, Request, RunNote, Wish
 from tests.simulation.protocol_router import random_scheduler, run_router
@@ -54,7 +54,7 @@ class Shape:
     routers: int = 0
     slots: int = 3
     shed: float = 0.0
-    scheduler: Callable[[Machine, float], Scheduling] = random_scheduler
+    scheduler: Callable[[Machine, float], SchedulingPort] = random_scheduler
     poison_limit: int = CRASH_LIMIT  # crashes by one poison request
     innocents_live: bool = False  # no innocent may end as poison
     unsuspected: bool = False  # nothing that happens may look like the death of a worker

@@ -14,18 +14,18 @@ from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Decision
 from headrace.router.session.deps import RouterDeps
-from headrace.router.session.ports import Scheduling
+from headrace.router.session.ports import SchedulingPort
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import SessionOptions
 from tests.simulation.virtual.world import Machine
 from tests.support.router.scheduler import RandomScheduler
 
 
-def random_scheduler(machine: Machine, shed: float) -> Scheduling:
+def random_scheduler(machine: Machine, shed: float) -> SchedulingPort:
     return RandomScheduler(machine.rng, shed=shed)
 
 
-def real_scheduler(machine: Machine, shed: float) -> Scheduling:
+def real_scheduler(machine: Machine, shed: float) -> SchedulingPort:
     """What a router really runs, over an empty index; it sheds what it must."""
     return Scheduler(SchedulerSettings(entry_expiry_s=3.0), Caches(PurePrefixIndex()), name=machine.id, seed=machine.world.seed)
 
@@ -34,7 +34,7 @@ async def run_router(
     machine: Machine,
     subjects: Subjects,
     pool: str,
-    scheduler: Scheduling,
+    scheduler: SchedulingPort,
     *,
     timing: Timing,
     on_decided: Callable[[], None],

@@ -9,7 +9,7 @@ from headrace.workers.engine import Fault, Handover, Output, Role, Sequence
 from headrace.workers.sim.answers.tokens import bundled_vocabulary
 from headrace.workers.sim.fabric_member import FabricMember
 from headrace.workers.sim.faults import SequenceFaults
-from headrace.workers.sim.scheduler import Scheduler, block_manager
+from headrace.workers.sim.scheduler import SimScheduler, block_manager
 from headrace.workers.sim.scheduling.tiers import Content
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.transfer.fabric import LocalEndpoint, LocalFabric, Member, Transfer
@@ -83,7 +83,7 @@ class Node:
                 manager=manager,
                 clock=lambda: world.now,
             )
-        self.scheduler = Scheduler(settings, bundled_vocabulary(), manager=manager, clock=lambda: world.now, wire=wire)
+        self.scheduler = SimScheduler(settings, bundled_vocabulary(), manager=manager, clock=lambda: world.now, wire=wire)
         self.member = None
         if wire is not None:
             self.member = FabricMember(wire, self.scheduler, world.fabric, name, wake=lambda: None)

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.tools.chaos.answer_checker import AnswerChecker
 from headrace.tools.chaos.api_questions import ApiQuestion
 from headrace.tools.chaos.http import Cut, Response, post
-from headrace.tools.chaos.ledger import Ended, Entry, Ledger, Outcome, divergence
+from headrace.tools.chaos.ledger import Ended, Ledger, LedgerEntry, Outcome, divergence
 from headrace.tools.chaos.questions import DEADLINE_S, Question
 
 _GIVE_UP_S = DEADLINE_S + 20.0
@@ -67,10 +67,10 @@ class LedgerClient:
             if entry.outcome in (Outcome.REFUSED, Outcome.UNREACHED, Outcome.CUT):
                 await asyncio.sleep(_AFTER_REFUSAL_S)
 
-    async def ask(self, question: Question | ApiQuestion) -> Entry:
+    async def ask(self, question: Question | ApiQuestion) -> LedgerEntry:
         """Send one request and record its end."""
         frontend = self._choose(question.number)
-        entry = self._ledger.begin(Entry(question.number, frontend.name, self._clock(), stream=question.stream))
+        entry = self._ledger.begin(LedgerEntry(question.number, frontend.name, self._clock(), stream=question.stream))
         try:
             async with asyncio.timeout(_GIVE_UP_S):
                 ended = await self._exchange(question, frontend, entry)
@@ -91,7 +91,7 @@ class LedgerClient:
         among = up or self._frontends
         return among[number % len(among)]
 
-    async def _exchange(self, question: Question | ApiQuestion, frontend: Address, entry: Entry) -> Ended:
+    async def _exchange(self, question: Question | ApiQuestion, frontend: Address, entry: LedgerEntry) -> Ended:
         headers = {"x-request-timeout-s": f"{DEADLINE_S:g}"}
         async with post(frontend.host, frontend.port, question.path, question.body(self._model), headers=headers) as response:
             entry.id = response.headers.get("x-request-id", "")
@@ -104,7 +104,7 @@ class LedgerClient:
                 return AnswerChecker(question).check_whole(answer)
             return check_answer(question, answer)
 
-    async def _read_stream(self, question: Question | ApiQuestion, response: Response, entry: Entry) -> Ended:
+    async def _read_stream(self, question: Question | ApiQuestion, response: Response, entry: LedgerEntry) -> Ended:
         checker = AnswerChecker(question) if isinstance(question, ApiQuestion) else StreamChecker(question)
         async for data in response.events():
             if data == b"[DONE]":

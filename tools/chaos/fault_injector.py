@@ -19,7 +19,7 @@ from headrace.tools.chaos.deployment import Deployment, Process
 from headrace.tools.chaos.duplicate_publishes import publish_duplicates
 from headrace.tools.chaos.ledger import Injury, Ledger
 from headrace.tools.chaos.quiescence import until_well
-from headrace.tools.chaos.schedule import Fault
+from headrace.tools.chaos.schedule import PlannedFault
 
 _log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class FaultInjector:
         self._nats_hurt = False
         self.troubles: list[str] = []
 
-    async def run(self, faults: Iterator[Fault], *, until_s: float) -> None:
+    async def run(self, faults: Iterator[PlannedFault], *, until_s: float) -> None:
         """Inject no fault after `until_s` (of the clock). Returns once the last one is mended and the deployment is well."""
         async with asyncio.TaskGroup() as mending:
             for fault in faults:
@@ -63,7 +63,7 @@ class FaultInjector:
         if not await until_well(self._deployment, self._connection, self._names, timeout_s=_WELL_TIMEOUT_S):
             self.troubles.append(f"not well again within {_WELL_TIMEOUT_S:g} s {when}")
 
-    def _victims(self, fault: Fault) -> list[Process] | None:
+    def _victims(self, fault: PlannedFault) -> list[Process] | None:
         """Choose the processes to hit. Returns None if none can be hit now. One serving worker is always left alone."""
         if fault.part == "nats":
             return None if self._nats_hurt else []
@@ -75,7 +75,7 @@ class FaultInjector:
             return None
         return can if fault.part == "routers" else [can[fault.pick % len(can)]]
 
-    async def _injure(self, fault: Fault, victims: list[Process]) -> None:
+    async def _injure(self, fault: PlannedFault, victims: list[Process]) -> None:
         held = await self._held(fault, victims)
         victims = [victim for victim in victims if victim.can_be_hurt]  # Their state may have changed during `_held`.
         if not victims and fault.part not in ("nats", "requests"):
@@ -94,7 +94,7 @@ class FaultInjector:
         injury.over_s = self._clock()
         _log.info("fault.mended", kind=fault.kind, victim=name, after_s=round(injury.over_s - injury.at_s, 2))
 
-    async def _hurt(self, fault: Fault, victim: Process) -> None:
+    async def _hurt(self, fault: PlannedFault, victim: Process) -> None:
         deployment, began = self._deployment, victim.started
         if fault.act == "freeze":
             deployment.freeze(victim)
@@ -116,7 +116,7 @@ class FaultInjector:
             while not await deployment.frontends_ready():
                 await asyncio.sleep(_POLL_S)
 
-    async def _hurt_nats(self, fault: Fault) -> None:
+    async def _hurt_nats(self, fault: PlannedFault) -> None:
         server = self._deployment.server
         self._nats_hurt = True
         try:
@@ -144,7 +144,7 @@ class FaultInjector:
             server.resume()
             await asyncio.sleep(_RUNS_S)
 
-    async def _held(self, fault: Fault, victims: list[Process]) -> frozenset[str] | None:
+    async def _held(self, fault: PlannedFault, victims: list[Process]) -> frozenset[str] | None:
         """Return the ids of the victims' requests, or None if they cannot be asked or the fault concerns all requests."""
         if fault.part == "frontend":
             names = {victim.name for victim in victims}

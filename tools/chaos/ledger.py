@@ -44,7 +44,7 @@ class Ended:
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """A request that was sent. Times are seconds of one monotonic clock; `came` are the arrival times of stream pieces."""
 
     number: int
@@ -121,13 +121,13 @@ class Ledger:
     """The requests of a chaos run and the faults that were injected meanwhile."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self.injuries: list[Injury] = []
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LedgerEntry]:
         return iter(self.entries)
 
-    def begin(self, entry: Entry) -> Entry:
+    def begin(self, entry: LedgerEntry) -> LedgerEntry:
         self.entries.append(entry)
         return entry
 
@@ -138,11 +138,11 @@ class Ledger:
     def counts(self) -> Counter[Outcome]:
         return Counter(entry.outcome for entry in self.entries)
 
-    def broken(self) -> list[Entry]:
+    def broken(self) -> list[LedgerEntry]:
         """Return the requests whose end breaks a promise."""
         return [entry for entry in self.entries if not self._allowed(entry)]
 
-    def _allowed(self, entry: Entry) -> bool:
+    def _allowed(self, entry: LedgerEntry) -> bool:
         if entry.outcome in FINE:
             return True
         if entry.outcome in FRONTENDS_OWN:

@@ -14,7 +14,7 @@ _MOST_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ChaosReport:
     """The result of a chaos run. `dead_letters`: the number of messages in the dead-letter stream at the end.
 
     Stalls of the host bound the accuracy of the pauses: `longest_stall_s` is the longest of the clients' own process,
@@ -92,7 +92,7 @@ class Report:
         ]
 
 
-def render(report: Report) -> str:
+def render(report: ChaosReport) -> str:
     """Render the report as text."""
     data = report.as_data()
     counts = data["outcomes"]

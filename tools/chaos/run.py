@@ -28,7 +28,7 @@ from headrace.tools.chaos.host_stalls import HostStalls
 from headrace.tools.chaos.ledger import Ledger
 from headrace.tools.chaos.questions import DEADLINE_S, draw_questions
 from headrace.tools.chaos.quiescence import until_at_rest, until_well
-from headrace.tools.chaos.report import Report, render
+from headrace.tools.chaos.report import ChaosReport, render
 from headrace.tools.chaos.schedule import draw_faults, kinds_of
 
 _log = structlog.get_logger()
@@ -81,7 +81,7 @@ def run_chaos(options: ChaosOptions, *, as_json: bool, log_level: str = "warning
     return EXIT_OK
 
 
-async def chaos(options: ChaosOptions, folder: Path) -> Report:
+async def chaos(options: ChaosOptions, folder: Path) -> ChaosReport:
     """Run the deployment under load and faults. Raises CommandError if the deployment does not start."""
     names = Subjects()
     ledger = Ledger()
@@ -111,7 +111,7 @@ async def chaos(options: ChaosOptions, folder: Path) -> Report:
                 await asyncio.gather(load, stall_task, return_exceptions=True)
             residue = await until_at_rest(connection, names, deployment.frontends, timeout_s=_REST_TIMEOUT_S)
             dead = await letters(connection, names)
-    return Report(
+    return ChaosReport(
         seed=options.seed,
         mode=options.shape.mode,
         minutes=options.minutes,

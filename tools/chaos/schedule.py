@@ -49,7 +49,7 @@ _SECOND_AT_ONCE = 0.2  # share of faults that are injected while the last one is
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlannedFault:
     """A fault of the schedule. `pick` chooses among the possible victims. `gap_s` is the time before the fault.
 
     `duration_s`: the length of a fault that lasts. `settled`: the fault is injected only after the deployment is well again,
@@ -76,7 +76,7 @@ def kinds_of(mode: str) -> list[str]:
     return [kind for kind in KINDS if mode == "disagg" or not kind.startswith("prefill")]
 
 
-def draw_faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
+def draw_faults(seed: int, kinds: Sequence[str]) -> Iterator[PlannedFault]:
     """Draw faults without end. Each kind comes once, in random order, before any comes twice."""
     rng = random.Random(f"faults {seed}")  # noqa: S311  # a schedule, not a secret
     first = rng.sample(list(kinds), len(kinds))
@@ -85,7 +85,7 @@ def draw_faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
         least, most = _DURATION_S.get(kind.partition(" ")[2], (0.0, 0.0))
         if kind == "nats freeze":
             most = _LONGEST_NATS_FREEZE_S
-        yield Fault(
+        yield PlannedFault(
             kind=kind,
             pick=rng.getrandbits(16),
             duration_s=round(rng.uniform(least, most), 2),

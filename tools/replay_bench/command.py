@@ -20,7 +20,7 @@ from headrace.tools.replay_bench.generate import GENERATORS, generate
 from headrace.tools.replay_bench.measure import as_builtins
 from headrace.tools.replay_bench.policies import ALL, EARLY, Policy
 from headrace.tools.replay_bench.replay import KNEE_PRECISION, Pool
-from headrace.tools.replay_bench.report import Report, Scenario, facts
+from headrace.tools.replay_bench.report import ReplayReport, Scenario, facts
 from headrace.tools.replay_bench.tables import render
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, assign, read_trace
 
@@ -118,7 +118,7 @@ def run_replay(parsed: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _measure(parsed: argparse.Namespace) -> Report:
+def _measure(parsed: argparse.Namespace) -> ReplayReport:
     trace = _trace(parsed)
     policies = [_policy(name, parsed) for name in parsed.policy]
     scenarios: list[Scenario] = []
@@ -145,7 +145,7 @@ def _measure(parsed: argparse.Namespace) -> Report:
                 scenarios.append(comparison.knees())
             else:
                 scenarios.append(comparison.in_time(parsed.rate))
-    return Report(trace=facts(trace), seed=parsed.seed, scenarios=scenarios)
+    return ReplayReport(trace=facts(trace), seed=parsed.seed, scenarios=scenarios)
 
 
 def _trace(parsed: argparse.Namespace) -> Trace:

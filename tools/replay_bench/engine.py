@@ -34,7 +34,7 @@ class EngineModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class ReplayJob:
     """A request on its way through an engine, and its outcome. Times are seconds, -1 = not yet."""
 
     index: int
@@ -53,8 +53,8 @@ class Job:
 class Step:
     """The outcome of a step, or of several alike."""
 
-    prefilled: list[Job] = field(default_factory=list)
-    settled: list[Job] = field(default_factory=list)
+    prefilled: list[ReplayJob] = field(default_factory=list)
+    settled: list[ReplayJob] = field(default_factory=list)
     stored: Sequence[int] = ()
     removed: Sequence[int] = ()
 
@@ -63,7 +63,7 @@ class Step:
         return bool(self.prefilled or self.settled or self.stored or self.removed)
 
 
-class Engine:
+class ModelledEngine:
     """Models the engine of a worker.
 
     The caller keeps the clock: it calls `end_step` at `step_ends_s`, which `submit` may bring forward.
@@ -80,10 +80,10 @@ class Engine:
         self.step_decodes = 0
         self.blocks_used = 0
         self.queued_prefill_tokens = 0  # of prompts, and parts of them, that no step has begun with
-        self._waiting: deque[Job] = deque()
-        self._partial: Job | None = None  # the request whose prompt is partly computed: at most one
-        self._done: list[Job] = []  # requests whose prompt this step completes
-        self._decoding: list[tuple[int, int, Job]] = []  # heap by the number of the step that gives the last token
+        self._waiting: deque[ReplayJob] = deque()
+        self._partial: ReplayJob | None = None  # the request whose prompt is partly computed: at most one
+        self._done: list[ReplayJob] = []  # requests whose prompt this step completes
+        self._decoding: list[tuple[int, int, ReplayJob]] = []  # heap by the number of the step that gives the last token
         self._step = 0  # number of the last step of those that run together
         self._began_s = 0.0
         self._alike = 1  # steps that run together
@@ -107,7 +107,7 @@ class Engine:
             left += round(self.step_prefill_tokens * min(max((self.step_ends_s - now_s) / self.step_s, 0.0), 1.0))
         return left
 
-    def submit(self, job: Job, now_s: float) -> None:
+    def submit(self, job: ReplayJob, now_s: float) -> None:
         """Queue a request.
 
         An idle engine begins a step at once, that is when `end_step` is called for this same instant, so that all requests that
@@ -169,7 +169,7 @@ class Engine:
         self._began_s = now_s
         self.step_ends_s = now_s + self._alike * self.step_s
 
-    def _admit(self, job: Job, now_s: float) -> None:
+    def _admit(self, job: ReplayJob, now_s: float) -> None:
         chain = job.request.chain
         self.queued_prefill_tokens -= job.uncached
         job.admitted_s = now_s
@@ -179,7 +179,7 @@ class Engine:
         self.queued_prefill_tokens += job.left
         self.blocks_used += len(chain)
 
-    def _compute(self, job: Job, budget: int, number: int) -> int:
+    def _compute(self, job: ReplayJob, budget: int, number: int) -> int:
         """Compute a part of a prompt in the step `number`, and return its tokens."""
         tokens = min(budget, job.left)
         job.left -= tokens
@@ -193,6 +193,6 @@ class Engine:
         return tokens
 
 
-def _uncached(job: Job, cached_blocks: int) -> int:
+def _uncached(job: ReplayJob, cached_blocks: int) -> int:
     """Count the tokens to be computed: at least the last one always is."""
     return max(job.request.tokens - cached_blocks * BLOCK_TOKENS, 1)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from headrace.tools.replay_bench.ceiling import Ceiling
-from headrace.tools.replay_bench.engine import Job
-from headrace.tools.replay_bench.world import Outcome
+from headrace.tools.replay_bench.engine import ReplayJob
+from headrace.tools.replay_bench.world import ReplayOutcome
 
 GOAL_TTFT_S = 3.0
 
@@ -77,7 +77,7 @@ class RunFacts:
 
 
 def summarise(
-    outcomes: Sequence[Outcome], run: RunFacts, *, ceiling: Ceiling, decisions: int = 0, cpu_s: float = 0.0
+    outcomes: Sequence[ReplayOutcome], run: RunFacts, *, ceiling: Ceiling, decisions: int = 0, cpu_s: float = 0.0
 ) -> Summary:
     """Compute the figures of a replay in time."""
     served = [o for o in outcomes if not o.shed]
@@ -117,12 +117,12 @@ def summarise(
     )
 
 
-def hit_rate(jobs: Sequence[Job]) -> float:
+def hit_rate(jobs: Sequence[ReplayJob]) -> float:
     """Compute the blocks found in the cache, as part of all blocks."""
     return _ratio(sum(j.cached_blocks for j in jobs), sum(len(j.request.chain) for j in jobs))
 
 
-def balance(amounts: Iterable[float], jobs: Sequence[Job], *, workers: int) -> float:
+def balance(amounts: Iterable[float], jobs: Sequence[ReplayJob], *, workers: int) -> float:
     """Compute the largest amount of a worker over the mean."""
     per_worker = [0.0] * workers
     for amount, job in zip(amounts, jobs, strict=True):
@@ -158,11 +158,11 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _ttft(outcome: Outcome) -> float:
+def _ttft(outcome: ReplayOutcome) -> float:
     return math.inf if outcome.shed else outcome.job.first_s - outcome.job.request.at_s
 
 
-def _unluckiest(jobs: Sequence[Job]) -> Unluckiest | None:
+def _unluckiest(jobs: Sequence[ReplayJob]) -> Unluckiest | None:
     if not jobs:
         return None
     job = max(jobs, key=lambda j: j.admitted_s - j.request.at_s)

@@ -8,7 +8,7 @@ from headrace.broker.codec import pack_u64
 from headrace.broker.messages import EventKind, JobEvent, LoadReport
 from headrace.router.index.types import CacheView
 from headrace.router.placement.types import Placement, Waiting, WorkerInfo
-from headrace.tools.replay_bench.engine import Engine, EngineModel, Job
+from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayJob
 from headrace.tools.replay_bench.trace import BLOCK_TOKENS
 
 MOST_HASHES = 512  # in one `placed` event
@@ -31,7 +31,7 @@ def worker_info(name: str, model: EngineModel) -> WorkerInfo:
     )
 
 
-def waiting_of(job: Job, *, arrived_s: float | None = None, deadline_s: float = float("inf")) -> Waiting:
+def waiting_of(job: ReplayJob, *, arrived_s: float | None = None, deadline_s: float = float("inf")) -> Waiting:
     """Describe a request as a router reads it from its envelope, without the length of its answer.
 
     It arrives when the trace says so, unless `arrived_s` is given; `deadline_s` counts from then.
@@ -51,7 +51,7 @@ def waiting_of(job: Job, *, arrived_s: float | None = None, deadline_s: float = 
     )
 
 
-def job_event(kind: EventKind, job: Job, worker: str) -> JobEvent:
+def job_event(kind: EventKind, job: ReplayJob, worker: str) -> JobEvent:
     """Make a job event. `settled` has the tokens of the answer, the others those of the prompt."""
     request = job.request
     tokens = request.output if kind == "settled" else request.tokens
@@ -74,7 +74,7 @@ def placed_event(placement: Placement, by: str) -> JobEvent:
     )
 
 
-def load_report(engine: Engine, worker: str, *, n: int, now_s: float) -> LoadReport:
+def load_report(engine: ModelledEngine, worker: str, *, n: int, now_s: float) -> LoadReport:
     """Report the load of an engine as its worker would."""
     return LoadReport(
         worker=worker,

@@ -12,7 +12,7 @@ from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.measure import GOAL_TTFT_S, RunFacts, Summary, summarise
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.trace import Trace, accelerate
-from headrace.tools.replay_bench.world import Delays, Outcome, World
+from headrace.tools.replay_bench.world import Delays, ReplayOutcome, World
 
 KNEE_PRECISION = 0.01  # the knee is known when the bracket is so narrow, relatively
 LOWEST_RATE, HIGHEST_RATE = 1 / 64, 64.0  # a knee is searched between these
@@ -39,7 +39,7 @@ class Replay:
     """Figures of a replay, and the outcome of every request."""
 
     summary: Summary
-    outcomes: list[Outcome]
+    outcomes: list[ReplayOutcome]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

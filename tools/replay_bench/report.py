@@ -61,7 +61,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     around_knee: list[TimedRun] = []  # at parts of the classic's knee, in the order of AROUND_KNEE
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one command has measured."""
 
     trace: TraceFacts

@@ -17,7 +17,7 @@ from headrace.broker.messages import JobEvent
 from headrace.router.errors import ReplayStalled
 from headrace.router.placement.types import Decision, Placement
 from headrace.tools.replay_bench.ceiling import Ceiling
-from headrace.tools.replay_bench.engine import Engine, Job
+from headrace.tools.replay_bench.engine import ModelledEngine, ReplayJob
 from headrace.tools.replay_bench.measure import balance, hit_rate
 from headrace.tools.replay_bench.messages import (
     apply_changes,
@@ -80,12 +80,12 @@ class _Run:
     def __init__(self, pool: Pool, policy: Policy) -> None:
         self._pool = pool
         self._rng = random.Random(f"deal {pool.seed}")  # noqa: S311 - reproducible, not secret
-        self._engines = {worker_name(n): Engine(pool.model, index=n) for n in range(pool.workers)}
+        self._engines = {worker_name(n): ModelledEngine(pool.model, index=n) for n in range(pool.workers)}
         self._routers = [policy.router(f"router-{n}", pool.seed * 1000 + n) for n in range(pool.routers)]
         self._late: deque[tuple[str, Sequence[int], Sequence[int]]] = deque()
         self._reports = 0
         self._now_s = 0.0
-        self.jobs: list[Job] = []
+        self.jobs: list[ReplayJob] = []
         self.shed: Counter[str] = Counter()
         for router in self._routers:
             router.scheduler.set_routers(r.name for r in self._routers)
@@ -97,7 +97,7 @@ class _Run:
 
     def one(self, index: int) -> None:
         """Place a request, let it run to its end, and tell all routers."""
-        job = Job(index=index, request=self._pool.trace.requests[index])
+        job = ReplayJob(index=index, request=self._pool.trace.requests[index])
         router = self._rng.choice(self._routers)
         placement = self._placement(router, job)
         if placement is None:
@@ -110,7 +110,7 @@ class _Run:
         self._run(job, placement.worker)
         self.jobs.append(job)
 
-    def _placement(self, router: Router, job: Job) -> Placement | None:
+    def _placement(self, router: Router, job: ReplayJob) -> Placement | None:
         scheduler, until_s = router.scheduler, self._now_s + PATIENCE_S
         shed = scheduler.offer(waiting_of(job, arrived_s=self._now_s), self._now_s)
         decisions: Sequence[Decision] = [shed] if shed is not None else scheduler.decide(self._now_s)
@@ -128,7 +128,7 @@ class _Run:
         self.shed[decision.code] += 1
         return None
 
-    def _run(self, job: Job, worker: str) -> None:
+    def _run(self, job: ReplayJob, worker: str) -> None:
         engine = self._engines[worker]
         engine.submit(job, self._now_s)
         self._deliver_event(job_event("started", job, worker))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.tools.replay_bench.engine import Job
+from headrace.tools.replay_bench.engine import ReplayJob
 
 WINDOW_S = 60.0
 STRIDE_S = 15.0
@@ -51,11 +51,11 @@ class _Window:
 
 
 def tenant_shares(
-    jobs: Sequence[Job], *, weights: Mapping[str, float] | None = None, window_s: float = WINDOW_S
+    jobs: Sequence[ReplayJob], *, weights: Mapping[str, float] | None = None, window_s: float = WINDOW_S
 ) -> list[TenantShare]:
     """Compute the shares, in the order of the tenants' names. A tenant without a weight has 1."""
     weights = weights or {}
-    by_tenant: dict[str, list[Job]] = defaultdict(list)
+    by_tenant: dict[str, list[ReplayJob]] = defaultdict(list)
     for job in jobs:
         by_tenant[job.request.tenant].append(job)
     waiting = _union((j.request.at_s, j.admitted_s) for j in jobs)
@@ -89,7 +89,7 @@ def max_min(amount: float, asked: Mapping[str, float], weights: Mapping[str, flo
     return fair
 
 
-def _share(tenant: str, jobs: Sequence[Job], weight: float, windows: Sequence[_Window]) -> TenantShare:
+def _share(tenant: str, jobs: Sequence[ReplayJob], weight: float, windows: Sequence[_Window]) -> TenantShare:
     times = sorted(j.first_s - j.request.at_s for j in jobs)
     count = len(windows) or 1
     deviations = [w.share / w.fair - 1 for w in windows if w.short]
@@ -107,11 +107,11 @@ def _share(tenant: str, jobs: Sequence[Job], weight: float, windows: Sequence[_W
     )
 
 
-def _tokens(job: Job) -> int:
+def _tokens(job: ReplayJob) -> int:
     return job.uncached + job.request.output
 
 
-def _still_waiting(jobs: Sequence[Job], at_s: float) -> Iterator[Job]:
+def _still_waiting(jobs: Sequence[ReplayJob], at_s: float) -> Iterator[ReplayJob]:
     return (j for j in jobs if j.request.at_s < at_s <= j.admitted_s)
 
 
@@ -136,7 +136,7 @@ def _covered(spans: Sequence[tuple[float, float]], start_s: float, end_s: float)
     return sum(max(0.0, min(b, end_s) - max(a, start_s)) for a, b in spans)
 
 
-def _within(job: Job, start_s: float, end_s: float) -> float:
+def _within(job: ReplayJob, start_s: float, end_s: float) -> float:
     """Count the tokens of the job that fall into the window."""
     prompt = job.uncached * _part(job.admitted_s, job.first_s, start_s, end_s)
     return prompt + job.request.output * _part(job.first_s, job.end_s, start_s, end_s)

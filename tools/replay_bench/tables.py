@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.tools.replay_bench.compare import AROUND_KNEE
 from headrace.tools.replay_bench.measure import GOAL_TTFT_S, Percentiles, Summary
-from headrace.tools.replay_bench.report import Report, Scenario, TimedRun
+from headrace.tools.replay_bench.report import ReplayReport, Scenario, TimedRun
 from headrace.tools.replay_bench.shares import TenantShare
 
 _TIMED = (
@@ -18,7 +18,7 @@ _KNEE = ("POLICY", "RATE", "REQ/S", "× CLASSIC", "× ROUND-ROBIN", "HITS", "OF 
 _TENANT = ("TENANT", "WEIGHT", "REQUESTS", "TOKENS", "TTFT p90", "WINDOWS", "SHARE", "FAIR", "SHORT", "WORST")
 
 
-def render(report: Report) -> str:
+def render(report: ReplayReport) -> str:
     """Render all scenarios, one after the other."""
     t = report.trace
     what = f"{t.name}: {t.requests} requests in {t.duration_s:.0f} s ({t.requests_per_s:.2f}/s)"

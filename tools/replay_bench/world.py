@@ -17,7 +17,7 @@ from typing import Any
 from headrace.broker.messages import EventKind, JobEvent, LoadReport
 from headrace.router.errors import ReplayStalled
 from headrace.router.placement.types import Placement, Shed
-from headrace.tools.replay_bench.engine import Engine, EngineModel, Job
+from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayJob
 from headrace.tools.replay_bench.messages import (
     apply_changes,
     job_event,
@@ -47,10 +47,10 @@ class Delays:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ReplayOutcome:
     """The outcome of a request, beside its job."""
 
-    job: Job
+    job: ReplayJob
     router: int = -1
     placed_s: float = -1.0
     predicted_ttft_s: float = -1.0
@@ -96,15 +96,15 @@ class World:
     _now_s: float = field(default=0.0, init=False)
     _moved_s: float = field(default=0.0, init=False)
     _open: int = field(default=0, init=False)
-    _engines: list[Engine] = field(default_factory=list, init=False)
+    _engines: list[ModelledEngine] = field(default_factory=list, init=False)
     _reporting: list[_Reporting] = field(default_factory=list, init=False)
     _step_of: list[int] = field(default_factory=list, init=False)  # per worker: number of the end of step that counts
     _clocked: list[_Clocked] = field(default_factory=list, init=False)
-    _outcomes: list[Outcome] = field(default_factory=list, init=False)
+    _outcomes: list[ReplayOutcome] = field(default_factory=list, init=False)
     _names: list[str] = field(default_factory=list, init=False)
     _worker_of: dict[str, int] = field(default_factory=dict, init=False)
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[ReplayOutcome]:
         """Replay all requests, and return their outcomes in the order of the trace. Raises ReplayStalled if placing stops."""
         self._begin()
         heap = self._heap
@@ -134,7 +134,7 @@ class World:
 
     def _begin(self) -> None:
         rng = random.Random(f"deal {self.seed}")  # noqa: S311 - reproducible, not secret
-        self._engines = [Engine(self.model, index=n) for n in range(self.workers)]
+        self._engines = [ModelledEngine(self.model, index=n) for n in range(self.workers)]
         self._reporting = [_Reporting() for _ in self._engines]
         self._step_of = [0] * self.workers
         self._names = [worker_name(n) for n in range(self.workers)]
@@ -147,7 +147,7 @@ class World:
                 clocked.router.scheduler.put_worker(worker_info(name, self.model), 0.0)
         self._open = len(self.trace.requests)
         for index, request in enumerate(self.trace.requests):
-            outcome = Outcome(job=Job(index=index, request=request), router=rng.randrange(self.routers))
+            outcome = ReplayOutcome(job=ReplayJob(index=index, request=request), router=rng.randrange(self.routers))
             self._outcomes.append(outcome)
             self._at(request.at_s, self._arrive, outcome)
         for engine in self._engines:
@@ -159,7 +159,7 @@ class World:
 
     # Requests and routers.
 
-    def _arrive(self, outcome: Outcome) -> None:
+    def _arrive(self, outcome: ReplayOutcome) -> None:
         clocked = self._clocked[outcome.router]
         clocked.dirty = True
         shed = clocked.router.scheduler.offer(waiting_of(outcome.job, deadline_s=self.deadline_s), self._now_s)
@@ -211,7 +211,7 @@ class World:
 
     # Workers.
 
-    def _submit(self, subject: tuple[Job, int]) -> None:
+    def _submit(self, subject: tuple[ReplayJob, int]) -> None:
         job, worker = subject
         engine = self._engines[worker]
         ends_s = engine.step_ends_s
@@ -221,12 +221,12 @@ class World:
         if engine.step_ends_s != ends_s:
             self._await_step(engine)
 
-    def _await_step(self, engine: Engine) -> None:
+    def _await_step(self, engine: ModelledEngine) -> None:
         if engine.step_ends_s is not None:
             self._step_of[engine.index] += 1
             self._at(engine.step_ends_s, self._end_step, (engine, self._step_of[engine.index]))
 
-    def _end_step(self, subject: tuple[Engine, int]) -> None:
+    def _end_step(self, subject: tuple[ModelledEngine, int]) -> None:
         engine, number = subject
         if number != self._step_of[engine.index]:
             return  # an arrival has cut the steps short, and that end came before
@@ -246,7 +246,7 @@ class World:
 
     # Events and reports.
 
-    def _send_event(self, kind: EventKind, job: Job) -> None:
+    def _send_event(self, kind: EventKind, job: ReplayJob) -> None:
         self._at(self._now_s + self.delays.event_s, self._deliver_event, job_event(kind, job, self._names[job.worker]))
 
     def _deliver_event(self, event: JobEvent) -> None:
@@ -261,25 +261,25 @@ class World:
             apply_changes(clocked.router.view, self._names[worker], stored=stored, removed=removed, now_s=self._now_s)
             clocked.dirty = True
 
-    def _report_soon(self, engine: Engine) -> None:
+    def _report_soon(self, engine: ModelledEngine) -> None:
         """Report a changed load, but not too often."""
         reporting = self._reporting[engine.index]
         if not reporting.due:
             reporting.due = True
             self._at(max(self._now_s, reporting.last_s + self.delays.report_s), self._report_change, engine)
 
-    def _report_change(self, engine: Engine) -> None:
+    def _report_change(self, engine: ModelledEngine) -> None:
         self._reporting[engine.index].due = False
         self._send_report(engine)
 
-    def _report(self, engine: Engine) -> None:
+    def _report(self, engine: ModelledEngine) -> None:
         """Send the heartbeat report."""
         reporting = self._reporting[engine.index]
         if self._now_s - reporting.last_s >= self.delays.heartbeat_s - 1e-9:
             self._send_report(engine)
         self._at(reporting.last_s + self.delays.heartbeat_s, self._report, engine)
 
-    def _send_report(self, engine: Engine) -> None:
+    def _send_report(self, engine: ModelledEngine) -> None:
         reporting = self._reporting[engine.index]
         reporting.n += 1
         reporting.last_s = self._now_s

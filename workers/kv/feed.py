@@ -17,7 +17,7 @@ from headrace.broker.errors import WireError
 from headrace.workers import metrics
 from headrace.workers.engine import Engine, KvBatch, KvEvent
 from headrace.workers.errors import EngineDead, WorkerError
-from headrace.workers.kv.translator import Change, Translator
+from headrace.workers.kv.translator import CacheChange, Translator
 
 log = structlog.get_logger()
 
@@ -28,7 +28,7 @@ MISTRUST_S = 10.0  # least time between two readings because of a contradiction
 class KvFeed:
     """Feeds the cache events of an engine to a translator, and the resulting changes to a callback."""
 
-    def __init__(self, engine: Engine, translator: Translator, on_change: Callable[[Change], None]) -> None:
+    def __init__(self, engine: Engine, translator: Translator, on_change: Callable[[CacheChange], None]) -> None:
         self._engine = engine
         self._translator = translator
         self._on_change = on_change

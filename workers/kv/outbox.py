@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headrace.broker.codec import encode, pack_u64
 from headrace.broker.messages import KvReset, KvStep
 from headrace.workers.engine import TIERS, Tier
-from headrace.workers.kv.translator import Change
+from headrace.workers.kv.translator import CacheChange
 
 MAX_BYTES = 256 * 1024
 HEADROOM = 512  # bytes for everything in a message except the blocks
@@ -42,7 +42,7 @@ class Outbox:
         self._removed: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
         self._stored: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
 
-    def merge(self, change: Change) -> None:
+    def merge(self, change: CacheChange) -> None:
         """Add the changes of a step."""
         if change.cleared:
             self._cleared = True
@@ -78,7 +78,7 @@ class Outbox:
         `inventory` holds the blocks cached now. If it is shorter than the list of changes, it is sent instead.
         """
         if not self._cleared and self.size > sum(map(len, inventory.values())):
-            self.merge(Change(cleared=True, stored={tier: list(values) for tier, values in inventory.items()}))
+            self.merge(CacheChange(cleared=True, stored={tier: list(values) for tier, values in inventory.items()}))
         entries = [("removed", tier, value) for tier in TIERS for value in self._removed[tier]]
         entries += [("stored", tier, value) for tier in TIERS for value in self._stored[tier]]
         cleared = self._cleared

@@ -20,7 +20,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.workers import metrics
 from headrace.workers.engine import Tier
 from headrace.workers.kv.outbox import MAX_BYTES, Outbox, Sealed
-from headrace.workers.kv.translator import Change
+from headrace.workers.kv.translator import CacheChange
 
 log = structlog.get_logger()
 
@@ -67,7 +67,7 @@ class KvPublisher:
 
     # -- calls by the worker------------------------------------------------------------------------------------------------
 
-    def step(self, change: Change) -> None:
+    def step(self, change: CacheChange) -> None:
         """Add the changes of an engine step; the first step brings the blocks cached at the start. Never blocks."""
         if change:
             self._outbox.merge(change)

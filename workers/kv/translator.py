@@ -26,7 +26,7 @@ _GHOSTS = 4096  # least number of removed hashes that are remembered
 
 
 @dataclass(slots=True)
-class Change:
+class CacheChange:
     """The net effect of an engine step in chain values per tier: `cleared` applies first, then `removed`, then `stored`."""
 
     cleared: bool = False
@@ -140,7 +140,7 @@ class Translator:
 
     # -- one step ----------------------------------------------------------------------------------------------------------
 
-    def apply(self, batch: KvBatch) -> Change:
+    def apply(self, batch: KvBatch) -> CacheChange:
         """Apply a batch and return its net change."""
         before: dict[Tier, Collection[int]] | None = None
         if batch and batch[0].kind == "cleared":
@@ -158,8 +158,8 @@ class Translator:
         self._place_orphans()
         return self._change() if before is None else self._difference(before)
 
-    def _change(self) -> Change:
-        change = Change()
+    def _change(self) -> CacheChange:
+        change = CacheChange()
         for tier, state in self._tiers.items():
             if not state.touched:
                 continue
@@ -173,9 +173,9 @@ class Translator:
             state.touched = {}
         return change
 
-    def _difference(self, before: Mapping[Tier, Collection[int]]) -> Change:
+    def _difference(self, before: Mapping[Tier, Collection[int]]) -> CacheChange:
         """Return the change after a `cleared`: the real differences, or the whole inventory if that is shorter."""
-        change = Change()
+        change = CacheChange()
         size = 0
         for tier, state in self._tiers.items():
             state.touched = {}
@@ -187,7 +187,7 @@ class Translator:
             size += len(stored) + len(removed)
         if size > sum(len(state.held) for state in self._tiers.values()):
             all_ = {tier: list(state.held) for tier, state in self._tiers.items() if state.held}
-            return Change(cleared=True, stored=all_)
+            return CacheChange(cleared=True, stored=all_)
         return change
 
     # -- events ------------------------------------------------------------------------------------------------------------

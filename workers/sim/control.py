@@ -8,7 +8,7 @@ from typing import Any
 from headrace.workers.errors import EngineError, UnsupportedByEngine
 from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.fabric_member import FabricMember
-from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.sleep import Sleeper, sleep_args
 
 
@@ -17,7 +17,7 @@ class Operations:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: SimScheduler,
         sleeper: Sleeper,
         events: EventBuffer,
         *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.transfer.kv_transfer import SimKvTransfer
 
 
@@ -23,7 +23,7 @@ async def pass_time(exchange: SimKvTransfer, until: float, clock: Callable[[], f
             return
 
 
-async def until_work(scheduler: Scheduler, work: asyncio.Event) -> None:
+async def until_work(scheduler: SimScheduler, work: asyncio.Event) -> None:
     """Wait for a request from outside, or for the time at which the scheduler has something due."""
     loop, exchange = asyncio.get_running_loop(), scheduler.exchange
     due = scheduler.next_at()

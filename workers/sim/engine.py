@@ -38,7 +38,7 @@ from headrace.workers.sim.fabric_member import ROLES, FabricMember
 from headrace.workers.sim.faults import SequenceFaults, raise_rejection
 from headrace.workers.sim.media import MEDIA_KINDS, media_slots
 from headrace.workers.sim.resources import open_fabric
-from headrace.workers.sim.scheduler import Scheduler, block_manager
+from headrace.workers.sim.scheduler import SimScheduler, block_manager
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.settings import SimSettings, parse_settings
 from headrace.workers.sim.sleep import LEVELS, Sleeper
@@ -67,7 +67,7 @@ class SimEngine:
         self._member: FabricMember | None = None
         self._operations: Operations | None = None
         self._disagg = DisaggStyle.NONE
-        self._scheduler: Scheduler | None = None
+        self._scheduler: SimScheduler | None = None
         self._task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
         self._dead = asyncio.Event()
@@ -154,7 +154,7 @@ class SimEngine:
             return self._pooling.kinds
         return ("chat", "completion") if has_chat_template(folder) else ("completion",)
 
-    def _make_scheduler(self, config: EngineConfig, settings: SimSettings, vocabulary: Vocabulary) -> Scheduler:
+    def _make_scheduler(self, config: EngineConfig, settings: SimSettings, vocabulary: Vocabulary) -> SimScheduler:
         clock = asyncio.get_running_loop().time
         if self._pooling is not None:
             if settings.hands_over(config.role):
@@ -162,7 +162,7 @@ class SimEngine:
             settings = self._pooling.scheduler_settings(settings)
         manager = block_manager(settings)
         if not settings.hands_over(config.role):
-            return Scheduler(settings, vocabulary, manager=manager, clock=clock)
+            return SimScheduler(settings, vocabulary, manager=manager, clock=clock)
         wire = HandoverWire(
             model=config.served_name,
             role=config.role,
@@ -172,7 +172,7 @@ class SimEngine:
             clock=clock,
             wall_offset_s=time.time() - clock(),
         )
-        scheduler = Scheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire)
+        scheduler = SimScheduler(settings, vocabulary, manager=manager, clock=clock, wire=wire)
         fabric = self._fabric or open_fabric(settings, clock)
         self._member = FabricMember(wire, scheduler, fabric, settings.engine_id or uuid.uuid4().hex, wake=self._work.set)
         self._disagg = settings.style
@@ -203,7 +203,7 @@ class SimEngine:
         scheduler.submit(sequence, faults)
         self._work.set()
 
-    def _faults(self, scheduler: Scheduler, sequence: Sequence) -> SequenceFaults:
+    def _faults(self, scheduler: SimScheduler, sequence: Sequence) -> SequenceFaults:
         settings = scheduler.settings
         if "sim" not in sequence.extra:
             return settings.faults
@@ -247,7 +247,7 @@ class SimEngine:
             if self._member is not None:
                 self._member.leave()
 
-    def _alive(self) -> Scheduler:
+    def _alive(self) -> SimScheduler:
         if self._dead.is_set():
             raise EngineDead(f"the simulator is dead: {self._reason}")
         if self._scheduler is None:

@@ -9,7 +9,7 @@ import structlog
 
 from headrace.workers.engine import Role
 from headrace.workers.errors import EngineStartFailed, RequestInvalid, UnsupportedByEngine
-from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.transfer.fabric import Fabric, Notice
 from headrace.workers.sim.transfer.handover_state import HandoverWire, parse_offer
 
@@ -26,7 +26,7 @@ class FabricMember:
     """
 
     def __init__(
-        self, wire: HandoverWire, scheduler: Scheduler, fabric: Fabric, engine: str, *, wake: Callable[[], None]
+        self, wire: HandoverWire, scheduler: SimScheduler, fabric: Fabric, engine: str, *, wake: Callable[[], None]
     ) -> None:
         self._wire = wire
         self._scheduler = scheduler

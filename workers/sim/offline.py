@@ -15,7 +15,7 @@ from headrace.workers.engine import Sequence
 from headrace.workers.errors import EngineError
 from headrace.workers.sim.answers.tokens import Vocabulary, bundled_vocabulary
 from headrace.workers.sim.faults import raise_rejection
-from headrace.workers.sim.scheduler import Scheduler, StepResult
+from headrace.workers.sim.scheduler import SimScheduler, StepResult
 from headrace.workers.sim.settings import SimSettings
 
 
@@ -61,7 +61,7 @@ def replay(
 ) -> Replay:
     """Run these (arrival time, sequence) through one engine. Sequences that the engine refuses get `error`."""
     now = 0.0
-    scheduler = Scheduler(settings, vocabulary or bundled_vocabulary(), clock=lambda: now)
+    scheduler = SimScheduler(settings, vocabulary or bundled_vocabulary(), clock=lambda: now)
     pending = [(at, n, sequence) for n, (at, sequence) in enumerate(arrivals)]
     heapq.heapify(pending)
     timelines: dict[str, Timeline] = {}
@@ -92,7 +92,7 @@ def replay(
     return done
 
 
-def _submit(scheduler: Scheduler, sequence: Sequence, line: Timeline, timelines: dict[str, Timeline]) -> None:
+def _submit(scheduler: SimScheduler, sequence: Sequence, line: Timeline, timelines: dict[str, Timeline]) -> None:
     faults = scheduler.settings.faults
     try:
         raise_rejection(faults, len(sequence.token_ids) - sequence.prompt_tokens)

@@ -41,7 +41,7 @@ class StepResult:
     died: str | None = None  # why the engine is dead
 
 
-class Scheduler:
+class SimScheduler:
     """The sequences of one engine. Without `wire` it hands nothing over."""
 
     def __init__(

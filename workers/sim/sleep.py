@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.workers.engine import Output
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.step_driver import StepDriver
 
 LEVELS = (1, 2)
@@ -34,7 +34,7 @@ class SleepArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Sleeper:
     """Puts one engine to sleep and wakes it."""
 
-    def __init__(self, scheduler: Scheduler, driver: StepDriver) -> None:
+    def __init__(self, scheduler: SimScheduler, driver: StepDriver) -> None:
         self._scheduler = scheduler
         self._driver = driver
         self._call = 0  # a later call supersedes a waiting one

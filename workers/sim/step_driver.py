@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from headrace.workers.engine import KvEvent, Output, Sink
 from headrace.workers.sim.driver_wait import pass_time, until_work
 from headrace.workers.sim.events import EventBuffer
-from headrace.workers.sim.scheduler import Scheduler, StepResult
+from headrace.workers.sim.scheduler import SimScheduler, StepResult
 
 _MOST_LAG_S = 1.0  # an engine that falls further behind its schedule does not catch up
 
@@ -21,7 +21,7 @@ _MOST_LAG_S = 1.0  # an engine that falls further behind its schedule does not c
 class StepDriver:
     """Drives one scheduler. Setting the event `work` makes it look at the scheduler again."""
 
-    def __init__(self, scheduler: Scheduler, events: EventBuffer, sink: Sink, work: asyncio.Event) -> None:
+    def __init__(self, scheduler: SimScheduler, events: EventBuffer, sink: Sink, work: asyncio.Event) -> None:
         self._scheduler = scheduler
         self._events = events
         self._sink = sink

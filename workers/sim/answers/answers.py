@@ -13,7 +13,7 @@ from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.answers.guided.draws import Draws
 from headrace.workers.sim.answers.guided.texts import guided_text
 from headrace.workers.sim.answers.token_constraints import RestrictedAnswer, is_restricted
-from headrace.workers.sim.answers.tokens import Answer, Vocabulary
+from headrace.workers.sim.answers.tokens import SimAnswer, Vocabulary
 
 PRESCRIBED = "sim_answer"
 """The extra field of a request that holds the text to answer with."""
@@ -26,7 +26,7 @@ def answer_to(
     mean_tokens: float | None = None,
     media: Seq[MediaSpan] = (),
     taint: int = 0,
-) -> Answer:
+) -> SimAnswer:
     """Choose the answer. It is a pure function of the arguments; emitted tokens and everything else of a resume do not count.
 
     Raises RequestInvalid or UnsupportedByEngine.
@@ -34,7 +34,7 @@ def answer_to(
     sampling = sequence.sampling
     prescribed = PRESCRIBED in sequence.extra and not taint  # with wrong blocks the engine has not read the prompt
     plain = prescribed or sequence.guided or not is_restricted(sampling)
-    answer = (Answer if plain else RestrictedAnswer)(
+    answer = (SimAnswer if plain else RestrictedAnswer)(
         vocabulary,
         sequence.token_ids[: sequence.prompt_tokens],
         sampling=sampling,
@@ -63,7 +63,7 @@ def _prescribed(sequence: Sequence, vocabulary: Vocabulary) -> list[int]:
     return vocabulary.speller.spell(text, param=PRESCRIBED)
 
 
-def _guided(guided: Mapping[str, Any], answer: Answer, vocabulary: Vocabulary) -> list[int]:
+def _guided(guided: Mapping[str, Any], answer: SimAnswer, vocabulary: Vocabulary) -> list[int]:
     if vocabulary.eos is None:
         raise RequestInvalid("structured output: this tokenizer names no end token to end it with", param="guided")
     text = guided_text(guided, Draws(answer.key + b"guided", _words(vocabulary)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.broker.messages import Sampling
 from headrace.workers.errors import RequestInvalid
-from headrace.workers.sim.answers.tokens import FILLER, LONGEST_GROUP, Answer, Vocabulary
+from headrace.workers.sim.answers.tokens import FILLER, LONGEST_GROUP, SimAnswer, Vocabulary
 
 _BIAS = 100.0  # a bias of this size forces a token, or bans it
 
@@ -21,7 +21,7 @@ def is_restricted(sampling: Sampling) -> bool:
     return bool(sampling.logit_bias or sampling.bad_words or sampling.allowed_token_ids is not None)
 
 
-class RestrictedAnswer(Answer):
+class RestrictedAnswer(SimAnswer):
     """An answer under token restrictions. Raises RequestInvalid where no token is left, or a token or word is invalid."""
 
     __slots__ = ("_bad", "_banned", "_only")

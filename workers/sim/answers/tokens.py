@@ -130,7 +130,7 @@ def _eos(table: TokenTable, folder: Path) -> int | None:
     return next((i for i in sorted(table.special) if table.token_bytes(i).decode(errors="replace") == name), None)
 
 
-class Answer:
+class SimAnswer:
     """The answer to one prompt, as far as it has been drawn: `ids` grows by `grow()` and never changes otherwise.
 
     `eos_at` is where the end-of-answer token stands (over `ids`), None when the answer has no end of its own, and `closed` if
@@ -247,7 +247,7 @@ def expected_ids(
     """Compute the ids a simulator answers with: at most `max_tokens`, with the end or stop token if there is one."""
     sampling = sampling or Sampling()
     vocabulary = vocabulary or bundled_vocabulary()
-    answer = Answer(vocabulary, prompt_ids, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens, media=media)
+    answer = SimAnswer(vocabulary, prompt_ids, sampling=sampling, adapter=adapter, mean_tokens=mean_tokens, media=media)
     while len(answer.ids) < max_tokens:
         answer.grow()
     ids = answer.ids[:max_tokens]

@@ -9,10 +9,10 @@ import pytest
 
 from headrace.tools.chaos.api_questions import ApiQuestion
 from headrace.tools.chaos.client import StreamChecker, check_answer, classify_late_error, refusal
-from headrace.tools.chaos.ledger import BROKEN, FINE, Entry, Injury, Ledger, Outcome, divergence, percentile
+from headrace.tools.chaos.ledger import BROKEN, FINE, Injury, Ledger, LedgerEntry, Outcome, divergence, percentile
 from headrace.tools.chaos.questions import Question, draw_questions
 from headrace.tools.chaos.quiescence import Residue
-from headrace.tools.chaos.report import Report, render
+from headrace.tools.chaos.report import ChaosReport, render
 
 QUESTION = Question(number=1, prompt=tuple(range(300, 340)), max_tokens=30, stream=True, choices=2, seed=5)
 
@@ -141,8 +141,8 @@ def test_an_error_after_the_first_tokens_is_a_failure_unless_the_frontend_leaves
 # -- what is allowed ----------------------------------------------------------------------------------------------------------
 
 
-def entry(outcome: Outcome, *, began_s: float = 10.0, ended_s: float = 20.0, frontend: str = "f1") -> Entry:
-    made = Entry(1, frontend, began_s)
+def entry(outcome: Outcome, *, began_s: float = 10.0, ended_s: float = 20.0, frontend: str = "f1") -> LedgerEntry:
+    made = LedgerEntry(1, frontend, began_s)
     made.end(outcome, ended_s)
     return made
 
@@ -197,7 +197,7 @@ def test_poison_needs_three_crashes_in_the_life_of_the_request(crashes: int, all
 
 def test_a_pause_belongs_to_the_fault_it_began_under_and_to_those_who_were_held() -> None:
     ledger = Ledger()
-    held, other, later = Entry(1, "f", 0.0, id="a"), Entry(2, "f", 0.0, id="b"), Entry(3, "f", 0.0, id="c")
+    held, other, later = LedgerEntry(1, "f", 0.0, id="a"), LedgerEntry(2, "f", 0.0, id="b"), LedgerEntry(3, "f", 0.0, id="c")
     held.came = [9.0, 10.1, 11.0, 14.0, 21.0, 21.1]
     other.came = [9.0, 15.0, 22.0]
     later.came = [10.5, 11.5]
@@ -254,7 +254,7 @@ def test_what_has_come_so_far_is_no_divergence() -> None:
 # -- the report ---------------------------------------------------------------------------------------------------------------
 
 
-def report(ledger: Ledger, **fields: Any) -> Report:
+def report(ledger: Ledger, **fields: Any) -> ChaosReport:
     kept: dict[str, Any] = {
         "seed": 1,
         "mode": "aggregated",
@@ -265,7 +265,7 @@ def report(ledger: Ledger, **fields: Any) -> Report:
         "troubles": [],
         "longest_stall_s": 0.1,
     }
-    return Report(**{**kept, **fields})
+    return ChaosReport(**{**kept, **fields})
 
 
 def test_a_run_that_kept_every_promise_says_so() -> None:
@@ -301,7 +301,7 @@ def test_a_lost_request_is_named() -> None:
 
 def test_pauses_of_requests_that_crash_again_count_apart() -> None:
     ledger = Ledger()
-    stream = ledger.begin(Entry(1, "f1", 0.0, id="a"))
+    stream = ledger.begin(LedgerEntry(1, "f1", 0.0, id="a"))
     stream.came = [1.0, 2.0, 2.5, 9.0, 9.5]
     stream.end(Outcome.ANSWERED, 10.0)
     ledger.injure(Injury("worker kill", "w1", 1.5, held=frozenset({"a"}), crash=True))

@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import CommandError
 from headrace.tools.chaos.quiescence import orphans
 from headrace.tools.chaos.run import ChaosOptions, run_chaos
-from headrace.tools.chaos.schedule import KINDS, Fault, draw_faults, kinds_of
+from headrace.tools.chaos.schedule import KINDS, PlannedFault, draw_faults, kinds_of
 
 LASTS_S = {
     "freeze": (0.5, 8.0),
@@ -21,7 +21,7 @@ LASTS_S = {
 }
 
 
-def draw(seed: int, n: int = 300, mode: str = "disagg") -> list[Fault]:
+def draw(seed: int, n: int = 300, mode: str = "disagg") -> list[PlannedFault]:
     return list(islice(draw_faults(seed, kinds_of(mode)), n))
 
 

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from headrace.router.replay.prefix_cache import PrefixCache
-from headrace.tools.replay_bench.engine import Engine, EngineModel, Job
+from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayJob
 from headrace.tools.replay_bench.trace import TraceRequest
 
 # Binary fractions, so that sums are exact: a step costs half a second, a block of prompt half, a decoding sequence a quarter.
@@ -13,7 +13,7 @@ MODEL = EngineModel(blocks=8, slots=2, step_tokens=1024, prefill_rate=1024.0, ba
 def job(index, tokens, output, *, at_s=0.0, chain=None):
     blocks = -(-tokens // 512)
     chain = tuple(chain) if chain is not None else tuple(range(1000 * (index + 1), 1000 * (index + 1) + blocks))
-    return Job(index=index, request=TraceRequest(at_s=at_s, tokens=tokens, output=output, chain=chain))
+    return ReplayJob(index=index, request=TraceRequest(at_s=at_s, tokens=tokens, output=output, chain=chain))
 
 
 def run(engine, jobs):
@@ -39,7 +39,7 @@ def begin(engine, *jobs):
 
 def test_the_first_token_comes_in_the_step_that_completes_the_prompt():
     one = job(0, 512, 3)
-    run(Engine(MODEL), [one])
+    run(ModelledEngine(MODEL), [one])
     assert one.first_s == 0.5 + 0.5 + 0.25
     assert one.end_s == one.first_s + 2 * (0.5 + 0.25)
     assert (one.arrived_s, one.admitted_s, one.cached_blocks, one.uncached) == (0.0, 0.0, 0, 512)
@@ -47,14 +47,14 @@ def test_the_first_token_comes_in_the_step_that_completes_the_prompt():
 
 def test_a_long_prompt_is_computed_in_parts():
     one = job(0, 1536, 1)
-    run(Engine(MODEL), [one])
+    run(ModelledEngine(MODEL), [one])
     assert one.first_s == (0.5 + 1.0) + (0.5 + 0.5 + 0.25)  # nothing decodes in the first step
     assert one.end_s == one.first_s
 
 
 def test_prompts_are_taken_in_the_order_of_arrival_within_the_budget():
     first, second = job(0, 1024, 2), job(1, 512, 1)
-    run(Engine(MODEL), [first, second])
+    run(ModelledEngine(MODEL), [first, second])
     assert first.first_s == 0.5 + 1.0 + 0.25  # the budget is used up
     assert second.first_s == first.first_s + 0.5 + 0.5 + 2 * 0.25
     assert second.admitted_s == first.first_s
@@ -63,7 +63,7 @@ def test_prompts_are_taken_in_the_order_of_arrival_within_the_budget():
 
 def test_two_prompts_share_a_step():
     first, second = job(0, 512, 1), job(1, 512, 1)
-    engine = Engine(MODEL)
+    engine = ModelledEngine(MODEL)
     begin(engine, first, second)
     assert engine.step_ends_s == 0.5 + 1.0 + 2 * 0.25
     assert (engine.step_prefill_tokens, engine.step_decodes) == (1024, 2)
@@ -71,7 +71,7 @@ def test_two_prompts_share_a_step():
 
 def test_without_a_slot_a_request_waits():
     jobs = [job(n, 256, 4) for n in range(3)]
-    engine = Engine(MODEL)
+    engine = ModelledEngine(MODEL)
     steps = run(engine, jobs)
     first_end_s = 0.5 + 0.5 + 0.5 + 3 * (0.5 + 0.5)
     assert [j.end_s for j in jobs[:2]] == [first_end_s, first_end_s]
@@ -82,20 +82,20 @@ def test_without_a_slot_a_request_waits():
 
 def test_cached_blocks_are_not_computed_again_but_for_the_last_token():
     one, same, longer = job(0, 1024, 1, chain=[1, 2]), job(1, 1024, 1, chain=[1, 2]), job(2, 1500, 1, chain=[1, 2, 3])
-    run(Engine(MODEL), [one, same, longer])
+    run(ModelledEngine(MODEL), [one, same, longer])
     assert (one.uncached, same.uncached, longer.uncached) == (1024, 1, 1500 - 1024)
     assert (same.cached_blocks, longer.cached_blocks) == (2, 2)
 
 
 def test_siblings_in_one_step_share_what_is_computed_there():
     one, same = job(0, 512, 1, chain=[1]), job(1, 512, 1, chain=[1])
-    begin(Engine(MODEL), one, same)
+    begin(ModelledEngine(MODEL), one, same)
     assert (one.uncached, same.uncached) == (512, 1)
 
 
 def test_an_arrival_while_all_only_decode_is_admitted_at_the_next_step():
     long, late = job(0, 512, 101), job(1, 512, 1, at_s=1.25 + 0.75 * 10 + 0.5)
-    engine = Engine(MODEL)
+    engine = ModelledEngine(MODEL)
     run(engine, [long, late])
     assert late.admitted_s == 1.25 + 0.75 * 11
     assert long.end_s == 1.25 + 0.75 * 11 + (0.5 + 0.5 + 2 * 0.25) + 0.75 * 88  # 1 + 11 + 1 + 88 tokens
@@ -103,12 +103,12 @@ def test_an_arrival_while_all_only_decode_is_admitted_at_the_next_step():
 
 def test_an_arrival_exactly_between_two_steps_is_admitted_there():
     long, late = job(0, 512, 101), job(1, 512, 1, at_s=1.25 + 0.75 * 10)
-    run(Engine(MODEL), [long, late])
+    run(ModelledEngine(MODEL), [long, late])
     assert late.admitted_s == late.request.at_s
 
 
 def test_what_a_step_tells():
-    engine = Engine(MODEL)
+    engine = ModelledEngine(MODEL)
     ((end_s, step), (_, last)) = run(engine, [job(0, 700, 2, chain=[1, 2])])
     assert [j.index for j in step.prefilled] == [0]
     assert (sorted(step.stored), step.removed, step.settled) == ([1, 2], [], [])
@@ -118,7 +118,7 @@ def test_what_a_step_tells():
 
 
 def test_load_while_it_runs():
-    engine = Engine(MODEL)
+    engine = ModelledEngine(MODEL)
     begin(engine, *(job(n, tokens, 5) for n, tokens in enumerate((1024, 1536, 512))))
     assert (engine.running, engine.waiting, engine.queued_prefill_tokens, engine.blocks_used) == (1, 2, 2048, 2)
     engine.end_step(engine.step_ends_s)
@@ -206,7 +206,7 @@ def test_equals_the_model_without_shortcuts(seed):
             yield job(index, tokens, draw.randint(1, 80), at_s=at_s, chain=range(start, start + blocks))
 
     ours, plain = list(jobs()), list(jobs())
-    run(Engine(model), ours)
+    run(ModelledEngine(model), ours)
     StepByStep(model).run(plain)
     for mine, theirs in zip(ours, plain, strict=True):
         assert mine.cached_blocks == theirs.cached_blocks

@@ -3,22 +3,22 @@ import json
 import pytest
 
 from headrace.tools.replay_bench.ceiling import Ceiling
-from headrace.tools.replay_bench.engine import Job
+from headrace.tools.replay_bench.engine import ReplayJob
 from headrace.tools.replay_bench.measure import RunFacts, as_builtins, percentiles, summarise
 from headrace.tools.replay_bench.trace import TraceRequest
-from headrace.tools.replay_bench.world import Outcome
+from headrace.tools.replay_bench.world import ReplayOutcome
 
 LIMIT = Ceiling(infinite=0.5, pooled=0.4, pooled_blocks=10)
 
 
 def outcome(index, *, at_s, worker=0, waited_s=0.0, ttft_s=1.0, cached=1, uncached=512, shed="", request_class="std"):
     request = TraceRequest(at_s=at_s, tokens=1024, output=3, chain=(1, 2), request_class=request_class)
-    job = Job(index=index, request=request)
+    job = ReplayJob(index=index, request=request)
     if not shed:
         job.worker, job.cached_blocks, job.uncached = worker, cached, uncached
         job.arrived_s = job.admitted_s = at_s + waited_s
         job.first_s, job.end_s = at_s + ttft_s, at_s + ttft_s + 2.0
-    return Outcome(job=job, placed_s=at_s + waited_s / 2, predicted_ttft_s=ttft_s + 0.25, shed=shed)
+    return ReplayOutcome(job=job, placed_s=at_s + waited_s / 2, predicted_ttft_s=ttft_s + 0.25, shed=shed)
 
 
 def test_figures_by_hand():

@@ -11,7 +11,7 @@ from headrace.tools.replay_bench.compare import AROUND_KNEE, Comparison
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.replay import Pool, find_classic_knee, find_knee, replay, replay_classic
-from headrace.tools.replay_bench.report import Report, facts
+from headrace.tools.replay_bench.report import ReplayReport, facts
 from headrace.tools.replay_bench.tables import render
 from headrace.tools.replay_bench.trace import SAMPLE, assign, read_trace
 from tests.support.router.replay_stand_ins import Late, PlainView, RoundRobin
@@ -115,7 +115,7 @@ def test_the_report_of_a_search(pool):
     assert rates == pytest.approx([part for part in AROUND_KNEE for _ in range(3)])
     assert {run.summary.policy for run in scenario.around_knee} == {ours.policy, classic.policy, plain.policy}
     assert len(told) == 3 + 9
-    text = render(Report(trace=facts(pool.trace), seed=0, scenarios=[scenario]))
+    text = render(ReplayReport(trace=facts(pool.trace), seed=0, scenarios=[scenario]))
     assert "sustainable load" in text
     assert "at 0.5, 0.8, 1.1 × the sustainable load of classic" in text
 
@@ -123,7 +123,7 @@ def test_the_report_of_a_search(pool):
 def test_a_search_without_classic_compares_nothing_around_its_knee(pool):
     scenario = Comparison(pool=pool, policies=[PLAIN]).knees()
     assert (scenario.around_knee, scenario.knees[0].to_classic) == ([], None)
-    assert "round-robin" in render(Report(trace=facts(pool.trace), seed=0, scenarios=[scenario]))
+    assert "round-robin" in render(ReplayReport(trace=facts(pool.trace), seed=0, scenarios=[scenario]))
 
 
 def test_tenants_and_classes_are_reported(pool):
@@ -132,7 +132,7 @@ def test_tenants_and_classes_are_reported(pool):
     (run,) = scenario.runs
     assert [(t.tenant, t.weight) for t in run.tenants] == [("t0", 1.0), ("t1", 2.0), ("t2", 1.0)]
     assert set(run.summary.classes) == {"hi", "std"}
-    text = render(Report(trace=facts(several.trace), seed=0, scenarios=[scenario]))
+    text = render(ReplayReport(trace=facts(several.trace), seed=0, scenarios=[scenario]))
     assert "tenants under kv" in text
     assert "by class: hi" in text
 
@@ -148,4 +148,4 @@ def test_every_policy_at_every_rate(pool):
 def test_one_after_the_other(pool):
     scenario = Comparison(pool=pool, policies=[PLAIN, CLASSIC]).sequential()
     assert [s.policy for s in scenario.sequential] == ["round-robin", "classic (scale 1, credit 1)"]
-    assert "one after the other" in render(Report(trace=facts(pool.trace), seed=0, scenarios=[scenario]))
+    assert "one after the other" in render(ReplayReport(trace=facts(pool.trace), seed=0, scenarios=[scenario]))

@@ -1,13 +1,13 @@
 import pytest
 
-from headrace.tools.replay_bench.engine import Job
+from headrace.tools.replay_bench.engine import ReplayJob
 from headrace.tools.replay_bench.shares import max_min, tenant_shares
 from headrace.tools.replay_bench.trace import TraceRequest
 
 
 def job(tenant, *, at_s=0.0, admitted_s, first_s, end_s, uncached=0, output=1):
     request = TraceRequest(at_s=at_s, tokens=max(uncached, 1), output=output, chain=(1,), tenant=tenant)
-    return Job(index=0, request=request, worker=0, admitted_s=admitted_s, first_s=first_s, end_s=end_s, uncached=uncached)
+    return ReplayJob(index=0, request=request, worker=0, admitted_s=admitted_s, first_s=first_s, end_s=end_s, uncached=uncached)
 
 
 def queue(tenant, *, rate, seconds=180.0):

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.router.errors import ReplayStalled
 from headrace.router.placement.types import Shed
-from headrace.tools.replay_bench.engine import Engine, EngineModel, Job
+from headrace.tools.replay_bench.engine import EngineModel, ModelledEngine, ReplayJob
 from headrace.tools.replay_bench.policies import ALL, Policy
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, TraceRequest, accelerate, read_trace
 from headrace.tools.replay_bench.world import Delays, World
@@ -209,7 +209,7 @@ def test_engines_are_those_of_the_world():
     requests = [(float(n) / 4, 900 + n, 5, (n, 100 + n)) for n in range(6)]
     requests += [(60.0 + 10.1 * n, 500, 90, (n,)) for n in range(6)]  # each comes while another one only decodes
     outcomes = world(trace(*requests)).run()
-    engine, jobs = Engine(MODEL), [Job(index=n, request=o.job.request) for n, o in enumerate(outcomes)]
+    engine, jobs = ModelledEngine(MODEL), [ReplayJob(index=n, request=o.job.request) for n, o in enumerate(outcomes)]
     pending = [(job.request.at_s + 0.125, job) for job in jobs]
     while pending or engine.step_ends_s is not None:
         if pending and (engine.step_ends_s is None or pending[0][0] <= engine.step_ends_s):

@@ -15,7 +15,7 @@ from headrace.workers.engine import KvBatch, KvEvent
 from headrace.workers.errors import EngineDead, EngineError
 from headrace.workers.kv import feed as subject
 from headrace.workers.kv.feed import KvFeed
-from headrace.workers.kv.translator import Change, Translator
+from headrace.workers.kv.translator import CacheChange, Translator
 from tests.unit.workers.sim.test_engine import sequence, started
 
 SIZE = 4
@@ -66,7 +66,7 @@ class Bench:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.translator = Translator(SIZE)
-        self.changes: list[Change] = []
+        self.changes: list[CacheChange] = []
         self.feed = KvFeed(engine, self.translator, self.changes.append)
 
     async def until_held(self, values: set[int]) -> None:

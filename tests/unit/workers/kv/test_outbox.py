@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from headrace.broker.codec import decode
 from headrace.broker.messages import KvReset, KvStep
 from headrace.workers.kv.outbox import HEADROOM, Outbox
-from headrace.workers.kv.translator import Change
+from headrace.workers.kv.translator import CacheChange
 from tests.support.router.kv_reader import KvReader
 
 
 def test_what_comes_and_goes_while_it_waits_is_not_told():
     outbox = Outbox(worker="w", epoch=1)
-    outbox.merge(Change(stored={"device": [1, 2]}))
-    outbox.merge(Change(removed={"device": [1]}))
+    outbox.merge(CacheChange(stored={"device": [1, 2]}))
+    outbox.merge(CacheChange(removed={"device": [1]}))
     (message,) = outbox.seal({"device": {2}})
     step = decode(KvStep, message.data)
     assert (step.worker, step.epoch, step.n, step.cleared) == ("w", 1, 0, False)
@@ -25,7 +25,7 @@ def test_what_comes_and_goes_while_it_waits_is_not_told():
 
 def test_many_changes_of_a_small_cache_become_its_inventory():
     outbox = Outbox(worker="w", epoch=1)
-    outbox.merge(Change(removed={"device": [*range(100)]}, stored={"host": [7]}))
+    outbox.merge(CacheChange(removed={"device": [*range(100)]}, stored={"host": [7]}))
     (message,) = outbox.seal({"device": set(), "host": {7}})
     step = decode(KvStep, message.data)
     assert (step.cleared, step.removed, list(step.stored)) == (True, {}, ["host"])
@@ -39,7 +39,7 @@ def test_the_first_message_of_an_epoch_may_say_that_nothing_is_there():
 def test_messages_keep_to_the_size_they_may_have():
     outbox = Outbox(worker="w" * 64, epoch=2**63 - 1)
     values = {"device": set(range(2**63, 2**63 + 3000)), "host": set(range(2**62, 2**62 + 1000)), "disk": {5}}
-    outbox.merge(Change(stored={tier: list(v) for tier, v in values.items()}))
+    outbox.merge(CacheChange(stored={tier: list(v) for tier, v in values.items()}))
     most = HEADROOM + 8 * 1000
     steps = outbox.seal(values, max_bytes=most)
     parts = outbox.dump(values, max_bytes=most)
@@ -76,7 +76,7 @@ def test_a_reader_of_all_messages_knows_what_the_engine_has(history, words):
     truth = {"device": set(), "host": set()}
     for what, touched in [*history, ("seal", [])]:
         if what in ("change", "clear"):
-            change = Change(cleared=what == "clear")
+            change = CacheChange(cleared=what == "clear")
             if change.cleared:
                 truth = {"device": set(), "host": set()}
             for tier, value in dict.fromkeys(touched):

@@ -16,7 +16,7 @@ from headrace.jetstream.ports import PubAck
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.kv import publisher as subject
 from headrace.workers.kv.publisher import KvPublisher
-from headrace.workers.kv.translator import Change
+from headrace.workers.kv.translator import CacheChange
 from tests.support.router.kv_reader import KvReader
 
 
@@ -65,11 +65,11 @@ class Bench:
 
     def store(self, *values: int) -> None:
         self.blocks["device"] |= set(values)
-        self.publisher.step(Change(stored={"device": list(values)}))
+        self.publisher.step(CacheChange(stored={"device": list(values)}))
 
     def remove(self, *values: int) -> None:
         self.blocks["device"] -= set(values)
-        self.publisher.step(Change(removed={"device": list(values)}))
+        self.publisher.step(CacheChange(removed={"device": list(values)}))
 
     @property
     def reader(self) -> KvReader:
@@ -110,7 +110,7 @@ async def test_nothing_is_said_before_the_cache_is_known():
         await asyncio.sleep(0.02)
         assert not bench.stream.tries
         assert bench.publisher.state == "starting"
-        bench.publisher.step(Change())
+        bench.publisher.step(CacheChange())
         await bench.until(lambda: bench.stream.messages)
         assert bench.reader.next == 1
         assert bench.publisher.state == "ok"

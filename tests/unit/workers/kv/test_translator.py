@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.blocks import MediaSpan, block_chain
 from headrace.workers.engine import KvBatch, KvEvent
-from headrace.workers.kv.translator import Change, Translator
+from headrace.workers.kv.translator import CacheChange, Translator
 
 SIZE = 4
 TOKENS = [*range(100, 120)]  # five blocks
@@ -34,7 +34,7 @@ class Bench:
         self.n = 0
         self.view: dict[str, set[int]] = {"device": set(), "host": set(), "disk": set()}
 
-    def __call__(self, *events: KvEvent, partial: bool = False) -> Change:
+    def __call__(self, *events: KvEvent, partial: bool = False) -> CacheChange:
         change = self.translator.apply(KvBatch(events, self.n, partial=partial))
         self.n += 1
         if change.cleared:

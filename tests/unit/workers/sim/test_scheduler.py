@@ -11,14 +11,14 @@ from headrace.workers.engine import Output, Sequence
 from headrace.workers.errors import EngineOverloaded, RequestInvalid
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
 from headrace.workers.sim.faults import Faults, SequenceFaults
-from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.settings import SimSettings
 
 NONE = SequenceFaults()
 
 
-def scheduler(**options) -> Scheduler:
-    return Scheduler(SimSettings(**options), bundled_vocabulary())
+def scheduler(**options) -> SimScheduler:
+    return SimScheduler(SimSettings(**options), bundled_vocabulary())
 
 
 def sequence(name: str, tokens: list[int], *, emitted: list[int] | None = None, **options) -> Sequence:
@@ -36,7 +36,7 @@ def sequence(name: str, tokens: list[int], *, emitted: list[int] | None = None, 
     )
 
 
-def drain(engine: Scheduler, most_steps: int = 10_000) -> dict[str, list[Output]]:
+def drain(engine: SimScheduler, most_steps: int = 10_000) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {}
     for _ in range(most_steps):
         result = engine.step()

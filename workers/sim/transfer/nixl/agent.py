@@ -17,7 +17,7 @@ from headrace.workers.sim.transfer.nixl.arena import Arena
 from headrace.workers.sim.transfer.nixl.descriptors import cut, indices, pair
 from headrace.workers.sim.transfer.nixl.driver import Driver
 from headrace.workers.sim.transfer.nixl.errors import BadCard, Closed, DriverFailed
-from headrace.workers.sim.transfer.nixl.mover import Job, Mover
+from headrace.workers.sim.transfer.nixl.mover import TransferJob, TransferQueue
 from headrace.workers.sim.transfer.nixl.peers import Peers
 from headrace.workers.sim.transfer.nixl.transfer import Transfer
 
@@ -51,7 +51,7 @@ class Agent:
         self._driver = Driver(self.name)
         self._registered = self._driver.register(arena.address, arena.size)
         self._blocks = self._driver.prepare(None, arena.address, arena.block_bytes, arena.blocks)
-        self._mover = Mover(self._driver, clock=clock, lost=self._lost)
+        self._mover = TransferQueue(self._driver, clock=clock, lost=self._lost)
         self._peers = Peers(self._driver)
         self._closed = False
         self.card: bytes = cards.pack(
@@ -181,7 +181,7 @@ class Agent:
         self._mover.check_free(ours)
         now = self._clock()
         transfer = Transfer(op, name, ours, len(ours) * self._arena.block_bytes)
-        job = Job(
+        job = TransferJob(
             transfer=transfer,
             parts=deque(cut(ours, theirs, block_bytes=self._arena.block_bytes)),
             make=partial(self._driver.make, "READ" if op == "read" else "WRITE", self._blocks, peer.prepared),

@@ -21,7 +21,7 @@ PART_RUNS = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class DescriptorRun:
     """Pairs of blocks handed to NIXL in one go. `runs`: how many ranges they are when neighbours are merged."""
 
     local: Indices
@@ -70,18 +70,18 @@ def run_starts(local: Indices, remote: Indices) -> NDArray[np.intp]:
 
 def cut(
     local: Indices, remote: Indices, *, block_bytes: int, part_bytes: int = PART_BYTES, part_runs: int = PART_RUNS
-) -> list[Part]:
+) -> list[DescriptorRun]:
     """Cut the pairs into parts of at most `part_bytes` (but at least one block) and `part_runs`, in order."""
     most = max(1, part_bytes // block_bytes)
     starts = run_starts(local, remote)
-    parts: list[Part] = []
+    parts: list[DescriptorRun] = []
     begin, first = 0, 0  # `first`: the run that holds the pair at `begin`
     while begin < len(local):
         end = min(begin + most, len(local))
         if first + part_runs < len(starts):
             end = min(end, int(starts[first + part_runs]))
         after = int(np.searchsorted(starts, end, side="left"))
-        parts.append(Part(local[begin:end], remote[begin:end], after - first))
+        parts.append(DescriptorRun(local[begin:end], remote[begin:end], after - first))
         first = after if after < len(starts) and starts[after] == end else after - 1
         begin = end
     return parts

@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 
 from headrace.workers.sim.transfer.nixl import metrics
-from headrace.workers.sim.transfer.nixl.descriptors import Indices, Part
+from headrace.workers.sim.transfer.nixl.descriptors import DescriptorRun, Indices
 from headrace.workers.sim.transfer.nixl.driver import Status
 from headrace.workers.sim.transfer.nixl.errors import BlocksBusy, DriverFailed, PeerGone
 from headrace.workers.sim.transfer.nixl.transfer import Reason, Transfer
@@ -34,27 +34,27 @@ class TransferDriver(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class TransferJob:
     """A transfer and what is left of it. `make` turns a part into a handle; `finish` runs when every part arrived."""
 
     transfer: Transfer
-    parts: deque[Part]
-    make: Callable[[Part], int]
+    parts: deque[DescriptorRun]
+    make: Callable[[DescriptorRun], int]
     began_s: float
     deadline_s: float
     finish: Callable[[], None] | None = None
     posted: list[int] = field(default_factory=list)
 
 
-class Mover:
+class TransferQueue:
     """The transfers of one driver. `lost` is called once per failure that NIXL blames on a peer's absence."""
 
     def __init__(self, posts: TransferDriver, *, clock: Callable[[], float], lost: Callable[[str], None]) -> None:
         self._posts = posts
         self._clock = clock
         self._lost = lost
-        self._jobs: deque[Job] = deque()
-        self._given_up: list[Job] = []
+        self._jobs: deque[TransferJob] = deque()
+        self._given_up: list[TransferJob] = []
         self._ended: list[Transfer] = []
 
     @property
@@ -76,7 +76,7 @@ class Mover:
             if (both := np.intersect1d(local, job.transfer.local)).size:
                 raise BlocksBusy(f"block {both[0]} is not free: {job.transfer} may still touch it")
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TransferJob) -> None:
         """Take a transfer and post what fits into a turn."""
         self._jobs.append(job)
         self._post(job, self._clock() + TURN_S)
@@ -112,7 +112,7 @@ class Mover:
 
     # -- one transfer ----------------------------------------------------------------------------------------
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: TransferJob) -> None:
         """See which parts have arrived."""
         if job.transfer.state != "active":
             return
@@ -135,7 +135,7 @@ class Mover:
         elif self._clock() >= job.deadline_s:
             self._late(job)
 
-    def _post(self, job: Job, until_s: float) -> None:
+    def _post(self, job: TransferJob, until_s: float) -> None:
         """Hand parts over until the turn is over. A transfer past its deadline posts nothing more."""
         while job.transfer.state == "active" and job.parts and len(job.posted) < MOST_POSTED:
             now = self._clock()
@@ -161,13 +161,13 @@ class Mover:
         if job.transfer.state == "active" and not job.parts and not job.posted:
             self._finish(job)
 
-    def _arrived(self, job: Job, handle: int) -> None:
+    def _arrived(self, job: TransferJob, handle: int) -> None:
         size, descriptors = self._posts.moved(handle)
         job.transfer.descriptors += descriptors
         metrics.BYTES.labels(job.transfer.op).inc(size)
         self._release(handle)
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: TransferJob) -> None:
         transfer = job.transfer
         if job.finish is not None:
             try:
@@ -182,17 +182,17 @@ class Mover:
         metrics.SECONDS.labels(transfer.op).observe(transfer.took_s)
         metrics.DESCRIPTORS.labels(transfer.op).observe(transfer.descriptors)
 
-    def _late(self, job: Job) -> None:
+    def _late(self, job: TransferJob) -> None:
         allowed_s = job.deadline_s - job.began_s
         self._fail(job, "deadline", f"{job.transfer.op} with {job.transfer.peer} did not end within {allowed_s:g} s")
 
-    def _blame(self, job: Job, error: DriverFailed) -> None:
+    def _blame(self, job: TransferJob, error: DriverFailed) -> None:
         gone = isinstance(error, PeerGone)
         self._fail(job, "peer_gone" if gone else "refused", str(error))
         if gone:
             self._lost(job.transfer.peer)
 
-    def _fail(self, job: Job, reason: Reason, error: str) -> None:
+    def _fail(self, job: TransferJob, reason: Reason, error: str) -> None:
         transfer = job.transfer
         transfer.state, transfer.reason, transfer.error = "failed", reason, error
         transfer.took_s = self._clock() - job.began_s

@@ -19,7 +19,7 @@ from headrace.workers.sim.answers.prescribed_text import Speller
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, expected_ids
 from headrace.workers.sim.engine import SimEngine
 from headrace.workers.sim.offline import replay
-from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.text.pipeline import TextPipeline
 from tests.support.sim_world import NO_FAULTS
@@ -139,7 +139,7 @@ def test_anything_but_a_text_is_refused_by_name(wrong):
 
 
 def test_a_text_that_cannot_be_spelled_is_refused_and_leaves_nothing_behind(tmp_path):
-    scheduler = Scheduler(SimSettings(), bundled_vocabulary())
+    scheduler = SimScheduler(SimSettings(), bundled_vocabulary())
     with pytest.raises(RequestInvalid, match="lone surrogate"):
         scheduler.submit(asked("a\ud800"), NO_FAULTS)
     assert scheduler.ids == []

@@ -12,7 +12,7 @@ from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.answers.answers import answer_to
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
 from headrace.workers.sim.offline import replay
-from headrace.workers.sim.scheduler import Scheduler
+from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.settings import SimSettings
 from tests.support.sim_world import NO_FAULTS, sequence
 
@@ -122,7 +122,7 @@ def test_a_resume_says_the_same():
     ],
 )
 def test_what_leaves_nothing_to_say_is_refused_by_name(sampling, param):
-    scheduler = Scheduler(SimSettings(), bundled_vocabulary())
+    scheduler = SimScheduler(SimSettings(), bundled_vocabulary())
     with pytest.raises(RequestInvalid) as caught:
         scheduler.submit(sequence_with(sampling), NO_FAULTS)
     assert caught.value.param == param

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from headrace.broker.messages import Sampling
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.sim.answers.tokens import Answer, Vocabulary, bundled_vocabulary, expected_ids, expected_text
+from headrace.workers.sim.answers.tokens import SimAnswer, Vocabulary, bundled_vocabulary, expected_ids, expected_text
 
 EOS = 2
 prompts = st.lists(st.integers(0, 49151), max_size=20)
@@ -82,7 +82,7 @@ def test_a_stop_token_ends_the_answer_and_is_its_last():
 
 @given(prompts, st.integers(0, 200), st.integers(0, 20))
 def test_logprobs_are_a_distribution_with_the_token_on_top(prompt, index, top):
-    answer = Answer(bundled_vocabulary(), prompt, sampling=Sampling())
+    answer = SimAnswer(bundled_vocabulary(), prompt, sampling=Sampling())
     row = answer.logprob(index, 100, top)
     assert row == answer.logprob(index, 100, top)
     assert len(row.top) == top

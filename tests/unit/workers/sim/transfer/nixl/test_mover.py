@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.workers.sim.transfer.nixl import metrics
-from headrace.workers.sim.transfer.nixl.descriptors import Part
+from headrace.workers.sim.transfer.nixl.descriptors import DescriptorRun
 from headrace.workers.sim.transfer.nixl.driver import Status
 from headrace.workers.sim.transfer.nixl.errors import BlocksBusy, DriverFailed, PeerGone
-from headrace.workers.sim.transfer.nixl.mover import MOST_POSTED, TURN_S, Job, Mover
+from headrace.workers.sim.transfer.nixl.mover import MOST_POSTED, TURN_S, TransferJob, TransferQueue
 from headrace.workers.sim.transfer.nixl.transfer import Transfer
 
 MOVING, DONE = Status.MOVING, Status.DONE
@@ -30,7 +30,7 @@ class FakePosts:
         self.states: dict[int, Status | Exception] = {}
         self.released: list[int] = []
 
-    def make(self, part: Part) -> int:
+    def make(self, part: DescriptorRun) -> int:
         return len(self.states) + 1
 
     def post(self, handle: int) -> Status:
@@ -65,7 +65,7 @@ class World:
     def __init__(self) -> None:
         self.posts = FakePosts()
         self.lost: list[str] = []
-        self.mover = Mover(self.posts, clock=lambda: self.posts.now_s, lost=self.lost.append)
+        self.mover = TransferQueue(self.posts, clock=lambda: self.posts.now_s, lost=self.lost.append)
 
     def start(
         self,
@@ -78,9 +78,9 @@ class World:
     ) -> Transfer:
         local = np.arange(first, first + parts, dtype=np.int32)
         transfer = Transfer("read", peer, local, parts * 10)
-        cut = deque(Part(local[n : n + 1], local[n : n + 1], 1) for n in range(parts))
+        cut = deque(DescriptorRun(local[n : n + 1], local[n : n + 1], 1) for n in range(parts))
         self.mover.start(
-            Job(
+            TransferJob(
                 transfer,
                 cut,
                 self.posts.make,
