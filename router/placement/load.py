@@ -8,6 +8,7 @@ its entry expires.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from headrace.broker.messages import LoadReport
 from headrace.router.placement.calibration import SpeedEstimate
@@ -133,7 +134,12 @@ class WorkerLoad:
         self.residency_s = took_s if not self.residency_s else 0.9 * self.residency_s + 0.1 * took_s
 
     def slot_wait_s(self) -> float:
-        """Predict the wait for a free slot, while all are taken: they end one after the other."""
+        """Predict the wait for a free slot, while all are taken: they end one after the other.
+
+        Infinite while a request runs alone here: nothing tells how long that takes, and nothing is to be held back for it.
+        """
+        if self.has_one_alone:
+            return inf
         if self.slots_left(0) > 0:
             return 0.0
         return self.residency_s / max(1, self.info.slots)
