@@ -29,6 +29,7 @@ _HANDS_OVER = {
     "vllm": ("kv_transfer_mode=push", frozenset({"kv_transfer_mode", "kv_transfer_config"})),
     "sim": ("disagg=params", frozenset({"disagg"})),
 }
+SIM_OUTPUT_TOKENS = 192  # mean length of the simulator's answers where nothing says another one; else they fill the context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: i
             argv = ["worker", "--engine", settings["worker.engine"], "--role", role, "--name", name]
             if settings["worker.model"]:
                 argv += ["--model", settings["worker.model"]]
-            argv += _elastic(settings, role)
+            argv += [*_elastic(settings, role), *_lengths(settings)]
             waits = crowded and bool(plans)
             plans.append(WorkerPlan(name=name, role=role, argv=tuple(argv), env={**environment, **port}, waits=waits))
     return plans
@@ -106,6 +107,14 @@ def _elastic(settings: Settings, role: str) -> list[str]:
     if not argument:
         return []  # an engine of the user's own: its arguments are its own, too
     return [] if said_by & settings["worker.engine_args"].keys() else ["--engine-arg", argument]
+
+
+def _lengths(settings: Settings) -> list[str]:
+    """Return what makes the simulator's answers end. Its own default, for tests and measurements, is that they do not."""
+    given = settings["worker.engine_args"]
+    if settings["worker.engine"] != "sim" or {"mean_output_tokens", "tokenizer_dir"} & given.keys():
+        return []  # a tokenizer of the user's own may have no end token
+    return ["--engine-arg", f"mean_output_tokens={SIM_OUTPUT_TOKENS}"]
 
 
 def _decision(settings: Settings) -> dict[str, str]:

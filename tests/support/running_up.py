@@ -19,7 +19,10 @@ START_S = 30.0
 class RunningUp:
     """A `headrace up` in a folder of its own."""
 
-    def __init__(self, folder: Path, *flags: str, engine: str = "sim") -> None:
+    def __init__(self, folder: Path, *flags: str, engine: str = "sim", endless: bool = True) -> None:
+        """`endless`: answers of the simulator run to `max_tokens`, so that tests know their length."""
+        if endless and engine == "sim":
+            flags = ("--engine-arg", "mean_output_tokens=0", *flags)
         self.run_file = folder / ".headrace" / "run" / "up.json"
         self.log_file = folder / "log"
         with self.log_file.open("wb") as log, (folder / "out").open("wb") as out:

@@ -102,7 +102,7 @@ class SimEngine:
             raise EngineStartFailed(f"the simulator has no role {config.role.value!r}")
         folder = settings.tokenizer_dir or str(BUNDLED_TOKENIZER)
         vocabulary = bundled_vocabulary() if settings.tokenizer_dir is None else Vocabulary.load(folder)
-        if settings.mean_output_tokens is not None and vocabulary.eos is None:
+        if settings.mean_output_tokens and vocabulary.eos is None:
             raise EngineStartFailed(
                 f"mean_output_tokens needs an end token, and {folder} names none (eos_token in tokenizer_config.json)"
             )

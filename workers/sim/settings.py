@@ -38,7 +38,7 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     waiting: Positive = 1024  # sequences waiting for a slot; more are refused
     step_tokens: Positive = 8192  # prefill and decode tokens of one step
     context_length: Positive = 32768  # tokens, prompt and answer together
-    mean_output_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None  # None = answers run to max_tokens
+    mean_output_tokens: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # 0 = answers run to max_tokens
     tokenizer_dir: str | None = None  # None = the bundled one
     pooling: Literal["embed", "score", "classify"] | None = None  # make vectors instead of text
     vector_size: Annotated[int, msgspec.Meta(ge=1, le=16384)] = 64  # numbers in an embedding
@@ -109,6 +109,11 @@ def parse_settings(args: Mapping[str, Any]) -> SimSettings:
         settings.timing_model()
     except ValueError as error:
         raise EngineStartFailed(f"simulator timing: {error}") from None
+    if 0 < settings.mean_output_tokens < 1:
+        raise EngineStartFailed(
+            f"simulator argument mean_output_tokens={settings.mean_output_tokens}: an answer has at least 1 token; "
+            "0 lets answers run to max_tokens"
+        )
     if settings.step_tokens < settings.slots:
         raise EngineStartFailed(
             f"step_tokens={settings.step_tokens} is below slots={settings.slots}: each running sequence takes a token of a step"

@@ -30,8 +30,8 @@ from tests.support.running_up import START_S, RunningUp
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningUp]]:
     running: list[RunningUp] = []
 
-    def start(*flags: str) -> RunningUp:
-        running.append(RunningUp(tmp_path, *flags))
+    def start(*flags: str, endless: bool = True) -> RunningUp:
+        running.append(RunningUp(tmp_path, *flags, endless=endless))
         return running[-1]
 
     yield start
@@ -76,6 +76,24 @@ def test_up_serves_says_so_once_and_leaves_nothing_behind(start: Callable[..., R
     assert f"curl {state['url']}/v1/chat/completions" in said
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", state["frontend"]["port"]), timeout=1):
         pass
+
+
+@pytest.mark.deployment
+def test_an_answer_of_the_simulator_ends_by_itself_and_the_same_way_again(start: Callable[..., RunningUp]) -> None:
+    up = start(endless=False)
+    up.until_ready()
+    client = openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none")
+    choices = [
+        client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "Say hello."}]).choices[0]
+        for _ in range(2)
+    ]
+    assert [choice.finish_reason for choice in choices] == ["stop", "stop"]
+    assert choices[0].message.content == choices[1].message.content
+    long = client.chat.completions.create(
+        model="sim", messages=[{"role": "user", "content": "Say hello."}], max_tokens=3000, extra_body={"ignore_eos": True}
+    )
+    assert long.usage is not None
+    assert long.usage.completion_tokens == 3000
 
 
 @pytest.mark.fault

@@ -40,6 +40,9 @@ _WORD = re.compile(rb" [a-z]{2,}")
 _BARE_WORD = re.compile(rb"[a-z]{2,}")
 _PUNCTUATION_EVERY = 12
 _CHARACTER_EVERY = 64
+LENGTH_SPREAD = (
+    0.5  # standard deviation of the logarithm of an answer's length: nine of ten lie between 0.39 and 2.0 times the mean
+)
 LONGEST_GROUP = 4  # tokens of one character
 FILLER = 2  # a draw that is a word in every vocabulary
 _CHARACTERS = ("é", "ß", "漢", "→", "🙂", "🌊")
@@ -175,9 +178,10 @@ class SimAnswer:
         self.closed = closed
 
     def _length(self, mean: float) -> int:
-        """Draw the answer's length: exponentially distributed, end token included, at least 1."""
-        (bits,) = struct.unpack("<Q", blake2b(self.key, person=b"length", digest_size=8).digest())
-        return 1 + math.floor(-(mean - 0.5) * math.log1p(-bits / 2**64))
+        """Draw the answer's length: log-normally distributed, end token included, at least 1."""
+        one, other = struct.unpack("<2Q", blake2b(self.key, person=b"length", digest_size=16).digest())
+        deviation = math.sqrt(-2 * math.log((one + 1) / 2**64)) * math.cos(math.tau * other / 2**64)  # Box and Muller
+        return 1 + math.floor((mean - 0.5) * math.exp(LENGTH_SPREAD * deviation - LENGTH_SPREAD**2 / 2))
 
     def grow(self) -> None:
         """Draw the next tokens."""

@@ -111,7 +111,7 @@ class Run:
         self._chain: list[int] | None = None
         self._vocabulary = vocabulary
         self._sequence = sequence
-        self._mean_tokens = settings.mean_output_tokens
+        self._mean_tokens = settings.mean_output_tokens or None
         self._draw()
         room = settings.context_length - length
         self._end = start + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))

@@ -100,7 +100,7 @@ def test_aggregated_workers_of_a_disaggregated_fleet_can_take_other_roles() -> N
             "up", flags={"up.mode": mode, "up.workers": "1", "worker.engine": engine, "worker.engine_args": [*given]}
         )
         argv = plan_workers(settings, {}, cores=64)[0].argv
-        return [argv[n + 1] for n, word in enumerate(argv) if word == "--engine-arg"]
+        return [argv[n + 1] for n, word in enumerate(argv) if word == "--engine-arg" and "mean_output" not in argv[n + 1]]
 
     assert asked("sim") == ["disagg=params"]
     assert asked("vllm") == ["kv_transfer_mode=push"]
@@ -111,6 +111,24 @@ def test_aggregated_workers_of_a_disaggregated_fleet_can_take_other_roles() -> N
         == asked("vllm", "kv_transfer_config={}")
         == []
     )
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "added"),
+    [
+        ("sim", [], ["mean_output_tokens=192"]),
+        ("sim", ["mean_output_tokens=0"], []),
+        ("sim", ["mean_output_tokens=12"], []),
+        ("sim", ["tokenizer_dir=mine"], []),
+        ("vllm", [], []),
+    ],
+)
+def test_answers_of_the_simulator_end_by_themselves_unless_told_otherwise(
+    engine: str, given: list[str], added: list[str]
+) -> None:
+    settings = load("up", flags={"worker.engine": engine, "worker.engine_args": given})
+    argv = plan_workers(settings, {}, cores=64)[0].argv
+    assert [argv[n + 1] for n, word in enumerate(argv) if word == "--engine-arg"] == added
 
 
 def test_metrics_ports_count_up_over_all_workers() -> None:

@@ -21,7 +21,7 @@ PROMPT = [4, 5, 6]
 TABLE = bundled_vocabulary().table
 
 
-def said(*, emitted: list[int] | None = None, mean: float | None = None, **sampling) -> list[int]:
+def said(*, emitted: list[int] | None = None, mean: float = 0.0, **sampling) -> list[int]:
     asked = Sequence(
         id="a",
         token_ids=PROMPT + (emitted or []),

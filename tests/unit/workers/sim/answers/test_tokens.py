@@ -73,6 +73,13 @@ def test_lengths_have_the_mean_that_was_asked_for():
     assert len(set(lengths)) > 50
 
 
+def test_few_answers_are_much_shorter_or_longer_than_the_mean():
+    lengths = sorted(len(expected_ids([n], 2000, mean_tokens=192.0)) for n in range(400))
+    assert lengths[0] > 20
+    assert 50 < lengths[20] < 100  # one in twenty is shorter
+    assert 330 < lengths[-20] < 500  # one in twenty is longer
+
+
 def test_a_stop_token_ends_the_answer_and_is_its_last():
     plain = expected_ids([9], 50)
     stop = plain[20]
