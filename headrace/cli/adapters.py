@@ -8,7 +8,8 @@ from typing import Any
 
 from headrace.cli import help_texts
 from headrace.commands.groups import add_group
-from headrace.config.flags import add_setting_flags, read_settings
+from headrace.commands.running import located_settings
+from headrace.config.flags import add_setting_flags
 
 
 def add_adapter_commands(actions: Any) -> None:
@@ -53,24 +54,24 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
 def _run_load(parsed: argparse.Namespace) -> int:
     from headrace.commands.adapters import load_adapter
 
-    settings = read_settings(parsed, "control")
+    settings = located_settings(parsed)
     return load_adapter(settings, parsed.name, parsed.source, worker=parsed.worker, model=parsed.model)
 
 
 def _run_unload(parsed: argparse.Namespace) -> int:
     from headrace.commands.adapters import unload_adapter
 
-    settings = read_settings(parsed, "control")
+    settings = located_settings(parsed)
     return unload_adapter(settings, parsed.name, worker=parsed.worker, model=parsed.model, grace_s=parsed.grace)
 
 
 def _run_ls(parsed: argparse.Namespace) -> int:
     from headrace.commands.adapters import show_models
 
-    return show_models(read_settings(parsed, "control"), as_json=parsed.json)
+    return show_models(located_settings(parsed), as_json=parsed.json)
 
 
 def _run_rm(parsed: argparse.Namespace) -> int:
     from headrace.commands.adapters import forget_model
 
-    return forget_model(read_settings(parsed, "control"), parsed.model)
+    return forget_model(located_settings(parsed), parsed.model)

@@ -8,7 +8,8 @@ from typing import Any
 
 from headrace.cli import help_texts
 from headrace.commands.groups import add_group
-from headrace.config.flags import add_setting_flags, read_settings
+from headrace.commands.running import located_settings
+from headrace.config.flags import add_setting_flags
 
 
 def add_dlq(commands: Any, about: str) -> None:
@@ -51,19 +52,19 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
 def _run_ls(parsed: argparse.Namespace) -> int:
     from headrace.commands.dlq import list_letters
 
-    return list_letters(read_settings(parsed, "control"), as_json=parsed.json)
+    return list_letters(located_settings(parsed), as_json=parsed.json)
 
 
 def _run_show(parsed: argparse.Namespace) -> int:
     from headrace.commands.dlq import show_letter
 
-    return show_letter(read_settings(parsed, "control"), parsed.letter, as_json=parsed.json)
+    return show_letter(located_settings(parsed), parsed.letter, as_json=parsed.json)
 
 
 def _run_retry(parsed: argparse.Namespace) -> int:
     from headrace.commands.dlq_retry import retry_letter
 
-    settings = read_settings(parsed, "control")
+    settings = located_settings(parsed)
     return retry_letter(settings, parsed.letter, keep=parsed.keep, deadline_s=parsed.deadline, as_json=parsed.json)
 
 
@@ -71,7 +72,7 @@ def _run_drop(parsed: argparse.Namespace) -> int:
     from headrace.commands.dlq import drop_letters
 
     return drop_letters(
-        read_settings(parsed, "control"),
+        located_settings(parsed),
         parsed.letters,
         everything=parsed.everything,
         older_than_s=parsed.older_than,

@@ -8,7 +8,8 @@ from typing import Any
 
 from headrace.cli import help_texts
 from headrace.cli.adapters import add_adapter_commands
-from headrace.config.flags import add_setting_flags, read_settings
+from headrace.commands.running import located_settings
+from headrace.config.flags import add_setting_flags
 from headrace.config.options import find
 
 
@@ -90,28 +91,28 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], **sh
 def _run_worker_status(parsed: argparse.Namespace) -> int:
     from headrace.commands.control import show_workers
 
-    return show_workers(read_settings(parsed, "control"), as_json=parsed.json)
+    return show_workers(located_settings(parsed), as_json=parsed.json)
 
 
 def _run_drain(parsed: argparse.Namespace) -> int:
     from headrace.commands.control import drain_worker
 
-    return drain_worker(read_settings(parsed, "control"), parsed.worker, grace_s=parsed.grace)
+    return drain_worker(located_settings(parsed), parsed.worker, grace_s=parsed.grace)
 
 
 def _run_role(parsed: argparse.Namespace) -> int:
     from headrace.commands.control import change_role
 
-    return change_role(read_settings(parsed, "control"), parsed.worker, parsed.role, grace_s=parsed.grace)
+    return change_role(located_settings(parsed), parsed.worker, parsed.role, grace_s=parsed.grace)
 
 
 def _run_explain(parsed: argparse.Namespace) -> int:
     from headrace.commands.explain import explain_request
 
-    return explain_request(read_settings(parsed, "control"), parsed.request, as_json=parsed.json)
+    return explain_request(located_settings(parsed), parsed.request, as_json=parsed.json)
 
 
 def _run_router_status(parsed: argparse.Namespace) -> int:
     from headrace.commands.explain import show_routers
 
-    return show_routers(read_settings(parsed, "control"), as_json=parsed.json)
+    return show_routers(located_settings(parsed), as_json=parsed.json)

@@ -10,11 +10,12 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Record
 from headrace.commands.run import exit_code
+from headrace.commands.running import looked_for
 from headrace.config.build_settings import connect_options, subjects
 from headrace.config.settings import Settings
 from headrace.errors import StartFailed
 from headrace.jetstream.client import Connection
-from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError, ServerUnreachable
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.logs import configure_tool
@@ -25,10 +26,10 @@ Answer = TypeVar("Answer", bound=Record)
 _ANSWER_TIMEOUT_S = 2.0
 
 
-def connected(settings: Settings, ask: Callable[[Messaging, Subjects], Awaitable[T]], *, name: str) -> T:
+def connected(settings: Settings, ask: Callable[[Connection, Subjects], Awaitable[T]], *, name: str) -> T:
     """Run `ask` with a connection, which server reports show as `name`, and return its result.
 
-    Raises CommandError when the connection or `ask` fails.
+    Raises CommandError when the connection or `ask` fails; where no server answers it says where its address is from.
     """
     configure_tool(settings)
     names = subjects(settings)
@@ -38,7 +39,8 @@ def connected(settings: Settings, ask: Callable[[Messaging, Subjects], Awaitable
             async with await Connection.connect(connect_options(settings, name=name), subjects=names) as connection:
                 return await ask(connection, names)
         except (JetStreamError, WireError) as error:
-            failure = StartFailed(str(error))
+            where = looked_for(settings) if isinstance(error, ServerUnreachable) else ""
+            failure = StartFailed(f"{error}{where}")
             failure.exit_code = exit_code(error)
             raise failure from error
 

@@ -17,16 +17,15 @@ from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Routed
 from headrace.commands.control import live_workers
+from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
-from headrace.commands.run import exit_code
-from headrace.config.build_settings import connect_options, subjects
-from headrace.config.flags import add_setting_flags, read_settings
+from headrace.commands.running import located_settings
+from headrace.config.flags import add_setting_flags
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError, StartFailed
+from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects, check_token, pool_id
-from headrace.logs import configure_tool
 from headrace.router.errors import RouterError
 from headrace.router.index.types import TIERS
 from headrace.router.placement.settings import POLICIES, SchedulerSettings
@@ -207,24 +206,15 @@ def _add(actions: Any, name: str, action: Action, text: str) -> argparse.Argumen
 
 
 def _run(parsed: argparse.Namespace, action: Action) -> int:
-    settings = read_settings(parsed, "control")
-    configure_tool(settings)
-    names = subjects(settings)
+    settings = located_settings(parsed)
 
-    async def act() -> str:
-        pool = _pool(settings, parsed)
-        async with await Connection.connect(connect_options(settings, name="headrace replay"), subjects=names) as connection:
-            return await action(connection, names, pool, parsed)
+    async def act(connection: Connection, names: Subjects) -> str:
+        return await action(connection, names, _pool(settings, parsed), parsed)
 
     try:
-        text = asyncio.run(act())
+        sys.stdout.write(connected(settings, act, name="headrace replay"))
     except RouterError as error:
         raise CommandError(str(error)) from error
-    except JetStreamError as error:
-        failure = StartFailed(str(error))
-        failure.exit_code = exit_code(error)
-        raise failure from error
-    sys.stdout.write(text)
     return EXIT_OK
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
-from headrace.config.build_settings import connect_options, subjects
-from headrace.config.flags import add_setting_flags, read_settings
-from headrace.errors import EXIT_CONFIGURATION, EXIT_OK, EXIT_UNAVAILABLE, CommandError, StartFailed
+from headrace.commands.running import located_settings
+from headrace.config.flags import add_setting_flags
+from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
-from headrace.jetstream.errors import AccessDenied, JetStreamDisabled, JetStreamError, ServerTooOld, ServerUnreachable
 from headrace.jetstream.provision import StreamPlan, StreamStatus, ensure_topology, plan, purge, status
+from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.logs import configure_tool
 
 _EXAMPLES = """examples:
   headrace streams plan --nats nats://broker:4222
@@ -131,25 +130,10 @@ def _add(actions: Any, name: str, action: Action, text: str) -> argparse.Argumen
 
 
 def _run(parsed: argparse.Namespace, action: Action) -> int:
-    settings = read_settings(parsed, "streams")
-    configure_tool(settings)
-    names = subjects(settings)
-    options = connect_options(settings, name="headrace streams")
+    async def act(connection: Connection, names: Subjects) -> str:
+        return await action(connection, Topology(names), parsed)
 
-    async def act() -> str:
-        async with await Connection.connect(options, subjects=names) as connection:
-            return await action(connection, Topology(names), parsed)
-
-    try:
-        text = asyncio.run(act())
-    except JetStreamError as error:
-        failure = StartFailed(str(error))
-        if isinstance(error, ServerUnreachable):
-            failure.exit_code = EXIT_UNAVAILABLE
-        elif isinstance(error, AccessDenied | JetStreamDisabled | ServerTooOld):
-            failure.exit_code = EXIT_CONFIGURATION
-        raise failure from error
-    sys.stdout.write(text)
+    sys.stdout.write(connected(located_settings(parsed, "streams"), act, name="headrace streams"))
     return EXIT_OK
 
 

@@ -16,7 +16,10 @@ class Deployment(NamedTuple):
     data_dir: Annotated[
         str,
         Setting(
-            "Folder for the NATS store and prepared models.", "--data-dir", kind="path", commands=("up", "worker", "model")
+            "Folder for the NATS store and prepared models. Commands without an address find the `up` that runs with it.",
+            "--data-dir",
+            kind="path",
+            commands=("up", "worker", "model", "streams", "control"),
         ),
     ] = ".headrace"
     prefix: Annotated[
@@ -48,8 +51,8 @@ class NatsServers(NamedTuple):
     url: Annotated[
         Sequence[str],
         Setting(
-            "NATS servers, separated by commas. `up` without it runs its own server; "
-            "the other commands then use nats://127.0.0.1:4222.",
+            "NATS servers, separated by commas. `up` without it runs its own server, which commands that ask or tell find by "
+            "<data-dir>/run/up.json; parts and, without that file, commands use nats://127.0.0.1:4222.",
             "--nats",
             metavar="URL",
         ),

@@ -67,6 +67,11 @@ class Settings:
         """Return True unless the setting has its default."""
         return key in self._given
 
+    def completed(self, values: Mapping[str, Any], source: str) -> Settings:
+        """Return these settings with `values` for the keys that were not given. `source` is where the values are from."""
+        more = {key: Value(value, source) for key, value in values.items() if not self.given(key)}
+        return Settings(self.command, {**more, **self._given}, self.file, self.warnings)
+
     def masked(self) -> dict[str, Any]:
         """Return key → value of the settings that the command uses and that have not their default, secrets masked."""
         return {o.key: mask(o, self[o.key]) for o in options_of(self.command) if self.given(o.key)}

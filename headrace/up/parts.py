@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.config.settings import Settings
+from headrace.up.metrics_ports import assign_ports
 from headrace.up.process import Child
 from headrace.up.restart_policy import RestartState
 from headrace.up.worker_plan import plan_workers
@@ -27,6 +28,7 @@ class Part:
     env: Mapping[str, str]
     state: RestartState
     role: str = ""  # of a worker
+    metrics_port: int | None = None
     after: Part | None = None  # it starts when this one can answer, or has failed to
     child: Child | None = None
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,7 +48,8 @@ class Part:
     def describe(self) -> dict[str, Any]:
         """Return the part as the run file shows it."""
         role = {"role": self.role} if self.role else {}
-        return {"name": self.name, **role, "pid": self.child.pid if self.child else None}
+        port = {"metrics_port": self.metrics_port} if self.metrics_port is not None else {}
+        return {"name": self.name, **role, "pid": self.child.pid if self.child else None, **port}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +81,31 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int)
         {**environment, "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S)},
         RestartState(essential=True),
     )
-    return Parts(frontend, _workers(settings, environment), _routers(settings, environment))
+    taken = {port}
+    return Parts(frontend, _workers(settings, environment, taken), _routers(settings, environment, taken))
 
 
-def _workers(settings: Settings, environment: Mapping[str, str]) -> tuple[Part, ...]:
+def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[Part, ...]:
+    plans = plan_workers(settings, environment, cores=len(os.sched_getaffinity(0)))
+    ports = assign_ports(settings["worker.metrics_port"], len(plans), taken)
     workers: list[Part] = []
-    for plan in plan_workers(settings, environment, cores=len(os.sched_getaffinity(0))):
+    for plan, port in zip(plans, ports, strict=True):
         after = workers[0] if plan.waits else None
+        env = plan.env if port is None else {**plan.env, "HEADRACE_WORKER_METRICS_PORT": str(port)}
         state = RestartState(essential=False)
-        workers.append(Part(plan.name, plan.argv, plan.env, state, role=plan.role, after=after))
+        workers.append(Part(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, after=after))
     return tuple(workers)
 
 
-def _routers(settings: Settings, environment: Mapping[str, str]) -> tuple[Part, ...]:
+def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[Part, ...]:
     environment = {**environment, "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - _MARGIN_S)}
-    first_port = settings["router.metrics_port"]
+    ports = assign_ports(settings["router.metrics_port"], settings["up.routers"], taken)
     routers: list[Part] = []
-    for number in range(settings["up.routers"]):
-        name = f"router-{number + 1}"
-        port = {"HEADRACE_ROUTER_METRICS_PORT": str(first_port + number)} if first_port else {}
-        routers.append(Part(name, ("router", "--name", name), {**environment, **port}, RestartState(essential=False)))
+    for number, port in enumerate(ports, 1):
+        name = f"router-{number}"
+        env = environment if port is None else {**environment, "HEADRACE_ROUTER_METRICS_PORT": str(port)}
+        state = RestartState(essential=False)
+        routers.append(Part(name, ("router", "--name", name), env, state, metrics_port=port))
     return tuple(routers)
 
 

@@ -1,13 +1,14 @@
-"""Writes `<data-dir>/run/up.json`, which tells tools and tests what `headrace up` runs and where, and locks the data folder
-against a second `up`.
+"""Writes and reads `<data-dir>/run/up.json`, which tells commands, tools and tests what `headrace up` runs and where, and locks
+the data folder against a second `up`.
 
-    {"pid": 1, "ready": true, "url": "http://127.0.0.1:8000",
-     "nats": {"url": "nats://127.0.0.1:4222", "pid": 2},
+    {"pid": 1, "ready": true, "url": "http://127.0.0.1:8000", "prefix": "hr", "namespace": "default",
+     "nats": {"url": "nats://127.0.0.1:4222", "pid": 2, "context": null},
      "frontend": {"name": "frontend", "pid": 3, "port": 8000},
-     "workers": [{"name": "worker-1", "role": "aggregated", "pid": 4}],
+     "workers": [{"name": "worker-1", "role": "aggregated", "pid": 4, "metrics_port": 9100}],
      "routers": [{"name": "router-1", "pid": 5}]}
 
-A pid is null while its part is being restarted. The file is replaced in one step and removed at the end.
+A pid is null while its part is being restarted. The file is replaced in one step and removed at the end; one that stays is of
+an `up` that was killed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,12 +24,61 @@ from typing import Any, Self
 from headrace.errors import AlreadyRunning, StartFailed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningDeployment:
+    """The `headrace up` that a run file names: how to reach its NATS server, and the names it uses there."""
+
+    path: Path
+    pid: int
+    nats_url: str | None
+    nats_context: str | None
+    prefix: str
+    namespace: str
+
+    @property
+    def alive(self) -> bool:
+        """Return False when its process has ended and left the file behind."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+
+def run_file_of(data_dir: Path) -> Path:
+    """Return where the run file of a data folder is while `headrace up` runs."""
+    return data_dir / "run" / "up.json"
+
+
+def read_run_file(data_dir: Path) -> RunningDeployment | None:
+    """Return what runs with this data folder, None without a run file. Raises StartFailed for a file that cannot be read."""
+    path = run_file_of(data_dir)
+    try:
+        found = json.loads(path.read_bytes())
+        return RunningDeployment(
+            path=path,
+            pid=int(found["pid"]),
+            nats_url=found["nats"]["url"],
+            nats_context=found["nats"].get("context"),
+            prefix=str(found["prefix"]),
+            namespace=str(found["namespace"]),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StartFailed(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StartFailed(f"{path} is no run file of this version of `headrace up` ({type(error).__name__}: {error})") from None
+
+
 class RunFile:
     """The run file and the lock of a data folder, held while open. Raises AlreadyRunning or StartFailed when opened."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._folder = data_dir / "run"
-        self.path = self._folder / "up.json"
+        self.path = run_file_of(data_dir)
+        self._folder = self.path.parent
         self._lock: int | None = None
 
     def __enter__(self) -> Self:

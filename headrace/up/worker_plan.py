@@ -21,7 +21,7 @@ from headrace.config.values import as_text
 from headrace.errors import SettingsError
 from headrace.router.placement.settings import SchedulerSettings
 
-# Role → the first part of the names of its workers; in the order in which they are listed and their metrics ports count up.
+# Role → the first part of the names of its workers; in the order in which they are listed and their metrics ports are assigned.
 _NAMES = {"aggregated": "worker", "decode": "decode", "prefill": "prefill"}
 _START_CORES = 2  # that an engine keeps busy while it loads
 # What has an engine that starts aggregated hand blocks over, so that it can take any role later; and what says that already.
@@ -85,18 +85,16 @@ def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: i
         # Engines on the CPU take a thread per core each; together that is slower by an order of magnitude.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // total)))
     crowded = shared and cores < _START_CORES * total and counts["aggregated"] + counts["decode"] > 0
-    first_port = settings["worker.metrics_port"]
     plans: list[WorkerPlan] = []
     for role, prefix in _NAMES.items():
         for number in range(1, counts[role] + 1):
             name = f"{prefix}-{number}"
-            port = {"HEADRACE_WORKER_METRICS_PORT": str(first_port + len(plans))} if first_port else {}
             argv = ["worker", "--engine", settings["worker.engine"], "--role", role, "--name", name]
             if settings["worker.model"]:
                 argv += ["--model", settings["worker.model"]]
             argv += [*_elastic(settings, role), *_lengths(settings)]
             waits = crowded and bool(plans)
-            plans.append(WorkerPlan(name=name, role=role, argv=tuple(argv), env={**environment, **port}, waits=waits))
+            plans.append(WorkerPlan(name=name, role=role, argv=tuple(argv), env=environment, waits=waits))
     return plans
 
 

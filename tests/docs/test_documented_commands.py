@@ -38,7 +38,6 @@ def test_a_documented_command_works(block: Block, up: RunningUp, tmp_path: Path)
     (tmp_path / ".headrace").symlink_to(up.run_file.parents[1])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    environment["HEADRACE_NATS_URL"] = state["nats"]["url"]
     command = ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [sys.executable, "-c", text]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -132,13 +132,14 @@ def test_answers_of_the_simulator_end_by_themselves_unless_told_otherwise(
 
 
 def test_metrics_ports_count_up_over_all_workers() -> None:
-    plans = _plan(up__mode="disagg", up__prefill_workers="2", worker__metrics_port="9100")
-    assert {plan.name: plan.env["HEADRACE_WORKER_METRICS_PORT"] for plan in plans} == {
+    flags = {"up.mode": "disagg", "up.prefill_workers": "2", "worker.metrics_port": "9100"}
+    workers = make_parts(load("up", flags=flags), {}, port=1).workers
+    assert {part.name: part.env["HEADRACE_WORKER_METRICS_PORT"] for part in workers} == {
         "decode-1": "9100",
         "prefill-1": "9101",
         "prefill-2": "9102",
     }
-    assert not any("HEADRACE_WORKER_METRICS_PORT" in plan.env for plan in _plan(worker__metrics_port="0"))
+    assert [part.describe()["metrics_port"] for part in workers] == [9100, 9101, 9102]
 
 
 def test_all_workers_get_the_same_model_string() -> None:

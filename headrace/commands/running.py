@@ -1,0 +1,62 @@
+"""Finds the running deployment for commands that were given no address: the run file of the data folder has it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headrace.config.flags import read_settings
+from headrace.config.options import Command
+from headrace.config.settings import Settings
+from headrace.config.values import MASK
+from headrace.up.runfile import RunningDeployment, read_run_file, run_file_of
+
+_ADDRESSES = ("nats.url", "nats.context")
+
+
+def located_settings(parsed: argparse.Namespace, command: Command = "control") -> Settings:
+    """Return the settings of a command line, and of the running `headrace up` what it was not given.
+
+    Raises SettingsError, and StartFailed for a run file that cannot be read.
+    """
+    settings = read_settings(parsed, command)
+    if _has_address(settings):
+        return settings
+    running = read_run_file(_data_dir(settings))
+    return settings if running is None else settings.completed(_values(running), str(running.path))
+
+
+def looked_for(settings: Settings) -> str:
+    """Return the end of the sentence that no server answers: where the address is from, and how to give another one."""
+    path = run_file_of(_data_dir(settings))
+    if str(path) not in (settings.source(key) for key in _ADDRESSES):
+        if _has_address(settings):
+            return ""
+        return (
+            f"; no address was given, and no `headrace up` runs with the data folder {path.parents[1]} (there is no {path}): "
+            "give --nats URL or --data-dir PATH"
+        )
+    running = read_run_file(_data_dir(settings))
+    if running is None:
+        return f"; the address was in {path}, and its `headrace up` has just ended"
+    if not running.alive:
+        return f"; the address is from {path}, whose `headrace up` (pid {running.pid}) no longer runs"
+    return f"; the address is from {path}, whose `headrace up` (pid {running.pid}) still runs"
+
+
+def _has_address(settings: Settings) -> bool:
+    return any(settings[key] for key in _ADDRESSES)
+
+
+def _data_dir(settings: Settings) -> Path:
+    return Path(settings["data_dir"]).resolve()
+
+
+def _values(running: RunningDeployment) -> dict[str, object]:
+    """Return the settings that reach the deployment. What it logs in with is not in its run file, and has to be given."""
+    values: dict[str, object] = {"prefix": running.prefix, "namespace": running.namespace}
+    if running.nats_context:
+        values["nats.context"] = running.nats_context
+    if running.nats_url:
+        values["nats.url"] = tuple(url.replace(f"{MASK}@", "") for url in running.nats_url.split(","))
+    return values

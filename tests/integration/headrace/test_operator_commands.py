@@ -1,0 +1,78 @@
+"""Operators' commands beside a `headrace up`, as they are typed: in its folder, without an address."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.running_up import RunningUp
+
+pytestmark = pytest.mark.deployment
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    running = RunningUp(tmp_path_factory.mktemp("up"), "--prefix", "mine", "--metrics-port", "0", "--router-metrics-port", "0")
+    try:
+        running.until_ready()
+        running.until("the router works", lambda: bool(running.events("router.ready")))
+        yield running
+    finally:
+        running.stop()
+
+
+def headrace(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    command = [sys.executable, "-P", "-m", "headrace", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("worker status", "worker-1-"),
+        ("router status", "router-1-"),
+        ("streams status", "MINE_REQ"),
+        ("dlq ls", "no dead letters"),
+        ("model ls", "sim"),
+        ("replay index --model sim", "worker-1-"),
+    ],
+)
+def test_a_command_without_an_address_reaches_what_runs_here(up: RunningUp, command: str, says: str) -> None:
+    done = headrace(up.run_file.parents[2], *command.split())
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+
+
+def test_a_placement_is_explained_without_an_address(up: RunningUp) -> None:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 2}
+    request = urllib.request.Request(
+        f"{up.state()['url']}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        told = json.load(answer)["id"]
+    done = headrace(up.run_file.parents[2], "router", "explain", told)
+    assert done.returncode == 0, done.stderr
+    assert "worker-1-" in done.stdout
+
+
+def test_the_data_folder_can_be_named_from_anywhere(up: RunningUp, tmp_path: Path) -> None:
+    done = headrace(tmp_path, "worker", "status", "--data-dir", str(up.run_file.parents[1]))
+    assert "worker-1-" in done.stdout
+
+
+def test_ports_that_were_picked_are_in_the_run_file_and_answer(up: RunningUp) -> None:
+    state = up.state()
+    for part in (*state["workers"], *state["routers"]):
+        with urllib.request.urlopen(f"http://127.0.0.1:{part['metrics_port']}/metrics", timeout=10) as answer:
+            assert b"headrace_" in answer.read()
+    assert state["url"].endswith(f":{state['frontend']['port']}")
