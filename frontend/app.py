@@ -17,6 +17,7 @@ from headrace.frontend.admin.cancel import CancelRoute
 from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
 from headrace.frontend.admin.unserved import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
+from headrace.frontend.error_forms import error_response, form_of
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
 from headrace.frontend.generation.endpoint import GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
@@ -26,6 +27,7 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.openai.chat import ChatApi
 from headrace.frontend.openai.completions import CompletionApi
 from headrace.frontend.openapi import build_openapi
+from headrace.frontend.pages.welcome import Pages
 from headrace.frontend.pooling.routes import pooling_routes
 from headrace.frontend.ports import JobPort, ResponsePort
 from headrace.frontend.prompts.model_cache import ModelCache
@@ -109,7 +111,11 @@ def build_frontend(
         Route("/live", status.live),
         Route("/ready", status.ready),
         Route("/metrics", status.metrics),
+        Route("/ping", status.ping, methods=["GET", "POST"]),
+        Route("/load", status.load),
+        Route("/version", status.version),
         Route("/openapi.json", describe),
+        *Pages(port, openapi).routes(),
     ]
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
@@ -128,7 +134,10 @@ def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 class _Gate:
-    """Refuses new requests while the process drains. A class, because Starlette treats a function as a request handler."""
+    """Counts requests that use an engine, and refuses new ones while the process drains.
+
+    A class, because Starlette treats a function as a request handler.
+    """
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle, form: ErrorForm = FrontendError.body) -> None:
         self._app = app
@@ -138,8 +147,12 @@ class _Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._lifecycle.draining:
             await HttpExchange(scope, receive, send).send_error(Draining(retry_after_s=1.0), form=self._form)
-        else:
+            return
+        self._lifecycle.load += 1
+        try:
             await self._app(scope, receive, send)
+        finally:
+            self._lifecycle.load -= 1
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
@@ -147,22 +160,23 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 def _handlers() -> dict[int | type[Exception], Handler]:
     async def missed(request: Request, error: Exception) -> Response:
-        return _response(missing_route(request.url.path, {r.path for r in request.app.routes if isinstance(r, Route)}))
+        routes = {route.path for route in request.app.routes if isinstance(route, Route)}
+        return _response(missing_route(request.url.path, routes), request)
 
     async def wrong_method(request: Request, error: Exception) -> Response:
-        allowed = (error.headers or {}).get("Allow", "") if isinstance(error, HTTPException) else ""
-        response = _response(MethodNotAllowed(f"{request.url.path} does not take {request.method}; it takes {allowed}"))
+        given = (error.headers or {}).get("Allow", "") if isinstance(error, HTTPException) else ""
+        allowed = ", ".join(sorted(given.split(", ")))
+        response = _response(
+            MethodNotAllowed(f"{request.url.path} does not take {request.method}; it takes {allowed}"), request
+        )
         response.headers["allow"] = allowed
         return response
 
     async def failed(request: Request, error: Exception) -> Response:
-        return _response(translate(error))
+        return _response(translate(error), request)
 
     return {404: missed, 405: wrong_method, HeadraceError: failed}
 
 
-def _response(error: FrontendError) -> Response:
-    response = Response(error.body(), status_code=error.status, media_type="application/json")
-    for name, value in error.headers():
-        response.headers[name.decode()] = value.decode()
-    return response
+def _response(error: FrontendError, request: Request) -> Response:
+    return error_response(error, form_of(request.url.path, request.headers.raw))

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from headrace.frontend.admin.cancel import CancelledRequest
+from headrace.frontend.anthropic.models import AnthropicModel, AnthropicModelList
 from headrace.frontend.anthropic.schema import AnthropicError, CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from headrace.frontend.pages.welcome import Welcome
 from headrace.frontend.pooling.schema import (
     ClassifyAnswer,
     ClassifyRequest,
@@ -51,6 +53,7 @@ def build_openapi() -> bytes:
     """Return the OpenAPI 3.1 document as JSON."""
     types = (
         *(ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer, CancelledRequest),
+        *(AnthropicModel, AnthropicModelList, Welcome),
         *(ResponsesRequest, ResponseAnswer, InputTokensRequest, InputTokens, DeletedResponse, ItemList),
         *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
         *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
@@ -64,11 +67,7 @@ def build_openapi() -> bytes:
         **_responses(),
         **_messages(),
         **_pooling(),
-        "/v1/models": {"get": _get("List the served models", {"200": _json("the models", "ModelList")})},
-        "/v1/models/{model}": {
-            "get": _get("One model", {"200": _json("the model", "ModelEntry"), "404": _json("no such model", "ErrorAnswer")})
-            | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
-        },
+        **_models(),
         "/v1/requests/{id}": {
             "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
             "delete": _get(
@@ -80,15 +79,50 @@ def build_openapi() -> bytes:
                 },
             ),
         },
+        **_server(),
+    }
+    info = {"title": "Headrace", "version": metadata.version("headrace"), "description": "LLM serving over NATS JetStream"}
+    document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+    return msgspec.json.encode(document)
+
+
+def _models() -> dict[str, Any]:
+    """Return the paths that describe models. With the header of Anthropic's clients they answer in Anthropic's shape."""
+    where = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    version = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
+    page = [
+        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
+        {"name": "after_id", "in": "query", "schema": {"type": "string"}},
+        {"name": "before_id", "in": "query", "schema": {"type": "string"}},
+    ]
+    listed = {"200": _either("the models", "ModelList", "AnthropicModelList")}
+    listed["400"] = _json("the page does not exist", "AnthropicError")
+    one = {"200": _either("the model", "ModelEntry", "AnthropicModel")}
+    one["404"] = _either("no such model", "ErrorAnswer", "AnthropicError")
+    return {
+        "/v1/models": {"parameters": [version, *page], "get": _get("List the served models", listed)},
+        "/v1/models/{model}": {"parameters": [where, version], "get": _get("One model", one)},
+    }
+
+
+def _server() -> dict[str, Any]:
+    """Return the paths that tell of the server itself."""
+    page = {"description": "a page", "content": {"text/html": {"schema": {"type": "string"}}}}
+    welcome = _json("what this server is", "Welcome")
+    welcome["content"] |= page["content"]
+    plain = {"200": {"description": "healthy"}, "503": {"description": "unhealthy"}}
+    return {
+        "/": {"get": _get("What this server is", {"200": welcome})},
+        "/docs": {"get": _get("This document as a page", {"200": page})},
         "/health": {"get": _get("What is up", _states("healthy", "unhealthy"))},
         "/ready": {"get": _get("Whether some model can answer now", _states("ready", "not ready"))},
         "/live": {"get": _get("Whether the process runs", {"200": {"description": "it does"}})},
+        "/ping": {"get": _get("Health as a status alone", plain), "post": _get("Health as a status alone", plain)},
+        "/load": {"get": _get("How many requests use an engine or wait for one", _object("the count, as `server_load`"))},
+        "/version": {"get": _get("The version of this server", _object("the version"))},
         "/metrics": {"get": _get("Prometheus metrics", {"200": {"description": "text format", "content": {"text/plain": {}}}})},
         "/openapi.json": {"get": _get("This document", {"200": {"description": "OpenAPI 3.1"}})},
     }
-    info = {"title": "Headrace", "version": metadata.version("headrace"), "description": "OpenAI-compatible LLM serving"}
-    document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
-    return msgspec.json.encode(document)
 
 
 def _responses() -> dict[str, Any]:
@@ -153,6 +187,15 @@ def _pooling() -> dict[str, Any]:
 def _json(description: str, schema: str) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {"description": description, "content": content}
+
+
+def _either(description: str, *schemas: str) -> dict[str, Any]:
+    options = [{"$ref": f"#/components/schemas/{schema}"} for schema in schemas]
+    return {"description": description, "content": {"application/json": {"schema": {"anyOf": options}}}}
+
+
+def _object(description: str) -> dict[str, Any]:
+    return {"200": {"description": description, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
 def _streamed(schema: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.broker.errors import BrokerUnavailable
+from headrace.frontend.error_forms import error_response, form_of
 from headrace.frontend.errors import translate
 from headrace.frontend.metrics import CONTENT_TYPE, Metrics
 from headrace.frontend.status import Lifecycle
@@ -37,11 +38,12 @@ class StartupApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if app is None and scope["type"] == "http":
-            app = self._answer(scope["path"])
+            app = self._answer(scope)
         if app is not None:
             await app(scope, receive, send)
 
-    def _answer(self, path: str) -> Response:
+    def _answer(self, scope: Scope) -> Response:
+        path = scope["path"]
         if path == "/live":
             return _json({"status": "alive"}, 200)
         if path == "/metrics":
@@ -52,10 +54,7 @@ class StartupApp:
             state = {"status": "unhealthy", "reason": self.reason, "broker": {"ready": False, "trouble": self.reason}}
             return _json({**state, "draining": self.lifecycle.draining, "models": {}}, 503)
         error = translate(BrokerUnavailable(f"{self.reason}; try again shortly"))
-        response = Response(error.body(), status_code=error.status, media_type="application/json")
-        for name, value in error.headers():
-            response.headers[name.decode()] = value.decode()
-        return response
+        return error_response(error, form_of(path, scope["headers"]))
 
 
 def _json(value: object, status: int) -> Response:

@@ -1,23 +1,30 @@
-"""Routes that report served models and the health of the process: `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`."""
+"""Routes that report served models and the state of the process.
+
+These are `/v1/models`, `/health`, `/live`, `/ready`, `/metrics`, and `/ping`, `/load` and `/version` as vLLM's server has them.
+"""
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.frontend.anthropic.errors import speaks_anthropic
+from headrace.frontend.anthropic.models import model_entry, model_page
 from headrace.frontend.metrics import CONTENT_TYPE, Metrics
 from headrace.frontend.ports import JobPort, Served
 from headrace.frontend.schema.answers import ModelEntry, ModelList
 
 
 class Lifecycle:
-    """The state of the process: while `draining`, it refuses new requests."""
+    """The state of the process: while `draining`, it refuses new requests. `load` counts the requests that use an engine."""
 
     def __init__(self) -> None:
         self.draining = False
+        self.load = 0
 
 
 class StatusRoutes:
@@ -31,12 +38,32 @@ class StatusRoutes:
     async def models(self, request: Request) -> Response:
         """List the models and adapters that have a ready worker."""
         models = self._port.models
-        names = [*models.ready_names(), *models.adapters()]
-        return _json(ModelList(data=[_entry(models.get(name)) for name in names]))
+        served = [models.get(name) for name in (*models.ready_names(), *models.adapters())]
+        if speaks_anthropic(request.headers.raw):
+            return _json(model_page(served, request.query_params))
+        return _json(ModelList(data=[_entry(each) for each in served]))
 
     async def model(self, request: Request) -> Response:
-        """Describe one model, even without workers. The name may contain slashes and may be an alias. Raises UnknownModel."""
-        return _json(_entry(self._port.models.get(request.path_params["name"])))
+        """Describe one model, even without workers. The name may contain slashes and may be an alias. Raises UnknownModel.
+
+        Without a name, which is the listing's path with a slash behind it, list the models.
+        """
+        name = request.path_params["name"]
+        if not name:
+            return await self.models(request)
+        served = self._port.models.get(name)
+        return _json(model_entry(served) if speaks_anthropic(request.headers.raw) else _entry(served))
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": metadata.version("headrace")})
+
+    async def load(self, request: Request) -> Response:
+        """Count the requests that wait for an engine or are being answered, in this frontend."""
+        return _json({"server_load": self._lifecycle.load})
+
+    async def ping(self, request: Request) -> Response:
+        """Answer like `health`, without a body."""
+        return Response(status_code=503 if self._why_not(self._port.models.ready_names()) else 200)
 
     async def live(self, request: Request) -> Response:
         return _json({"status": "alive"})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from headrace.frontend.anthropic.schema import AnthropicError, AnthropicFault
 from headrace.frontend.errors import ContextTooLong, FrontendError
 
 OVERLOADED = 529
+VERSION_HEADER = b"anthropic-version"  # in every request of Anthropic's clients
 
 _TYPES = {
     401: "authentication_error",
@@ -38,6 +41,11 @@ class AnthropicForm:
         status = self.status(error)
         kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
         return AnthropicError(error=AnthropicFault(type=kind, message=_words(error)))
+
+
+def speaks_anthropic(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return True if the headers of a request are those of a client of Anthropic's API."""
+    return any(name == VERSION_HEADER for name, _ in headers)
 
 
 def _words(error: FrontendError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import structlog
 from openai.types import Model
 
 from headrace.broker import metrics as broker_metrics
-from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeIngress, FakeServed, chat, frontend, get, post
+from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, end, frontend, get, post, row
 
 
 async def test_models_are_listed_with_what_clients_look_for() -> None:
@@ -25,6 +26,11 @@ async def test_models_are_listed_with_what_clients_look_for() -> None:
 async def test_one_model_is_found_by_a_name_with_slashes_or_an_alias(name: str) -> None:
     call = await get(frontend(FakeIngress()).app, f"/v1/models/{name}")
     assert (call.status, call.json()["id"]) == (200, MODEL)
+
+
+async def test_the_listing_has_a_slash_behind_it_or_none() -> None:
+    app = frontend(FakeIngress()).app
+    assert (await get(app, "/v1/models/")).json() == (await get(app, "/v1/models")).json()
 
 
 async def test_a_model_that_is_not_there_is_a_404() -> None:
@@ -56,6 +62,36 @@ async def test_health_shows_the_broker_and_the_workers_of_each_model() -> None:
     ingress.ready = False
     call = await get(built.app, "/health")
     assert (call.status, call.json()["broker"]) == (503, {"ready": False, "trouble": ingress.trouble})
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_ping_is_health_without_a_body(method: str) -> None:
+    ingress = FakeIngress()
+    app = frontend(ingress).app
+    call = await Call(app, "/ping", method=method).run()
+    assert (call.status, call.body) == (200, b"")
+    ingress.ready = False
+    assert (await Call(app, "/ping", method=method).run()).status == 503
+
+
+async def test_the_version_is_that_of_the_package() -> None:
+    assert (await get(frontend(FakeIngress()).app, "/version")).json() == {"version": metadata.version("headrace")}
+
+
+async def test_the_load_is_what_uses_an_engine_at_the_moment() -> None:
+    ingress = FakeIngress(lambda job: [])  # answers nothing until it is told to
+    app = frontend(ingress).app
+    assert (await get(app, "/load")).json() == {"server_load": 0}
+    calls = [Call(app, "/v1/chat/completions", chat(stream=stream)) for stream in (True, False)]
+    tasks = [asyncio.create_task(call.run()) for call in calls]
+    await calls[0].until(lambda: len(ingress.answers) == 2)
+    assert (await get(app, "/load")).json() == {"server_load": 2}
+    for answer in ingress.answers:
+        answer.push([row("x", fin=end())])
+    await asyncio.gather(*tasks)
+    assert (await get(app, "/load")).json() == {"server_load": 0}
+    await post(app, b"{")
+    assert (await get(app, "/load")).json() == {"server_load": 0}
 
 
 async def test_metrics_show_what_the_job_protocol_counts() -> None:

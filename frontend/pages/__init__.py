@@ -1,0 +1,1 @@
+"""Pages for people: what this server is, and a description of its routes."""
