@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,6 +32,8 @@ from headrace.frontend.ports import JobPort, ResponsePort
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.responses.api import ResponsesApi
 from headrace.frontend.responses.background import Background
+from headrace.frontend.responses.compaction import CompactionApi
+from headrace.frontend.responses.history import History
 from headrace.frontend.responses.routes import ResponseRoutes
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle, StatusRoutes
@@ -75,6 +76,8 @@ def build_frontend(
     chat = GenerationEndpoint(chat_api, port, settings, metrics)
     background = Background(stored, port, metrics, max_bytes=settings.response_max_bytes) if stored is not None else None
     responses_api = ResponsesApi(chat_api, stored, settings, metrics, background)
+    history = History(stored, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
+    compaction = CompactionApi(chat_api, history)
     messages_api = MessagesApi(chat_api, settings)
     completions = GenerationEndpoint(CompletionApi(model_cache, settings), port, settings, metrics)
     status = StatusRoutes(port, metrics, lifecycle)
@@ -88,6 +91,7 @@ def build_frontend(
         "/v1/chat/completions": _Gate(chat, lifecycle),
         "/v1/completions": _Gate(completions, lifecycle),
         "/v1/responses": _Gate(GenerationEndpoint(responses_api, port, settings, metrics), lifecycle),
+        "/v1/responses/compact": _Gate(GenerationEndpoint(compaction, port, settings, metrics), lifecycle),
         "/v1/responses/input_tokens": UnaryEndpoint(responses_api.count, settings),
         "/v1/messages": _Gate(GenerationEndpoint(messages_api, port, settings, metrics), lifecycle, form),
         "/v1/messages/count_tokens": UnaryEndpoint(messages_api.count, settings, form=form),
@@ -164,11 +168,10 @@ def _handlers() -> dict[int | type[Exception], Handler]:
         return _response(missing_route(request.url.path, routes), request)
 
     async def wrong_method(request: Request, error: Exception) -> Response:
-        given = (error.headers or {}).get("Allow", "") if isinstance(error, HTTPException) else ""
-        allowed = ", ".join(sorted(given.split(", ")))
-        response = _response(
-            MethodNotAllowed(f"{request.url.path} does not take {request.method}; it takes {allowed}"), request
-        )
+        path = request.url.path
+        routes = [r for r in request.app.routes if isinstance(r, Route) and r.path_regex.match(path)]
+        allowed = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+        response = _response(MethodNotAllowed(f"{path} does not take {request.method}; it takes {allowed}"), request)
         response.headers["allow"] = allowed
         return response
 

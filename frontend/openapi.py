@@ -24,8 +24,8 @@ from headrace.frontend.pooling.schema import (
     ScoreAnswer,
     ScoreRequest,
 )
-from headrace.frontend.responses.answer import DeletedResponse, InputTokens, ItemList, ResponseAnswer
-from headrace.frontend.responses.schema import InputTokensRequest, ResponsesRequest
+from headrace.frontend.responses.answer import CompactedAnswer, DeletedResponse, InputTokens, ItemList, ResponseAnswer
+from headrace.frontend.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from headrace.frontend.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelEntry, ModelList
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.schema.completions import CompletionRequest
@@ -55,6 +55,7 @@ def build_openapi() -> bytes:
         *(ChatRequest, CompletionRequest, ChatAnswer, CompletionAnswer, ModelEntry, ModelList, ErrorAnswer, CancelledRequest),
         *(AnthropicModel, AnthropicModelList, Welcome),
         *(ResponsesRequest, ResponseAnswer, InputTokensRequest, InputTokens, DeletedResponse, ItemList),
+        *(CompactRequest, CompactedAnswer),
         *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
         *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
         *(ScoreRequest, ScoreAnswer, RerankRequest, RerankAnswer),
@@ -139,6 +140,9 @@ def _responses() -> dict[str, Any]:
         "/v1/responses": {"post": _generation("Answer items with items", "ResponsesRequest", "ResponseAnswer")},
         "/v1/responses/input_tokens": {
             "post": _generation("Count a prompt", "InputTokensRequest", "InputTokens", streams=False)
+        },
+        "/v1/responses/compact": {
+            "post": _generation("Compact a conversation", "CompactRequest", "CompactedAnswer", streams=False)
         },
         one: {
             "parameters": [where],

@@ -13,8 +13,8 @@ import structlog
 from headrace.broker.errors import ResponseNotStored
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
-from headrace.frontend.generation.job_options import TENANT_HEADER
 from headrace.frontend.generation.plan import GenerationPlan, Plan
+from headrace.frontend.generation.tenant import tenant_of
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
@@ -31,7 +31,6 @@ from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.logprobs import LogprobWriter
-from headrace.jetstream.subjects import tenant_token
 
 log = structlog.get_logger()
 
@@ -77,7 +76,12 @@ class ResponsesApi:
         planned = await self._plan(chat, exchange, options)
         job = planned.jobs[0]
         sampling = job.generation.sampling
-        sampled = Sampled(temperature=sampling.temperature, top_p=sampling.top_p)
+        sampled = Sampled(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+        )
         store = self._store is not None and request.store is not False
         top_logprobs = planned.options.top_logprobs
         logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
@@ -188,8 +192,3 @@ async def send_log(log: EventLog, exchange: HttpExchange) -> None:
         at += events.count(END)
         await exchange.send_events(events)
     await exchange.send_events(b"", more=False)
-
-
-def tenant_of(exchange: HttpExchange) -> str:
-    """Return the tenant of a request, which sees only its own responses."""
-    return tenant_token(exchange.header(TENANT_HEADER) or "")

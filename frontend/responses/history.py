@@ -15,6 +15,7 @@ from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import text_at
 from headrace.frontend.ports import ResponsePort
+from headrace.frontend.responses.item_forms import item_name
 from headrace.frontend.responses.items import kind_of, user_item
 
 _ITEM_ID = re.compile(r"[a-z]{1,8}_(?P<job>[0-9a-f]{8,64})_(?P<place>i?[0-9]{1,9})\Z")
@@ -139,11 +140,5 @@ def _unknown(asked: str, missing: str) -> PreviousUnknown:
 
 def named_items(items: Sequence[Item], job_id: str) -> bytes:
     """Return a request's items as JSON for the store, each with an id."""
-    named = [
-        item if item.get("id") else {**item, "id": f"{_PREFIX.get(item.get('type', ''), 'msg')}_{job_id}_i{i}"}
-        for i, item in enumerate(items)
-    ]
+    named = [item if item.get("id") else {**item, "id": item_name(item, job_id, f"i{i}")} for i, item in enumerate(items)]
     return msgspec.json.encode(named)
-
-
-_PREFIX = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}

@@ -10,11 +10,13 @@ from typing import Any, cast
 
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import list_at, mapping_at, missing, text_at, unsupported, wrong
+from headrace.frontend.responses.compaction_items import summary_in
 from headrace.frontend.schema.chat import Message
 
 Item = Mapping[str, Any]
 
 ROLES = ("user", "assistant", "system", "developer")
+SUMMARY = "Summary of the conversation so far:\n"  # before the summary in a compaction item
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
@@ -55,8 +57,10 @@ class MessageBuilder:
             self._output(item, where)
         elif kind == "reasoning":
             self._reasoning(item, where)
+        elif kind == "compaction":
+            self.messages.append({"role": "assistant", "content": SUMMARY + summary_in(item, where)})
         else:
-            known = "message, function_call, function_call_output, reasoning and item_reference only"
+            known = "message, function_call, function_call_output, reasoning, compaction and item_reference only"
             raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: {known}")
 
     def _message(self, item: Item, where: str) -> None:

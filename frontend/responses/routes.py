@@ -13,13 +13,13 @@ from starlette.routing import Route
 from headrace.broker.errors import ResponseUnknown
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest
-from headrace.frontend.generation.job_options import TENANT_HEADER
+from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import DeletedResponse, ItemList
 from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.eventlog import END, EventLog
-from headrace.jetstream.subjects import tenant_token
+from headrace.frontend.responses.item_forms import listed
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
@@ -66,8 +66,8 @@ class ResponseRoutes:
         if self._store is None or len(response_id) > MAX_ID:
             raise _missing(response_id)
         if self._background is not None:
-            await self._background.forget(response_id, _tenant(request))
-        await self._store.delete(response_id, _tenant(request))
+            await self._background.forget(response_id, tenant_in(request))
+        await self._store.delete(response_id, tenant_in(request))
         return _json(DeletedResponse(id=response_id))
 
     async def input_items(self, request: Request) -> Response:
@@ -81,7 +81,7 @@ class ResponseRoutes:
             raise BadRequest(f"order must be asc or desc, got {order[:100]!r}", param="order")
         limit = _limit(query.get("limit"))
         turn = await self._read(request)
-        items: list[dict[str, Any]] = msgspec.json.decode(turn.input)
+        items = [listed(item, "") for item in msgspec.json.decode(turn.input, type=list[dict[str, Any]])]
         if order == "desc":
             items.reverse()
         if (after := query.get("after")) is not None:
@@ -112,7 +112,7 @@ class ResponseRoutes:
         if self._store is None or len(response_id) > MAX_ID:
             raise _missing(response_id)
         source = self._store if self._background is None else self._background
-        return await source.get(response_id, _tenant(request))
+        return await source.get(response_id, tenant_in(request))
 
 
 class _BackgroundField(msgspec.Struct):
@@ -135,10 +135,6 @@ def _event_number(value: str | None) -> int:
     if not value.isascii() or not value.isdigit() or len(value) > 9:
         raise BadRequest(f"starting_after must be the number of an event, got {value[:100]!r}", param="starting_after")
     return int(value) + 1
-
-
-def _tenant(request: Request) -> str:
-    return tenant_token(request.headers.get(TENANT_HEADER.decode(), ""))
 
 
 def _missing(response_id: str) -> ResponseUnknown:

@@ -78,7 +78,7 @@ class ResponsesRequest(ConversationInput, kw_only=True):
     background: bool | None = None
     include: list[str] | None = None
     max_output_tokens: Positive | None = None
-    max_tool_calls: Positive | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # of built-in tools, which there are none of
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -114,3 +114,15 @@ class InputTokensRequest(ConversationInput, kw_only=True):
     """A prompt to be counted."""
 
     input: str | Items | None = None  # type: ignore[assignment]  # instructions or a previous response are enough
+
+
+class CompactRequest(msgspec.Struct, kw_only=True):
+    """A conversation to be compacted."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    input: str | Items | None = None  # none: the conversation that `previous_response_id` names
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=512)] | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None

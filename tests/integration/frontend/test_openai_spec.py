@@ -1,8 +1,10 @@
 """OpenAI's own published examples against our server, and its answers against OpenAI's published schemas.
 
-The schemas are taken as they are, but for one place where the specification contradicts itself: the events of a streamed
+The schemas are taken as they are, but for two places where the specification contradicts itself. The events of a streamed
 completion have the schema of a whole answer, in which `finish_reason` must be one of three words, while the specification's own
-example of such an event has null there, as OpenAI's server and vLLM's send it until the last one. `OWN_EVENT` is that example.
+example of such an event has null there, as OpenAI's server and vLLM's send it until the last one (`OWN_EVENT`). And the `usage`
+of a response must be an object, while it may be null to OpenAI's own client, and the Open Responses specification wants null
+until the response has ended (`OWN_RESPONSE`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 import pytest
+from openai.types.responses import Response
 
 from tests.support.running_up import RunningUp
 
@@ -34,12 +37,15 @@ def _nullable(schema: Any) -> Any:
 
 
 def published() -> dict[str, Any]:
-    """The schemas, and `CompletionEvent`: a completion that may have no reason to end yet."""
+    """The schemas, and `CompletionEvent`: a completion that may have no reason to end yet. A response may have no usage yet."""
     schemas: dict[str, Any] = _nullable(SPEC["schemas"])
     event = copy.deepcopy(schemas["CreateCompletionResponse"])
     choice = event["properties"]["choices"]["items"]["properties"]
     choice["finish_reason"] = {"anyOf": [choice["finish_reason"], {"type": "null"}]}
-    return {**schemas, "CompletionEvent": event}
+    response = copy.deepcopy(schemas["Response"])
+    own = response["allOf"][-1]["properties"]
+    own["usage"] = {"anyOf": [own["usage"], {"type": "null"}]}
+    return {**schemas, "CompletionEvent": event, "Response": response, "StrictResponse": schemas["Response"]}
 
 
 SPEC = json.loads((Path(__file__).parent / "openai_spec" / "answers.json").read_text())
@@ -157,6 +163,32 @@ OWN_EVENT = {
     "choices": [{"text": "This", "index": 0, "logprobs": None, "finish_reason": None}],
     "model": "gpt-3.5-turbo-instruct",
 }
+
+
+OWN_RESPONSE = {  # one that has just begun
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1741290958,
+    "status": "in_progress",
+    "error": None,
+    "incomplete_details": None,
+    "instructions": None,
+    "model": "m",
+    "output": [],
+    "parallel_tool_calls": True,
+    "temperature": 1.0,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "usage": None,
+    "metadata": {},
+}
+
+
+def test_the_other_place_is_still_there() -> None:
+    assert [found.partition(":")[0] for found in problems("StrictResponse", OWN_RESPONSE)] == ["usage"]
+    assert problems("Response", OWN_RESPONSE) == []
+    assert Response.model_validate(OWN_RESPONSE).usage is None
 
 
 def test_the_one_place_where_the_specification_contradicts_itself_is_still_there() -> None:

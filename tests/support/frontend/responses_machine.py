@@ -11,8 +11,11 @@ from typing import Any
 from openai.types import responses as types
 from pydantic import TypeAdapter
 
+from tests.support.frontend.open_responses import problems
+
 SHAPES: dict[str, Any] = {
     "response.created": types.ResponseCreatedEvent,
+    "response.queued": types.ResponseQueuedEvent,
     "response.in_progress": types.ResponseInProgressEvent,
     "response.output_item.added": types.ResponseOutputItemAddedEvent,
     "response.output_item.done": types.ResponseOutputItemDoneEvent,
@@ -35,6 +38,8 @@ LAST = ("response.completed", "response.incomplete", "response.failed")
 
 def check_shape(event: dict[str, Any]) -> None:
     _adapter(event["type"]).validate_python(event)
+    if event["type"] != "error":  # the specification nests its fields, OpenAI's client reads them flat
+        assert problems(event) == []
 
 
 @cache

@@ -11,7 +11,9 @@ import pytest
 
 from headrace.broker.errors import JobFailed, JobWithdrawn, Overloaded, ResponseNotStored
 from tests.support.frontend.fakes import MODEL, Call, Script, end, row
+from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_client import Client, events_of
+from tests.support.frontend.responses_machine import check_shape
 
 IDLE: Script = lambda _job: []  # rows are pushed by hand  # noqa: E731
 
@@ -49,7 +51,10 @@ async def start(client: Client, **more: Any) -> str:
 
 
 async def look(client: Client, name: str) -> Any:
-    return (await client.call("GET", f"/v1/responses/{name}")).json()
+    answer = (await client.call("GET", f"/v1/responses/{name}")).json()
+    if "error" not in answer or "id" in answer:  # at every stage it has every key
+        assert problems(answer) == []
+    return answer
 
 
 async def ended(client: Client, name: str) -> Any:
@@ -60,7 +65,10 @@ async def ended(client: Client, name: str) -> Any:
 async def replay(client: Client, name: str, query: str = "") -> list[dict[str, Any]]:
     call = await client.call("GET", f"/v1/responses/{name}?stream=true{query}")
     assert call.status == 200, call.body
-    return events_of(call)
+    events = events_of(call)
+    for event in events:
+        check_shape(event)
+    return events
 
 
 def texts(answer: Any) -> list[str]:

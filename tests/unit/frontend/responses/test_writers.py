@@ -31,6 +31,7 @@ TURN = (
     [content(" you")],
     [call(0, '{"a":', name="f"), call(0, "1}")],
 )
+SCHEMA_FORMAT = {"type": "json_schema", "name": "n", "description": "d", "schema": {"type": "object"}, "strict": True}
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 
 
@@ -184,7 +185,7 @@ async def test_the_answer_repeats_what_was_asked_for(stream: bool) -> None:
         "prompt_cache_key": "k",
         "parallel_tool_calls": False,
         "truncation": "auto",
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"},
+        "text": {"format": SCHEMA_FORMAT, "verbosity": "low"},
         "service_tier": "priority",
         "max_tool_calls": 3,
     }
