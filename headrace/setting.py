@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
     `key` is the name of the setting where it differs from the field's, `commands` lists the commands that use it where not
     all commands of its section do. In help texts and documents settings follow each other as declared; `after` names the key
-    behind which this field and those below it are listed instead.
+    behind which this field and those below it are listed instead. `short` is a second flag, of one letter.
     """
 
     help: str
@@ -38,6 +38,7 @@ class Setting(NamedTuple):
     key: str = ""
     commands: tuple[str, ...] = ()
     after: str = ""
+    short: str = ""
 
 
 class Declared(NamedTuple):

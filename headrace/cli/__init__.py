@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.cli.chaos import add_chaos
 from headrace.cli.dlq import add_dlq
+from headrace.cli.help_flags import ShowVersion
 from headrace.cli.help_texts import MAIN
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
@@ -26,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
     import_patiently()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = build_parser(arguments[0] if arguments else None)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    parser = build_parser(next((word for word in arguments if not word.startswith("-")), None))
     parsed = parser.parse_args(arguments)
     import_structlog()
     try:
@@ -50,6 +53,9 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         epilog=MAIN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version", action=ShowVersion, nargs=0, help="show the version and exit; `headrace version`: all versions"
     )
     parser.set_defaults(run=lambda _parsed: show_help(parser), prog="headrace")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")

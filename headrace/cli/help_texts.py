@@ -4,6 +4,17 @@ from __future__ import annotations
 
 EXIT_CODES = """exit codes: 0 clean, 1 failure, 69 NATS server unreachable, 70 engine died, 78 wrong settings"""
 
+# The options that `--help` shows; `--help-all` shows the others too.
+_USUAL = {
+    "up": "--config --data-dir --nats --verbose --mode --workers --prefill-workers --decode-workers --routers --grace --host "
+    "--port --engine --model --served-name --slots --engine-arg",
+    "frontend": "--config --nats --host --port --deadline --max-body --drain-grace --log-level",
+    "worker": "--config --data-dir --nats --engine --model --served-name --name --role --slots --engine-arg --tool-parser "
+    "--reasoning-parser --drain-grace --metrics-port",
+    "router": "--config --nats --name --model --window --policy --router-metrics-port --drain-grace",
+}
+USUAL = {command: frozenset(flags.split()) for command, flags in _USUAL.items()}
+
 MAIN = f"""examples:
   headrace up                                     the bundled small model on http://127.0.0.1:8000
   headrace up --engine sim --workers 2            the simulator: no model, ready at once
@@ -14,6 +25,7 @@ MAIN = f"""examples:
   headrace router --nats nats://broker:4222
   headrace streams status
   headrace dlq ls                                 requests that were taken out of service
+  headrace help up                                the usual options of a command; `headrace up --help-all`: all of them
 
 Every setting is a flag, an environment variable HEADRACE_… or a key of a TOML file (--config, HEADRACE_CONFIG or
 ./headrace.toml), in this order; `headrace config` shows what is in force. Durations are seconds.

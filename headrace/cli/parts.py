@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.cli import help_texts
+from headrace.cli.help_flags import add_help_flags
 from headrace.cli.workers_and_routers import add_router_questions, add_worker_commands
 from headrace.config.flags import add_setting_flags, read_settings
 from headrace.config.options import Command
@@ -48,9 +49,10 @@ def _add(
         epilog=f"{epilog}\n\n{help_texts.EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
     parser.set_defaults(run=run, prog=f"headrace {name}")
-    add_setting_flags(parser, name)
+    add_help_flags(parser, add_setting_flags(parser, name), usual=help_texts.USUAL[name])
     return parser
 
 

@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 import structlog
 
 from headrace import logs
+from headrace.commands.preflight import check_conversion, check_up, check_worker
 from headrace.config.build_settings import (
     bundled_model_dir,
     connect_options,
@@ -59,6 +60,7 @@ def run_up(settings: Settings) -> int:
     terminal = Terminal(sys.stderr, json_lines=chosen == "json", colour=colour)
     logs.configure(log_format=chosen, level=settings["log.level"], fields={"component": "up"}, stream=cast("TextIO", terminal))
     _announce(settings)
+    check_up(settings)
     part_env = {**settings.environment(), "HEADRACE_LOG_FORMAT": chosen, **({"FORCE_COLOR": "1"} if colour else {})}
     return asyncio.run(Supervisor(settings, terminal=terminal, part_env=part_env).run())
 
@@ -90,6 +92,7 @@ def run_worker(settings: Settings) -> int:
     names = subjects(settings)
 
     def start() -> Coroutine[Any, Any, int | None]:
+        check_worker(settings)
         if composed.metrics_port is not None:
             _serve_metrics(composed.metrics_port)
         if needs_bundled_model(settings):
@@ -136,6 +139,7 @@ def _serve_metrics(port: int) -> None:
 def run_model_prepare(settings: Settings) -> int:
     """Run `headrace model prepare`: print the folder of the bundled model."""
     _start_part(settings, {"component": "model"})
+    check_conversion(settings)
     try:
         sys.stdout.write(f"{_prepare_model(settings)}\n")
     except HeadraceError as error:

@@ -111,6 +111,14 @@ class Up(NamedTuple):
         float,
         Setting("How long workers may finish or hand over their work after Ctrl-C.", "--grace", least=0, most=3600),
     ] = 15.0
+    verbose: Annotated[
+        bool,
+        Setting(
+            "Show every log line on a terminal too, instead of a few lines; elsewhere all are shown anyway.",
+            "--verbose",
+            short="-v",
+        ),
+    ] = False
 
 
 class EngineSlots(NamedTuple):

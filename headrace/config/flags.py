@@ -17,14 +17,15 @@ def read_settings(parsed: argparse.Namespace, command: Command) -> Settings:
     return load(command, flags=flags, environ=os.environ, config=given.get("config"))
 
 
-def add_setting_flags(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Add --config and a flag for each setting of `command` that has one, grouped by section."""
-    parser.add_argument(
+def add_setting_flags(parser: argparse.ArgumentParser, command: Command) -> list[argparse.Action]:
+    """Add --config and a flag for each setting of `command` that has one, grouped by section. Returns what was added."""
+    config = parser.add_argument(
         "--config",
         metavar="FILE",
         default=argparse.SUPPRESS,
         help="TOML file with settings (default: headrace.toml if it is there)",
     )
+    added = [config]
     groups: dict[str, Any] = {}
     for option in options_of(command):
         if not option.flag:
@@ -32,7 +33,9 @@ def add_setting_flags(parser: argparse.ArgumentParser, command: Command) -> None
         section = option.key.rpartition(".")[0]
         if section and section not in groups:
             groups[section] = parser.add_argument_group(SECTIONS[section].title)
-        groups.get(section, parser).add_argument(option.flag, **_flag_options(option))
+        flags = [*filter(None, [option.setting.short]), option.flag]
+        added.append(groups.get(section, parser).add_argument(*flags, **_flag_options(option)))
+    return added
 
 
 def _flag_options(option: Option) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Supervisor:
                 environment = {**self._part_env, **self._nats.environment()}
                 self._parts = make_parts(self._settings, environment, port=self._port)
                 self._publish_state()
+                self._say_who_answers()
                 async with asyncio.TaskGroup() as group:
                     self._group = group
                     helpers = [
@@ -245,6 +246,17 @@ class Supervisor:
         self._publish_state()
         await say_ready(self._host, self._port, began_s=self._began_s)
 
+    def _say_who_answers(self) -> None:
+        """Say that a worker has to join where none that answers requests is started here."""
+        if any(worker.serves for worker in self._parts.workers):
+            return
+        address = f" --nats {self._nats.url}" if self._nats.url else ""
+        _log.info(
+            "up.no_workers",
+            meaning="none that answers requests is started here; the deployment is ready when one has joined",
+            join=f"headrace worker{address}",
+        )
+
     def _waiting_for(self) -> str:
         if not self._model_ready.is_set():
             return "preparing the bundled model"
@@ -270,7 +282,10 @@ class Supervisor:
             "workers": [worker.describe() for worker in self._parts.workers],
             "routers": [router.describe() for router in self._parts.routers],
         }
-        self._run_file.write(state)
+        try:
+            self._run_file.write(state)
+        except OSError as error:
+            _log.warning("up.run_file_not_written", path=str(self._run_file.path), error=error.strerror)
 
 
 async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:

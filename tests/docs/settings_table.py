@@ -21,7 +21,8 @@ def table() -> str:
 
 def _row(option: Option) -> str:
     commands = ", ".join("drain" if command == "control" else command for command in option.commands)
-    flag = f"`{option.flag}`" if option.flag else "none"
+    flags = [f"`{flag}`" for flag in (option.setting.short, option.flag) if flag]
+    flag = ", ".join(flags) or "none"
     meaning = option.setting.help.replace("|", "\\|")
     return f"| `{option.key}` | {flag} | {commands} | {_type(option)} | {meaning} |"
 

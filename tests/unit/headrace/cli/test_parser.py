@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
 from headrace.cli import build_parser, main
+from headrace.cli.help_texts import USUAL
 from headrace.config.flags import read_settings
-from headrace.config.options import all_options, options_of
+from headrace.config.options import Command, all_options, options_of
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def test_a_wrong_setting_ends_with_78_and_one_clear_line(capsys: pytest.CaptureF
 @pytest.mark.parametrize("command", ["up", "frontend", "worker", "router"])
 def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([command, "--help-all"])
     assert ended.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     for setting in options_of(command):  # type: ignore[arg-type]
@@ -57,6 +59,47 @@ def test_help_names_every_flag_with_its_variable_and_unit(command: str, capsys: 
             assert setting.env in said
     assert "example" in said
     assert "exit codes" in said
+
+
+def test_help_is_short_and_says_how_to_see_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for flag in ("--help", "-h", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main(["up", flag])
+        assert ended.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    assert shown["-h"] == shown["--help"]
+    assert len(shown["--help"].splitlines()) < len(shown["--help-all"].splitlines()) / 2
+    for usual in ("--engine", "--model", "--port", "-v, --verbose", "--help-all"):
+        assert usual in shown["--help"]
+    assert "--tier-weight" not in shown["--help"]
+    assert "--tier-weight" in shown["--help-all"]
+
+
+@pytest.mark.parametrize(("command", "usual"), USUAL.items())
+def test_every_usual_flag_is_one_of_the_command(command: Command, usual: frozenset[str]) -> None:
+    assert usual <= {"--config", *(setting.flag for setting in options_of(command))}
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    assert said("help") == said("--help")
+    assert said("help", "worker", "drain") == said("worker", "drain", "--help")
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "nope"])
+    assert ended.value.code == 2
+
+
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"headrace {version('headrace')}\n"
 
 
 def test_flags_of_one_command_do_not_clash() -> None:

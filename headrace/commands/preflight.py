@@ -1,0 +1,91 @@
+"""Checks what a start would find out only later, before anything is started, downloaded or imported at length."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.config.build_settings import bundled_model_dir, engine_arguments, needs_bundled_model
+from headrace.config.settings import Settings
+from headrace.errors import SettingsError, StartFailed
+from headrace.up.worker_plan import worker_counts
+from headrace.workers.errors import EngineStartFailed
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_PROBE_BYTES = 4 << 20  # what the NATS server writes in its first seconds
+
+
+def check_up(settings: Settings) -> None:
+    """Check the data folder and, if `up` is to run workers, their engine. Raises SettingsError or StartFailed."""
+    check_data_folder(settings)
+    if sum(worker_counts(settings).values()):
+        check_engine(settings)
+
+
+def check_worker(settings: Settings) -> None:
+    """Check the engine of a worker, and ask the model hub for a model that is not here. Raises SettingsError."""
+    check_engine(settings)
+    model = settings["worker.model"]
+    if settings["worker.engine"] == "vllm" and model is not None:
+        from headrace.workers.vllm.model_check import check_hub_model
+
+        _named(settings, "worker.model", lambda: check_hub_model(model, settings["worker.engine_args"], os.environ))
+
+
+def check_engine(settings: Settings) -> None:
+    """Check all that this machine alone can tell of the engine's settings. Raises SettingsError naming the wrong one.
+
+    Only vLLM is checked: other engines start so quickly that they tell as soon.
+    """
+    if settings["worker.engine"] != "vllm":
+        return
+    from headrace.workers.vllm.argument_check import check_arguments
+    from headrace.workers.vllm.installed_check import check_compiler, check_packages
+    from headrace.workers.vllm.model_check import check_model_path
+
+    _named(settings, "worker.engine", lambda: check_packages("torch", "vllm"))
+    model = settings["worker.model"]
+    if model is not None:
+        _named(settings, "worker.model", lambda: check_model_path(model))
+    _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
+    _named(settings, "worker.engine_args", lambda: check_compiler(engine_arguments(settings), os.environ))
+    if needs_bundled_model(settings):
+        check_conversion(settings)
+
+
+def check_conversion(settings: Settings) -> None:
+    """Check that the bundled model is there, or that what converts it is installed. Raises SettingsError."""
+    from headrace.workers.bundled_model import is_ready
+    from headrace.workers.vllm.installed_check import check_packages
+
+    if not is_ready(bundled_model_dir(settings)):
+        _named(settings, "worker.engine", lambda: check_packages("torch", "transformers", "gguf", "accelerate"))
+
+
+def check_data_folder(settings: Settings) -> None:
+    """Write a file into the data folder and remove it. Raises SettingsError for a wrong folder, StartFailed for a full disk."""
+    folder = Path(settings["data_dir"]).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StartFailed(
+                f"the disk of the data folder {folder} is full ({error.strerror}): free some space or choose another --data-dir"
+            ) from None
+        source = settings.source("data_dir")
+        raise SettingsError(f"data_dir = {str(folder)!r} ({source}): cannot be written: {error.strerror}") from None
+
+
+def _named(settings: Settings, key: str, check: Callable[[], None]) -> None:
+    """Run a check. Raises SettingsError with the key, its value and where that is from."""
+    try:
+        check()
+    except EngineStartFailed as error:
+        raise SettingsError(f"{key} = {settings[key]!r} ({settings.source(key)}): {error}") from None

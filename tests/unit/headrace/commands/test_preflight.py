@@ -1,0 +1,97 @@
+"""Wrong settings end a command at once, with one sentence and code 78, before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.config.options import all_options
+from headrace.workers.errors import EngineStartFailed
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for setting in all_options():
+        monkeypatch.delenv(setting.env, raising=False)
+    monkeypatch.delenv("HEADRACE_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packages, which this environment may lack."""
+    monkeypatch.setattr("headrace.workers.vllm.installed_check.check_packages", lambda *_modules: None)
+    monkeypatch.setattr(
+        "headrace.workers.vllm.argument_check.vllm_settings", lambda: {"max_model_len": "int", "enforce_eager": "bool"}
+    )
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of the error; what was logged before is JSON."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model ./nope", "worker.model = './nope' (--model): there is no folder"),
+        ("--model a/b/c", "worker.model = 'a/b/c' (--model): this is no Hugging Face id"),
+        (
+            "--model m --engine-arg max_len=1",
+            "worker.engine_args = {'max_len': 1} (--engine-arg): vLLM has no setting 'max_len'; close to it: max_model_len",
+        ),
+        ("--model m --engine-arg max_model_len=4k", "vLLM takes a whole number as max_model_len, not '4k'"),
+    ],
+)
+def test_up_says_which_setting_of_the_engine_is_wrong(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--port", "0", *flags.split()]) == 78
+    line = said(capsys)
+    assert line.startswith("headrace up: ")
+    assert words in line
+    assert not Path(".headrace/nats").exists()
+
+
+@pytest.mark.parametrize("command", ["up --port 0", "model prepare"])
+def test_a_missing_engine_is_said_before_its_model_is_fetched(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*_modules: str) -> None:
+        raise EngineStartFailed("the Python package torch is not installed; install the extra")
+
+    monkeypatch.setattr("headrace.workers.vllm.installed_check.check_packages", missing)
+    assert main(command.split()) == 78
+    assert "worker.engine = 'vllm' (default): the Python package torch is not installed" in said(capsys)
+    assert not Path(".headrace/models").exists()
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_worker_asks_the_hub_before_it_imports_its_engine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", "hf")
+    assert main(["worker", "--model", "org/nope", "--log-format", "console"]) == 78
+    lines = capsys.readouterr().err.splitlines()
+    assert "headrace worker: worker.model = 'org/nope' (--model): it is not in the cache" in lines[-1]
+
+
+def test_a_data_folder_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("")
+    assert main(["up", "--engine", "sim", "--port", "0", "--data-dir", "file/data"]) == 78
+    assert f"data_dir = '{Path('file/data').resolve()}' (--data-dir): cannot be written: Not a directory" in said(capsys)
+
+
+def test_a_full_disk_is_said_to_be_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("headrace.commands.preflight.os.fsync", full)
+    assert main(["up", "--engine", "sim", "--port", "0"]) == 1
+    assert f"the disk of the data folder {Path('.headrace').resolve()} is full" in said(capsys)

@@ -1,0 +1,65 @@
+"""Checks the names and plain types of an operator's vLLM settings by vLLM's source: importing vLLM takes many seconds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.vllm.adapters import ADAPTERS_ARG
+from headrace.workers.vllm.connector import MODE_ARG
+from headrace.workers.vllm.settings import check_names
+
+_SOURCE = Path("engine", "arg_utils.py")
+_CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})
+_PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def check_arguments(args: Mapping[str, Any]) -> None:
+    """Raise EngineStartFailed for a setting that vLLM does not have, or whose plain type the value is not.
+
+    What cannot be said by the source alone passes: vLLM decides about it when it starts.
+    """
+    known = vllm_settings() if args else {}
+    if not known:
+        return
+    check_names(args, [*known, MODE_ARG, ADAPTERS_ARG])
+    for name, value in args.items():
+        kinds = {kind.strip() for kind in known.get(name, "").split("|")} - {"None"}
+        if kinds and kinds <= _PLAIN.keys() and not _fits(value, kinds):
+            wanted = " or ".join(text for kind, text in _PLAIN.items() if kind in kinds)
+            raise EngineStartFailed(f"vLLM takes {wanted} as {name}, not {value!r}")
+
+
+def vllm_settings(package: Path | None = None) -> dict[str, str]:
+    """Return name → annotation of the settings of the vLLM in the folder `package`, by default the one that is installed.
+
+    Empty where there is none, or where its source is not as expected.
+    """
+    if package is None:
+        spec = find_spec("vllm")
+        if spec is None or spec.origin is None:
+            return {}
+        package = Path(spec.origin).parent
+    try:
+        tree = ast.parse((package / _SOURCE).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in _CLASSES]
+    if {node.name for node in classes} != _CLASSES:
+        return {}
+    fields = [field for node in classes for field in node.body if isinstance(field, ast.AnnAssign)]
+    return {field.target.id: ast.unparse(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
+
+
+def _fits(value: Any, kinds: set[str]) -> bool:
+    if value is None:
+        return True
+    if isinstance(value, bool):
+        return "bool" in kinds
+    if isinstance(value, int):
+        return value in (0, 1) or bool(kinds & {"int", "float"})
+    return isinstance(value, float) and ("float" in kinds or value.is_integer())
