@@ -38,6 +38,8 @@ from headrace.frontend.responses.routes import ResponseRoutes
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle, StatusRoutes
 from headrace.frontend.tokens.api import TokensApi
+from headrace.frontend.tokens.generation import PATH as GENERATE
+from headrace.frontend.tokens.generation import TokenGenerationApi
 from headrace.jetstream.errors import HeadraceError
 
 
@@ -99,6 +101,8 @@ def build_frontend(
     for path, api in pooling_routes(model_cache, settings).items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)
     tokens = TokensApi(model_cache, port.models)
+    generate = GenerationEndpoint(TokenGenerationApi(model_cache, port.models, settings), port, settings, metrics)
+    hot[GENERATE] = _Gate(generate, lifecycle)
     for path in ("/tokenize", "/v1/tokenize"):
         hot[path] = UnaryEndpoint(tokens.tokenize, settings)
     for path in ("/detokenize", "/v1/detokenize"):

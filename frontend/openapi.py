@@ -29,6 +29,7 @@ from headrace.frontend.responses.schema import CompactRequest, InputTokensReques
 from headrace.frontend.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelEntry, ModelList
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.schema.completions import CompletionRequest
+from headrace.frontend.tokens.generation_schema import TextGenerationAnswer, TokenGenerationAnswer, TokenGenerationRequest
 from headrace.frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _ERRORS = {
@@ -59,6 +60,7 @@ def build_openapi() -> bytes:
         *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
         *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
         *(ScoreRequest, ScoreAnswer, RerankRequest, RerankAnswer),
+        *(TokenGenerationRequest, TokenGenerationAnswer, TextGenerationAnswer),
         *(TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer),
     )
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -68,6 +70,7 @@ def build_openapi() -> bytes:
         **_responses(),
         **_messages(),
         **_pooling(),
+        "/inference/v1/generate": {"post": _tokens()},
         **_models(),
         "/v1/requests/{id}": {
             "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
@@ -172,6 +175,14 @@ def _messages() -> dict[str, Any]:
     count = _generation("Count a prompt", "CountRequest", "TokenCount", error=error, streams=False)
     answer = _generation("Answer messages with a message", "MessagesRequest", "MessageAnswer", error=error)
     return {"/v1/messages": {"post": answer}, "/v1/messages/count_tokens": {"post": count}}
+
+
+def _tokens() -> dict[str, Any]:
+    """Return the operation that continues token ids."""
+    operation = _generation("Continue token ids with token ids", "TokenGenerationRequest", "TokenGenerationAnswer")
+    either = _either("", "TokenGenerationAnswer", "TextGenerationAnswer")
+    operation["responses"]["200"]["content"] |= either["content"]
+    return operation
 
 
 def _pooling() -> dict[str, Any]:
