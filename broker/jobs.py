@@ -72,6 +72,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             hashes=self.hashes,
             payload=payload,
             spill=spill,
+            name=self.name,
             adapter=self.adapter,
             session=self.session,
             affinity=self.affinity,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from headrace.broker.ingress.journey import Journey
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Explanation, Row
@@ -44,6 +45,10 @@ class Models(Protocol):
 
 class JobAnswer(Protocol):
     """The rows of one job (`headrace.broker.ingress.ingress.JobStream`)."""
+
+    @property
+    def journey(self) -> Journey | None:
+        """Return which workers had it and when, for the log; None where that is not followed."""
 
     async def rows(self) -> list[Row]:
         """Wait for at least one row, in order per choice; return none once the job has ended. Cancelling loses no row.

@@ -10,6 +10,7 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import BrokerUnavailable, WireError
 from headrace.broker.ingress.open_jobs import OpenJobs
+from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Cancel, CancelJob, Done, JobFault
 from headrace.broker.protocol.judge import Judge
@@ -54,7 +55,7 @@ class Canceller:
         """End the tenant's requests that have this id or name at this ingress. Returns their number."""
         open_now = [job for job in self._open.find(name, tenant) if self._judge.get(job.id) is not None]
         for job in open_now:
-            log.info("job.withdrawn", request_id=job.id, name=name)
+            log.info("job.withdrawn", **log_ids(job))
             self.end(job.id, JobFault("request_cancelled", "the request was cancelled by a call"), cause="call")
         return len(open_now)
 

@@ -12,6 +12,7 @@ from headrace.broker.errors import WireError
 from headrace.broker.ingress.cancellation import Canceller
 from headrace.broker.ingress.claims import ClaimDecider
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
+from headrace.broker.ingress.open_jobs import OpenJobs
 from headrace.broker.ingress.placement_decisions import Decisions
 from headrace.broker.messages import CancelJob, Check, Claim, Done, Frame, JobEvents
 from headrace.broker.protocol.judge import Judge
@@ -24,9 +25,16 @@ class IngressInbox:
     """Feeds the messages of an ingress to its judge, and sends the judge's replies."""
 
     def __init__(
-        self, judge: Judge, outbox: JudgeOutbox, claims: ClaimDecider, canceller: Canceller, decisions: Decisions
+        self,
+        judge: Judge,
+        open_jobs: OpenJobs,
+        outbox: JudgeOutbox,
+        claims: ClaimDecider,
+        canceller: Canceller,
+        decisions: Decisions,
     ) -> None:
         self._judge = judge
+        self._open = open_jobs
         self._outbox = outbox
         self._claims = claims
         self._canceller = canceller
@@ -55,6 +63,8 @@ class IngressInbox:
         for event in events:
             self._judge.on_event(event)
             self._decisions.on_event(event)
+            if event.kind == "started" and (job := self._open.get(event.id)) is not None and job.stream.journey is not None:
+                job.stream.journey.started(event.attempt, event.worker, self._loop.time())
 
     def on_control(self, message: Message) -> None:
         """Answer a claim, check, refusal or cancellation."""

@@ -15,6 +15,7 @@ from headrace.broker.errors import BrokerUnavailable, NoWorker, Overloaded, Requ
 from headrace.broker.ingress.cancellation import Canceller
 from headrace.broker.ingress.claims import ClaimDecider
 from headrace.broker.ingress.inbox import IngressInbox
+from headrace.broker.ingress.journey import Journey
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
 from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
 from headrace.broker.ingress.placement_decisions import Decisions
@@ -93,7 +94,7 @@ class Ingress:
         self._timers = IngressTimers(messaging, subjects, self._judge, self._open, self._canceller, settings=self.settings)
         self._decisions = Decisions(messaging, subjects)
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
-        self._inbox = IngressInbox(self._judge, outbox, claims, self._canceller, self._decisions)
+        self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions)
         self._dispatcher = RowDispatcher(self._loop, gather_s=self.settings.gather_s)
         self._stream_events = _StreamEvents(self._judge, outbox, self._canceller)
         self.models = ModelDirectory(messaging, subjects, self._members, namespace=namespace)
@@ -199,6 +200,7 @@ class Ingress:
             dispatcher=self._dispatcher,
         )
         record = JobRecord(job.id, job.card.pool, job.choices, stream, now)
+        stream.journey = Journey(record, now)
         if job.explain:
             self._decisions.expect(job.id)
         self._judge.open(record)

@@ -8,6 +8,7 @@ import structlog
 
 from headrace.broker.dead_letters import store_dead_letter
 from headrace.broker.ingress.open_jobs import OpenJobs
+from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import DeadLetter
 from headrace.broker.protocol.judge import JobRecord
 from headrace.jetstream.ports import Messaging
@@ -44,6 +45,6 @@ class PoisonLetters:
         if job is None or not self._tasks.is_open:
             return
         history = sorted(record.history)
-        log.error("job.poisoned", request_id=record.id, crashes=crashes, history=[[h.attempt, h.worker] for h in history])
+        log.error("job.poisoned", **log_ids(job), crashes=crashes, history=[[h.attempt, h.worker] for h in history])
         letter = DeadLetter(envelope=job.envelope(), reason="poison", attempt=record.attempt, history=history, at=self._wall())
         self._tasks.spawn(store_dead_letter(self._messaging, self._subjects, letter, retry_s=self._retry_s))

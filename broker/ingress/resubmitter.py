@@ -11,6 +11,7 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import job_headers
 from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
+from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
 from headrace.broker.messages import HistoryEntry
 from headrace.broker.protocol.judge import Judge
@@ -79,7 +80,7 @@ class Resubmitter:
 
     async def _submit(self, job: OpenJob, attempt: int, history: list[HistoryEntry]) -> None:
         """Publish `job` as this attempt, and retry until it is stored or the request has ended."""
-        log.warning("job.resubmitted", request_id=job.id, attempt=attempt)
+        log.warning("job.resubmitted", **log_ids(job), attempt=attempt)
         metrics.RESUBMITTED.inc()
         nonce = f"{random.getrandbits(32):08x}"  # a nonce, not a secret
 

@@ -20,6 +20,7 @@ from headrace.broker.errors import (
     ResumeImpossible,
     SlowClient,
 )
+from headrace.broker.ingress.journey import Journey
 from headrace.broker.ingress.row_dispatch import RowDispatcher
 from headrace.broker.messages import JobFault, Row
 
@@ -65,6 +66,7 @@ class JobStream:
         "_waiter",
         "delivered_s",
         "id",
+        "journey",
         "paused_since_s",
     )
 
@@ -78,6 +80,7 @@ class JobStream:
     ) -> None:
         """`limit`: rows that wait for the reader before the stream is paused."""
         self.id = request_id
+        self.journey: Journey | None = None  # set by the ingress
         self.paused_since_s: float | None = None
         self.delivered_s = 0.0
         self._dispatcher = dispatcher

@@ -15,6 +15,7 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import decode, encode, job_headers, parse_job_headers
 from headrace.broker.errors import WireError
+from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import Envelope, HistoryEntry, JobEvent, JobEvents
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import JetStreamError
@@ -70,7 +71,7 @@ class Mover:
         await self._publish(envelope, data, attempt + 1, history, seq)
         await self._delete(seq)
         metrics.MOVED.labels(reason).inc()
-        log.info("job.moved", request_id=envelope.id, attempt=attempt + 1, worker=worker, reason=reason)
+        log.info("job.moved", **log_ids(envelope), attempt=attempt + 1, worker=worker, reason=reason)
         event = JobEvent("moved", envelope.id, attempt, worker, envelope.tokens)
         self._messaging.send(self._subjects.events(self._pool), encode(JobEvents(events=[event])))
 
@@ -90,7 +91,7 @@ class Mover:
                     timeout_s=self._timing.publish_timeout_s,
                 )
             except JetStreamError as error:  # an unknown outcome is retried under the same id until it is certain
-                log.warning("move.retry", request_id=envelope.id, attempt=attempt, error=str(error))
+                log.warning("move.retry", **log_ids(envelope), attempt=attempt, error=str(error))
                 await asyncio.sleep(self._timing.retry_s)
             else:
                 return

@@ -44,7 +44,7 @@ from headrace.broker.messages.events import Cancel, EventKind, JobEvent, JobEven
 from headrace.broker.messages.frames import Finish, FinishReason, Frame, JobFault, Part, Row, Text, TokenLogprob
 from headrace.broker.messages.kv import KvMessage, KvReset, KvStep
 from headrace.broker.messages.members import IngressMember, RouterMember, WorkerMember
-from headrace.broker.messages.placements import Candidate, Explain, Explanation, Routed, RouterControl
+from headrace.broker.messages.placements import Candidate, Decided, Explain, Explanation, Routed, RouterControl
 from headrace.broker.messages.requests import (
     HEADER_ATTEMPT,
     HEADER_HISTORY,
@@ -75,6 +75,7 @@ __all__ = [
     "Claim",
     "ClaimReply",
     "DeadLetter",
+    "Decided",
     "Done",
     "Drain",
     "Envelope",

@@ -35,7 +35,10 @@ class Routed(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Explain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="explain"):
-    """A question for the reasons of a placement. Answered with Explanation."""
+    """A question for the reasons of a placement. Answered with Explanation.
+
+    `id` is that of a request or its client's own id.
+    """
 
     id: str
 
@@ -59,11 +62,12 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     why_not: str = ""  # reason why it is not eligible
 
 
-class Explanation(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """A placement decision; `known` is False if the router does not know the request."""
+class Decided(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """A decision of a router about a request, or that it waits."""
 
     id: str
-    known: bool = True
+    name: str = ""  # the client's own id of the request
+    attempt: int = 1
     router: str = ""
     policy: str = ""
     state: str = ""  # waiting, placed, refused
@@ -71,6 +75,17 @@ class Explanation(Record, frozen=True, omit_defaults=True, kw_only=True):
     reason: str = ""
     at: float = 0.0
     waited_s: float = 0.0  # time in the router's window
-    predicted_ttft_s: float = 0.0
+    since_arrival_s: float = 0.0  # from the request's arrival at its frontend to the decision
+    predicted_ttft_s: float = 0.0  # from the arrival
     candidates: list[Candidate] = []
     prefill: PrefillDecision | None = None  # where its prompt is prefilled, if the router decided that
+
+
+class Explanation(Decided, frozen=True, omit_defaults=True, kw_only=True):
+    """The last decision about a request; `known` is False if the router does not know the request.
+
+    `earlier`: what this router decided before about requests with the same id or client's id, oldest first.
+    """
+
+    known: bool = True
+    earlier: list[Decided] = []

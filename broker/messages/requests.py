@@ -42,6 +42,7 @@ class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
     payload: bytes = b""  # a msgpack `Generation` or, of kind `pool`, `Pooling`; empty when spilled
     spill: Spill | None = None
     trace: dict[str, str] = {}
+    name: str = ""  # the client's own id of the request, to be found by in logs and explanations; need not be unique
     # Constraints and preferences for the placement:
     adapter: str = ""
     session: str = ""  # requests of one session go to one worker

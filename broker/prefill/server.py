@@ -165,7 +165,7 @@ class PrefillServer:
             for held in list(self._held.values()):
                 if held.state is HeldState.HELD:
                     if held.kept_until_s <= now:
-                        log.warning("prefill.never_fetched", job=held.job.job, decode=held.job.decode)
+                        log.warning("prefill.never_fetched", request_id=held.job.id, job=held.job.job, decode=held.job.decode)
                         metrics.PREFILL_JOBS.labels("never_fetched").inc()
                         self.drop(held.job.job)
                         continue

@@ -10,6 +10,7 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
+from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Check, CheckReply, Claim, ClaimReply, JobFault, Record, Refuse, RefuseReply
 from headrace.broker.protocol.run import Run
@@ -43,7 +44,7 @@ class JudgeClient:
     async def refuse(self, run: Run, fault: JobFault) -> None:
         """End a request that has no run. Returns when the judge has given any answer, or is gone."""
         reply = await self._ask([run], Refuse(id=run.id, attempt=run.attempt, fault=fault), RefuseReply)
-        log.info("job.refused", request_id=run.id, code=fault.code, verdict=reply.verdict if reply else "judge gone")
+        log.info("job.refused", **log_ids(run.envelope), code=fault.code, verdict=reply.verdict if reply else "judge gone")
 
     async def check(self, runs: list[Run]) -> dict[Run, str]:
         """Ask for the verdict on each run of one judge, after a lapse."""

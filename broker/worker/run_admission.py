@@ -10,6 +10,7 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode, parse_job_headers, parse_prefill_header
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import BrokerError, WireError
+from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Envelope, JobFault
 from headrace.broker.protocol.run import Run, RunState
@@ -176,7 +177,7 @@ class WorkIntake:
     def _on_work(self, delivery: Delivery) -> None:
         state = self._state
         if (old := state.runs.displaced(delivery)) is not None:
-            log.warning("work.displaced", request_id=old.id, seq=old.seq)
+            log.warning("work.displaced", **log_ids(old.envelope), seq=old.seq)
             self._runs.abandon(old)
         if state.runs.redelivered(delivery):
             state.changed()

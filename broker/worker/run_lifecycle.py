@@ -8,6 +8,7 @@ from __future__ import annotations
 import structlog
 
 from headrace.broker import metrics
+from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import JobFault
 from headrace.broker.protocol.judge import GENERATION
@@ -53,7 +54,7 @@ class RunLifecycle:
     def start(self, run: Run, payload: bytes) -> None:
         """Give a run with open logs to the engine."""
         run.start()
-        log.debug("run.started", request_id=run.id, attempt=run.attempt, worker=self._state.worker)
+        log.debug("run.started", **log_ids(run.envelope), attempt=run.attempt, worker=self._state.worker)
         self._events.add("started", run.id, run.attempt, run.envelope.tokens)
         self._executor.start(run, payload)
 
@@ -67,7 +68,8 @@ class RunLifecycle:
         if run.attempt % GENERATION >= self._settings.max_attempts:
             self.fail(run, fault)
         elif self._tasks.is_open and run.state in (RunState.RUNNING, RunState.LAPSED, RunState.CLAIMING):
-            log.warning("run.retried_elsewhere", request_id=run.id, attempt=run.attempt, code=fault.code, why=fault.message)
+            ids = log_ids(run.envelope)
+            log.warning("run.retried_elsewhere", **ids, attempt=run.attempt, code=fault.code, why=fault.message)
             self._tasks.spawn(self.move(run, suspect=None, reason=fault.code))
 
     async def move(self, run: Run, *, suspect: str | None, reason: str) -> None:

@@ -19,6 +19,7 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode, job_headers, parse_job_headers
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import WireError
+from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.janitor import rendezvous_first
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import message_ttl_s
@@ -148,7 +149,7 @@ class SelfPlacer:
                     delivery.nak(self._timing.retry_s)
                     return
                 except JetStreamError as error:  # unknown outcome: the same subject and id until it is known
-                    log.warning("place.retry", request_id=envelope.id, attempt=attempt, error=str(error))
+                    log.warning("place.retry", **log_ids(envelope), attempt=attempt, error=str(error))
                     await asyncio.sleep(self._timing.retry_s)
                 else:
                     break

@@ -13,7 +13,7 @@ from headrace.frontend.anthropic.writers import MessageEvents, MessageWriter
 from headrace.frontend.errors import BadRequest, ContextTooLong
 from headrace.frontend.generation.plan import GenerationPlan, Plan
 from headrace.frontend.http.body_decoding import decode_request
-from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.http.http_exchange import HttpExchange, shown_id
 from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
@@ -73,4 +73,4 @@ class MessagesApi:
 
 
 def _add_request_id(exchange: HttpExchange) -> None:
-    exchange.more_headers.append((REQUEST_ID, str(exchange.scope["headrace.request_id"]).encode()))
+    exchange.more_headers.append((REQUEST_ID, shown_id(exchange.scope).encode()))

@@ -19,8 +19,9 @@ from headrace.frontend.errors import Draining, ErrorForm, FrontendError, transla
 from headrace.frontend.generation.explain_header import Explained
 from headrace.frontend.generation.merged_answer import MergedAnswer, submit_all
 from headrace.frontend.generation.plan import Plan
+from headrace.frontend.generation.request_story import RequestStory
 from headrace.frontend.histogram import Series
-from headrace.frontend.http.http_exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader
+from headrace.frontend.http.http_exchange import ClientGone, DisconnectWatch, HttpExchange, SlowReader, log_ids
 from headrace.frontend.http.malloc import forget_frames
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import JobAnswer, JobPort, UnaryAnswer
@@ -67,11 +68,11 @@ class GenerationEndpoint:
             async with exchange.watch() as watch:
                 plan = await self._api.plan(body, exchange)
                 self._metrics.prepare.series().observe(time.perf_counter() - began)
-                scope["headrace.job"] = plan.jobs[0].id
+                scope["headrace.story"] = story = RequestStory(plan)
                 if plan.detached is not None:
                     await plan.detached(exchange, watch)
                 else:
-                    await self._answer(plan, exchange, watch, began)
+                    await self._answer(plan, exchange, watch, _Pace(self._metrics, plan.jobs[0].card.model, began, story))
         except SlowReader:
             self._cut(exchange, plan)
         except ClientGone as gone:
@@ -87,18 +88,19 @@ class GenerationEndpoint:
             await self._fail(exchange, error, plan)
             forget_frames(error)
 
-    async def _answer(self, plan: Plan, exchange: HttpExchange, watch: DisconnectWatch, began: float) -> None:
+    async def _answer(self, plan: Plan, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace) -> None:
         model = plan.jobs[0].card.model
-        pace = _Pace(self._metrics, model, began)
         try:
             if len(plan.jobs) == 1:
                 answer = await self._port.submit(plan.jobs[0])
+                pace.story.submitted([answer.journey])
                 try:
                     await self._deliver(plan, answer, exchange, watch, pace)
                 finally:
                     answer.cancel()
             else:
                 answers = await submit_all(self._port, plan.jobs)
+                pace.story.submitted([answer.journey for answer in answers])
                 async with MergedAnswer(answers, choices=[job.choices for job in plan.jobs]) as merged:
                     await self._deliver(plan, merged, exchange, watch, pace)
         finally:
@@ -175,7 +177,7 @@ class GenerationEndpoint:
         error = translate(SlowClient(f"the answer was not read for {self._settings.slow_client_s:g} s"))
         exchange.scope["headrace.outcome"] = error.code
         self._metrics.slow_clients.inc()
-        log.warning("stream.cut", request_id=exchange.scope.get("headrace.request_id"), reason=str(error))
+        log.warning("stream.cut", **log_ids(exchange.scope), reason=str(error))
         streamed = plan is not None and isinstance(plan.writer, StreamWriter)
         exchange.cut(plan.writer.failure(error) if streamed and plan is not None else b"")  # type: ignore[union-attr]
 
@@ -183,7 +185,7 @@ class GenerationEndpoint:
         answer = translate(error)
         exchange.scope["headrace.outcome"] = answer.code
         if type(answer) is FrontendError:
-            log.error("request.crashed", request_id=exchange.scope.get("headrace.request_id"), exc_info=error)
+            log.error("request.crashed", **log_ids(exchange.scope), exc_info=error)
         try:
             if not exchange.started:
                 await exchange.send_error(answer, form=self._api.error_form)
@@ -228,9 +230,10 @@ class _Flow:
 class _Pace:
     """Measures the time to the first token and between tokens, as they are sent to the client."""
 
-    __slots__ = ("_first", "_gap", "_last")
+    __slots__ = ("_first", "_gap", "_last", "story")
 
-    def __init__(self, metrics: Metrics, model: str, began: float) -> None:
+    def __init__(self, metrics: Metrics, model: str, began: float, story: RequestStory) -> None:
+        self.story = story
         self._first: Series | None = metrics.first_token.series(model)  # None after its observation
         self._gap = metrics.gap.series(model)
         self._last = began
@@ -241,6 +244,7 @@ class _Pace:
         count = len(rows)
         gap = (now - self._last) / count
         if self._first is not None:
+            self.story.first_token_s = now - self._last
             self._first.observe(now - self._last)
             self._first = None
             count -= 1

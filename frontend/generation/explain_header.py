@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.broker.ingress.journey import Journey
 from headrace.broker.messages import Explanation, Row
 from headrace.frontend.generation.routing_headers import DECISION_HEADER
 from headrace.frontend.http.http_exchange import HttpExchange
@@ -27,6 +28,11 @@ class Explained:
         self._job = job
         self._exchange = exchange
         self._explained = False
+
+    @property
+    def journey(self) -> Journey | None:
+        """None: the answers below are followed one by one."""
+        return None
 
     async def rows(self) -> list[Row]:
         rows = await self._answer.rows()

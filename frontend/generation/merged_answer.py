@@ -9,6 +9,7 @@ from types import TracebackType
 
 import msgspec
 
+from headrace.broker.ingress.journey import Journey
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Row
 from headrace.frontend.ports import JobAnswer, JobPort
@@ -62,6 +63,11 @@ class MergedAnswer:
     def _read(self, index: int) -> None:
         task = asyncio.get_running_loop().create_task(self._answers[index].rows())  # cancelled by __aexit__ at the latest
         self._reading[task] = index
+
+    @property
+    def journey(self) -> Journey | None:
+        """None: the answers below are followed one by one."""
+        return None
 
     async def rows(self) -> list[Row]:
         """Return the rows of all jobs that have some; empty once all are read. Raises the error of the first failing job."""

@@ -62,6 +62,19 @@ class Wire(Protocol):
     def cut(self, last_words: bytes) -> None: ...
 
 
+def shown_id(scope: Scope) -> str:
+    """Return the id that a client sees in `x-request-id`: its own, or the request's."""
+    return str(scope.get("headrace.client_request_id") or scope["headrace.request_id"])
+
+
+def log_ids(scope: Scope) -> dict[str, str]:
+    """Return the fields by which all log lines name a request: its id, and its client's id for it."""
+    ids = {"request_id": scope.get("headrace.request_id", "")}
+    if (name := scope.get("headrace.client_request_id")) is not None:
+        ids["client_request_id"] = name
+    return ids
+
+
 class HttpExchange:
     """A request and its answer.
 
@@ -98,14 +111,14 @@ class HttpExchange:
         return value.decode("latin-1") if value is not None else None
 
     def job_id(self) -> str:
-        """Return a new id for a job. If this server made the request's id, the first job takes it, so that logs show one id."""
+        """Return an id for a job: for the first one that of the request, so that all logs show one id, then new ones."""
         fresh: str | None = self.scope.pop("headrace.fresh_id", None)
         return fresh or new_id()
 
     @property
     def name(self) -> str:
         """Return the client's own id of the request, or an empty string."""
-        return "" if "headrace.fresh_id" in self.scope else str(self.scope.get("headrace.request_id", ""))
+        return str(self.scope.get("headrace.client_request_id", ""))
 
     async def read_body(self, settings: FrontendSettings) -> bytes:
         """Read the body and check that it is safe to decode.
@@ -172,7 +185,7 @@ class HttpExchange:
         """Send the head of a stream together with its first `events`. Raises SlowReader."""
         scope = self.scope
         if self._wire is not None and events and not self.more_headers:
-            head = _SSE_HEAD % scope["headrace.request_id"].encode()
+            head = _SSE_HEAD % shown_id(scope).encode()
             if self._wire.begin(head, events):
                 self.started = True
                 scope["headrace.status"] = 200
@@ -185,7 +198,7 @@ class HttpExchange:
         self.started = True
         scope = self.scope
         scope["headrace.status"] = status
-        marked = [*headers, *self.more_headers, (REQUEST_ID, scope["headrace.request_id"].encode())]
+        marked = [*headers, *self.more_headers, (REQUEST_ID, shown_id(scope).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": marked})
 
     def push(self, events: bytes) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
 from headrace.frontend.errors import translate
-from headrace.frontend.http.http_exchange import REQUEST_ID, HttpExchange
+from headrace.frontend.http.http_exchange import REQUEST_ID, HttpExchange, log_ids, shown_id
 from headrace.frontend.metrics import Metrics
 
 log = structlog.get_logger()
@@ -25,8 +26,14 @@ _BELOW = (("/v1/models/", "/v1/models/{id}"), ("/v1/responses/", "/v1/responses/
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
 
 
+class Story(Protocol):
+    """The fields of a request's log line besides its route and status."""
+
+    def fields(self) -> dict[str, object]: ...
+
+
 class Observe:
-    """Uses the client's `x-request-id` if it is well-formed, or makes a new id, and returns it with every answer."""
+    """Gives every request an id of its own, and returns the client's `x-request-id`, if it is well-formed, or else that id."""
 
     def __init__(
         self, app: ASGIApp, *, hot: Mapping[str, ASGIApp], metrics: Metrics, routes: frozenset[str], access_log: bool
@@ -55,7 +62,7 @@ class Observe:
             else:
                 await self._app(scope, receive, _marking(scope, send))
         except Exception as error:
-            log.error("request.crashed", request_id=scope["headrace.request_id"], exc_info=error)
+            log.error("request.crashed", **log_ids(scope), exc_info=error)
             if "headrace.status" in scope:
                 raise  # the server closes the connection, so that a partial answer does not look complete
             await HttpExchange(scope, receive, send).send_error(translate(error))
@@ -64,11 +71,11 @@ class Observe:
             self._record(scope, time.perf_counter() - began)
 
     def _identify(self, scope: Scope) -> None:
+        scope["headrace.request_id"] = scope["headrace.fresh_id"] = new_id()
         for name, value in scope["headers"]:
             if name == REQUEST_ID and _GOOD_ID.match(value):
-                scope["headrace.request_id"] = value.decode()
+                scope["headrace.client_request_id"] = value.decode()
                 return
-        scope["headrace.request_id"] = scope["headrace.fresh_id"] = new_id()
 
     def _record(self, scope: Scope, took: float) -> None:
         path = scope["path"]
@@ -78,10 +85,12 @@ class Observe:
         self._metrics.duration.series(route).observe(took)
         if not self._access_log:
             return
-        values: dict[str, object] = {"request_id": scope["headrace.request_id"], "route": route, "status": status}
-        for name in ("job", "outcome"):
-            if (value := scope.get(f"headrace.{name}")) is not None:
-                values[name] = value
+        values: dict[str, object] = {**log_ids(scope), "route": route, "status": status}
+        story: Story | None = scope.get("headrace.story")
+        if story is not None:
+            values |= story.fields()
+        if (code := scope.get("headrace.outcome")) is not None:
+            values["code"] = code
         write = log.debug if route in _PROBES else log.info
         write("request.answered", **values, seconds=round(took, 4))
 
@@ -90,7 +99,7 @@ def _marking(scope: Scope, send: Send) -> Send:
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
             scope["headrace.status"] = message["status"]
-            message["headers"] = [*message.get("headers", ()), (REQUEST_ID, scope["headrace.request_id"].encode())]
+            message["headers"] = [*message.get("headers", ()), (REQUEST_ID, shown_id(scope).encode())]
         await send(message)
 
     return marked

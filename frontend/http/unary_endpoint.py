@@ -8,7 +8,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from headrace.frontend.errors import ErrorForm, FrontendError, translate
-from headrace.frontend.http.http_exchange import ClientGone, HttpExchange
+from headrace.frontend.http.http_exchange import ClientGone, HttpExchange, log_ids
 from headrace.frontend.http.malloc import forget_frames
 from headrace.frontend.settings import FrontendSettings
 
@@ -38,7 +38,7 @@ class UnaryEndpoint:
             seen = translate(error)
             scope["headrace.outcome"] = seen.code
             if type(seen) is FrontendError:
-                log.error("request.crashed", request_id=scope.get("headrace.request_id"), exc_info=error)
+                log.error("request.crashed", **log_ids(scope), exc_info=error)
             if exchange.started:
                 raise
             await exchange.send_error(seen, form=self._form)

@@ -24,6 +24,17 @@ T = TypeVar("T")
 Answer = TypeVar("Answer", bound=Record)
 
 _ANSWER_TIMEOUT_S = 2.0
+_ANSWER_IDS = (
+    "chatcmpl-",
+    "cmpl-",
+    "msg_",
+    "resp_",
+    "embd-",
+    "classify-",
+    "pool-",
+    "score-",
+    "rerank-",
+)  # what the APIs put before the id of a request
 
 
 def connected(settings: Settings, ask: Callable[[Connection, Subjects], Awaitable[T]], *, name: str) -> T:
@@ -63,7 +74,7 @@ async def ask_all(
 
 def request_id(text: str) -> str:
     """Return the id of a request, given as such or as the id of its HTTP response."""
-    return text.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    return next((text.removeprefix(prefix) for prefix in _ANSWER_IDS if text.startswith(prefix)), text)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from headrace.broker.codec import decode
-from headrace.broker.messages import Candidate, Explain, Explanation, Inspect, Inspection, PrefillDecision, RouterMember
+from headrace.broker.messages import (
+    Candidate,
+    Decided,
+    Explain,
+    Explanation,
+    Inspect,
+    Inspection,
+    PrefillDecision,
+    RouterMember,
+)
 from headrace.commands.control_client import ask_all, columns, connected, request_id
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError
@@ -34,7 +44,7 @@ def explain_request(settings: Settings, request: str, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps([msgspec.to_builtins(explanation) for explanation in known], indent=1) + "\n")
     else:
-        sys.stdout.write("\n".join(explained(explanation) for explanation in known))
+        sys.stdout.write("\n".join(map(explained, chronology(known))))
     return EXIT_OK
 
 
@@ -71,16 +81,24 @@ async def live_routers(messaging: Messaging, names: Subjects) -> list[RouterMemb
     return sorted((decode(RouterMember, entry.value) for entry in entries), key=lambda member: (member.pool, member.router))
 
 
-def explained(told: Explanation) -> str:
+def chronology(told: Iterable[Explanation]) -> list[Decided]:
+    """Return the decisions of all routers, oldest first: a request that moved was placed more than once."""
+    decided: list[Decided] = [one for last in told for one in (*last.earlier, last)]
+    return sorted(decided, key=lambda one: (one.at, one.attempt))
+
+
+def explained(told: Decided) -> str:
     """Return a placement decision as a text table."""
-    head = f"{told.id}: {told.state or 'known'}"
+    head = told.id + (f", attempt {told.attempt}" if told.attempt > 1 else "") + f": {told.state or 'known'}"
     if told.worker:
         head += f" on {told.worker}"
     lines = [
         head,
         f"  by {told.router}, policy {told.policy or 'unknown'}" + (f", reason {told.reason}" if told.reason else ""),
-        f"  waited {told.waited_s:.3f} s in the window; predicted time to first token {told.predicted_ttft_s:.3f} s",
+        f"  {_times(told)}",
     ]
+    if told.name:
+        lines.insert(1, f"  the client's id is {told.name}")
     if told.prefill is not None:
         lines.append(f"  prompt computed {_prefilled(told.prefill)}")
     if not told.candidates:
@@ -90,12 +108,19 @@ def explained(told: Explanation) -> str:
     return "\n".join([*lines, *(f"  {line}" for line in columns(rows).splitlines())]) + "\n"
 
 
+def _times(told: Decided) -> str:
+    words = f"waited {told.waited_s:.3f} s in the window, {told.since_arrival_s:.3f} s after the request arrived"
+    if told.state == "placed":
+        words += f"; predicted first token {max(told.predicted_ttft_s - told.since_arrival_s, 0.0):.3f} s after the placement"
+    return words
+
+
 def _prefilled(decision: PrefillDecision) -> str:
     where = f"by {decision.worker or 'any prefill worker'}" if decision.remote else "by the worker that answers"
     return where + (f", reason {decision.reason}" if decision.reason else "")
 
 
-def _best_first(told: Explanation) -> list[Candidate]:
+def _best_first(told: Decided) -> list[Candidate]:
     return sorted(told.candidates, key=lambda c: (c.worker != told.worker, bool(c.why_not), not c.room, c.cost_s))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from headrace.broker.messages import Candidate, Explanation, PrefillDecision
+from headrace.broker.messages import Candidate, Decided, Explanation, PrefillDecision
 from headrace.router.index.types import NO_OVERLAP, Overlap
 from headrace.router.placement.array_costs import Costs, costs
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow, Floats
@@ -18,6 +19,8 @@ from headrace.router.placement.policies import Pick
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.types import Placement, Shed, Waiting
 from headrace.router.placement.worker_view import WorkerView
+
+EACH = 8  # decisions remembered per request, and requests per client's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,38 +68,55 @@ class LoggedDecision:
     """A decision, with its reason."""
 
     id: str
+    name: str = ""
+    attempt: int = 1
     state: str
     reason: str
     worker: str = ""
     at_s: float
     waited_s: float
+    since_arrival_s: float = 0.0
     predicted_ttft_s: float = 0.0
     snapshot: DecisionSnapshot | None = None
     prefill: PrefillDecision | None = None
 
 
 class DecisionLog:
-    """Keeps the last `most` decisions."""
+    """Keeps the decisions about the last `most` requests, the last few of each: a request that moves is placed again."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._decisions: OrderedDict[str, LoggedDecision] = OrderedDict()
+        self._decisions: OrderedDict[str, tuple[LoggedDecision, ...]] = OrderedDict()
+        self._named: dict[str, tuple[str, ...]] = {}  # client's id → ids of its last requests
 
     def add(self, decision: LoggedDecision) -> None:
-        self._decisions.pop(decision.id, None)
-        self._decisions[decision.id] = decision
+        earlier = self._decisions.pop(decision.id, ())
+        self._decisions[decision.id] = (*earlier[1 - EACH :], decision)
+        if decision.name and not earlier:
+            self._named[decision.name] = (*self._named.get(decision.name, ())[1 - EACH :], decision.id)
         while len(self._decisions) > self._most:
-            self._decisions.popitem(last=False)
+            self._forget(*self._decisions.popitem(last=False))
+
+    def _forget(self, request_id: str, decisions: tuple[LoggedDecision, ...]) -> None:
+        name = decisions[0].name
+        if name in self._named and not (left := tuple(i for i in self._named[name] if i != request_id)):
+            del self._named[name]
+        elif name in self._named:
+            self._named[name] = left
 
     def placed(self, placement: Placement, snapshot: DecisionSnapshot, now_s: float) -> None:
+        request = placement.request
         self.add(
             LoggedDecision(
-                id=placement.request.id,
+                id=request.id,
+                name=request.name,
+                attempt=request.attempt,
                 state="placed",
                 reason=placement.reason,
                 worker=placement.worker,
                 at_s=now_s,
                 waited_s=placement.waited_s,
+                since_arrival_s=request.age_s(now_s),
                 predicted_ttft_s=placement.predicted_ttft_s,
                 snapshot=snapshot,
                 prefill=placement.prefill,
@@ -104,11 +124,12 @@ class DecisionLog:
         )
 
     def shed(self, shed: Shed, now_s: float) -> None:
-        waited_s = max(now_s - shed.request.arrived_s, 0.0)
-        self.add(LoggedDecision(id=shed.request.id, state="refused", reason=shed.code, at_s=now_s, waited_s=waited_s))
+        self.add(_undecided(shed.request, now_s, state="refused", reason=shed.code))
 
-    def get(self, request_id: str) -> LoggedDecision | None:
-        return self._decisions.get(request_id)
+    def find(self, wanted: str) -> list[LoggedDecision]:
+        """Return the decisions about a request, by its id or its client's, oldest first."""
+        ids = {wanted: None} | dict.fromkeys(self._named.get(wanted, ()))
+        return sorted((d for i in ids for d in self._decisions.get(i, ())), key=lambda decision: decision.at_s)
 
 
 def reason_of(row: CostRow, load: WorkerLoad, overlap: Overlap, pick: Pick, window: CostMatrix, policy: str) -> str:
@@ -145,8 +166,23 @@ def take_snapshot(
 
 def waiting_decision(row: CostRow, snapshot: DecisionSnapshot, now_s: float) -> LoggedDecision:
     """Describe the present state of a waiting request in the form of a decision."""
-    waited_s = max(now_s - row.request.arrived_s, 0.0)
-    return LoggedDecision(id=row.request.id, state="waiting", reason="", at_s=now_s, waited_s=waited_s, snapshot=snapshot)
+    return _undecided(row.request, now_s, state="waiting", snapshot=snapshot)
+
+
+def _undecided(
+    request: Waiting, now_s: float, *, state: str, reason: str = "", snapshot: DecisionSnapshot | None = None
+) -> LoggedDecision:
+    return LoggedDecision(
+        id=request.id,
+        name=request.name,
+        attempt=request.attempt,
+        state=state,
+        reason=reason,
+        at_s=now_s,
+        waited_s=request.waited_s(now_s),
+        since_arrival_s=request.age_s(now_s),
+        snapshot=snapshot,
+    )
 
 
 def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
@@ -156,18 +192,25 @@ def reasons(request: Waiting, loads: LoadTable) -> tuple[str, ...]:
     return tuple(why_not(request, load) for load in loads)
 
 
-def explanation(decision: LoggedDecision, *, router: str, policy: str) -> Explanation:
-    """Make the message that explains a decision; its `at` is on the scheduler's clock."""
-    return Explanation(
-        id=decision.id,
-        router=router,
-        policy=policy,
-        state=decision.state,
-        worker=decision.worker,
-        reason=decision.reason,
-        at=decision.at_s,
-        waited_s=round(decision.waited_s, 6),
-        predicted_ttft_s=round(decision.predicted_ttft_s, 6),
-        candidates=decision.snapshot.candidates() if decision.snapshot is not None else [],
-        prefill=decision.prefill,
-    )
+def explanation(decisions: Sequence[LoggedDecision], *, router: str, policy: str) -> Explanation:
+    """Make the message that explains these decisions, oldest first and at least one; its `at` is on the scheduler's clock."""
+    *earlier, last = map(_values, decisions)
+    named: dict[str, Any] = {"router": router, "policy": policy}
+    return Explanation(**last, **named, earlier=[Decided(**values, **named) for values in earlier])
+
+
+def _values(decision: LoggedDecision) -> dict[str, Any]:
+    return {
+        "id": decision.id,
+        "name": decision.name,
+        "attempt": decision.attempt,
+        "state": decision.state,
+        "worker": decision.worker,
+        "reason": decision.reason,
+        "at": decision.at_s,
+        "waited_s": round(decision.waited_s, 6),
+        "since_arrival_s": round(decision.since_arrival_s, 6),
+        "predicted_ttft_s": round(decision.predicted_ttft_s, 6),
+        "candidates": decision.snapshot.candidates() if decision.snapshot is not None else [],
+        "prefill": decision.prefill,
+    }

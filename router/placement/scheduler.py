@@ -309,15 +309,14 @@ class Scheduler:
         service_s = uncached * workers.all_token_s[column] + workers.all_step_s[column]
         local = DisaggPlan(None, workers.all_wait_s[column], service_s)
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
-        waited_s = max(now_s - request.arrived_s, 0.0)
         new_blocks = request.chain[overlap.device :]
         placement = Placement(
             request=request,
             worker=worker,
             uncached=uncached,
             new_blocks=new_blocks,
-            predicted_ttft_s=waited_s + plan.wait_s + plan.service_s,
-            waited_s=waited_s,
+            predicted_ttft_s=request.age_s(now_s) + plan.wait_s + plan.service_s,
+            waited_s=request.waited_s(now_s),
             reason=reason_of(row, load, overlap, pick, self._window, self.settings.policy),
             prefill=plan.decision,
         )
@@ -390,12 +389,16 @@ class Scheduler:
     # Explanations.
 
     def explain(self, request_id: str, now_s: float) -> Explanation | None:
-        """Explain a remembered decision, or the present state of a waiting request. `at` is on this scheduler's clock."""
-        row = self._window.rows.get(request_id)
-        if row is None:
-            found = self._log.get(request_id)
-        else:
+        """Explain the decisions about a request, by its id or its client's, and its state if it waits now.
+
+        Times `at` are on this scheduler's clock.
+        """
+        found = self._log.find(request_id)
+        rows = [row for row in self._window.rows.values() if request_id in (row.request.id, row.request.name)]
+        if rows:
             self._refresh()
             workers = self._worker_view(self.disagg.prefill_side(now_s), now_s)
-            found = waiting_decision(row, take_snapshot(row, self._window, self._loads, workers, self.settings), now_s)
-        return None if found is None else explanation(found, router=self.name, policy=self.settings.policy)
+        for row in rows:
+            snapshot = take_snapshot(row, self._window, self._loads, workers, self.settings)
+            found.append(waiting_decision(row, snapshot, now_s))
+        return explanation(found, router=self.name, policy=self.settings.policy) if found else None

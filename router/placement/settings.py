@@ -169,7 +169,7 @@ class SchedulerSettings:
     no_worker_s: float = 10.0  # a request that no live worker may take is given up after so long
     turn_s: float = 0.003  # with several routers: how long the others leave a worker that has just got room to one of them
     entry_expiry_s: float = 5.0  # a placement that is never confirmed counts so long
-    explained: int = 4096  # decisions remembered
+    explained: int = 4096  # requests whose decisions are remembered
     prefill: Annotated[
         PrefillMode,
         Setting(

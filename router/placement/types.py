@@ -43,6 +43,7 @@ class Waiting:
 
     id: str
     key: object = None
+    name: str = ""  # the client's own id of it
     attempt: int = 1
     tokens: int
     max_tokens: int = 0
@@ -52,7 +53,8 @@ class Waiting:
     request_class: str = "std"
     tenant: str = "_"
     priority: int = 0  # lower is sooner, inside a class
-    arrived_s: float = 0.0
+    arrived_s: float = 0.0  # at its frontend
+    entered_s: float | None = None  # into this window: later than `arrived_s` if it was moved; None = when it arrived
     deadline_s: float = float("inf")
     adapter: str = ""
     session: str = ""
@@ -61,6 +63,14 @@ class Waiting:
     require: frozenset[str] = frozenset()
     prefer: Mapping[str, float] = field(default_factory=dict)
     alone: bool = False  # in its last life: its worker will start nothing beside it
+
+    def age_s(self, now_s: float) -> float:
+        """Return the time since its arrival at its frontend."""
+        return max(now_s - self.arrived_s, 0.0)
+
+    def waited_s(self, now_s: float) -> float:
+        """Return the time that it has been in the window."""
+        return max(now_s - (self.arrived_s if self.entered_s is None else self.entered_s), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +82,7 @@ class Placement:
     uncached: int  # tokens to be prefilled, predicted
     new_blocks: Sequence[int]  # chain values the worker will hold and does not yet
     predicted_ttft_s: float  # from arrival
-    waited_s: float
+    waited_s: float  # in the window
     reason: str  # metric label: prefix, load, session, direct, only, policy, …
     candidates: Sequence[Candidate] = ()
     prefill: PrefillDecision | None = None  # where its prompt is computed; None in a pool where that is no question

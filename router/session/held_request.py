@@ -57,6 +57,7 @@ class RequestHead(Record, frozen=True, omit_defaults=True, kw_only=True):
     judge: str
     deadline: float
     created: float = 0.0
+    name: str = ""
     tokens: int
     max_tokens: int = 0
     choices: int = 1

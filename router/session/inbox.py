@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -10,7 +11,7 @@ import structlog
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import Cancel, Explain, Explanation, JobEvents, LoadReport, RouterControl
+from headrace.broker.messages import Cancel, Decided, Explain, Explanation, JobEvents, LoadReport, RouterControl
 from headrace.jetstream.ports import Message
 from headrace.router.session import metrics
 from headrace.router.session.deps import RouterDeps
@@ -21,6 +22,8 @@ from headrace.router.session.roster import Roster
 from headrace.router.session.state import RouterState
 
 log = structlog.get_logger()
+
+D = TypeVar("D", bound=Decided)
 
 
 class RouterInbox:
@@ -106,13 +109,17 @@ class RouterInbox:
         self._messaging.send(message.reply, encode(answer))
 
     def explain(self, request_id: str) -> Explanation:
-        """Explain the decision about a request, with its time as Unix time."""
+        """Explain the decisions about a request, by its id or its client's, with their times as Unix times."""
         now = self._loop.time()
         explanation = self._scheduler.explain(request_id, now)
         if explanation is None:
             return Explanation(id=request_id, known=False, router=self._router)
-        at = self._wall() - (now - explanation.at)
-        return msgspec.structs.replace(explanation, router=self._router, at=at)
+        offset_s = self._wall() - now
+
+        def told(one: D) -> D:
+            return msgspec.structs.replace(one, router=self._router, at=one.at + offset_s)
+
+        return msgspec.structs.replace(told(explanation), earlier=[told(one) for one in explanation.earlier])
 
     def _malformed(self, kind: str, error: WireError) -> None:
         broker_metrics.MALFORMED.labels(kind).inc()

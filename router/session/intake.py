@@ -13,6 +13,7 @@ from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import parse_job_headers, unpack_u64
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import WireError
+from headrace.broker.log_ids import log_ids
 from headrace.broker.protocol.crashes import ALONE_FROM, suspected
 from headrace.jetstream.ports import Delivery, PullLoop
 from headrace.jetstream.subjects import REQUEST_CLASSES, RequestClass
@@ -105,7 +106,7 @@ class Intake:
 
     def _forget_displaced(self, old: HeldRequest) -> None:
         """Remove a request without an ack: its sequence is another request's now. Its judge submits it again."""
-        log.warning("request.displaced", request_id=old.id, seq=old.delivery.stream_seq)
+        log.warning("request.displaced", **log_ids(old.head), seq=old.delivery.stream_seq)
         metrics.DROPPED.labels("displaced").inc()
         if old.waiting:
             self._scheduler.cancel([old.id])
@@ -133,6 +134,7 @@ class Intake:
             Waiting(
                 id=head.id,
                 key=held,
+                name=head.name,
                 attempt=held.attempt,
                 tokens=head.tokens,
                 max_tokens=head.max_tokens,
@@ -143,6 +145,7 @@ class Intake:
                 tenant=head.tenant,
                 priority=head.priority,
                 arrived_s=now - max(0.0, wall - head.created) if head.created else now,
+                entered_s=now,
                 deadline_s=now + head.deadline - wall,
                 adapter=head.adapter,
                 session=head.session,

@@ -11,6 +11,7 @@ import asyncio
 import structlog
 
 from headrace.broker.codec import job_headers, prefill_header
+from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
 from headrace.broker.messages import JobFault
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
@@ -91,7 +92,7 @@ class Placer:
                 return JobFault("engine_error", f"the request cannot be placed: {error}")
             except JetStreamError as error:
                 metrics.RETRIES.labels("unknown").inc()
-                log.warning("place.retry", request_id=held.id, attempt=held.attempt, error=str(error))
+                log.warning("place.retry", **log_ids(held.head), attempt=held.attempt, error=str(error))
                 await asyncio.sleep(self._timing.retry_s)
             else:
                 return "duplicate" if ack.duplicate else "stored"

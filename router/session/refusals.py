@@ -9,6 +9,7 @@ import structlog
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import DeadlineExceeded, WireError
+from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import JobFault, Refuse, RefuseReply
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
 from headrace.jetstream.tasks import TaskScope
@@ -70,7 +71,7 @@ class Refuser:
             self._release.give_back(held)
             return
         metrics.SHED.labels(fault.code).inc()
-        log.info("request.shed", request_id=held.id, code=fault.code, verdict=verdict, tenant=held.head.tenant)
+        log.info("request.shed", **log_ids(held.head), code=fault.code, verdict=verdict, tenant=held.head.tenant)
         self._release.settle(held, "refused")
 
     async def _ask(self, held: HeldRequest, fault: JobFault) -> str | None:

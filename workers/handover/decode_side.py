@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import structlog
 
 from headrace.broker.codec import pack_u32
+from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import PrefillDecision, WorkerMember
 from headrace.broker.messages.prefill import PrefillDone, PrefillJob
 from headrace.broker.prefill.client import PrefillClient
@@ -133,7 +134,8 @@ class RemotePrefillRun:
                 await self._try(directed)
             except PrefillFailed as error:
                 metrics.PREFILL_FAILURES.labels(error.reason).inc()
-                log.warning("prefill.failed", job=self._job, reason=error.reason, why=str(error), attempt=attempt + 1)
+                ids = log_ids(self._choice.run.envelope)
+                log.warning("prefill.failed", **ids, job=self._job, reason=error.reason, why=str(error), attempt=attempt + 1)
                 failed |= {error.worker, self._client.settle(self._job)}
                 others = [peer for peer in self._able() if peer.worker not in failed]
                 if error.reason not in ANOTHER_TRY or not others:
@@ -242,6 +244,7 @@ class RemotePrefillRun:
             self._last.took_s, self._last.tokens = now - handed_s, fetched
         log.debug(
             "prefill.handed_over",
+            request_id=choice.run.id,
             job=self._job,
             by=done.worker,
             took_s=round(now - began_s, 4),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import structlog
 
+from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import Finish, FinishReason, JobFault, Text
 from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
@@ -66,7 +67,7 @@ class Outputs:
 
     def _failed(self, choice: ChoiceRun, fault: Fault) -> None:
         if choice.first_token is not None and not choice.first_token.done():
-            log.info("handover.failed", sequence=choice.id, code=fault.code, why=fault.message)
+            log.info("handover.failed", **log_ids(choice.run.envelope), sequence=choice.id, code=fault.code, why=fault.message)
             self._sequences.fail_handover(choice, fault)
             return
         self._sequences.end(choice)

@@ -15,6 +15,7 @@ import structlog
 
 from headrace.broker.codec import decode, unpack_u32
 from headrace.broker.errors import WireError
+from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import Finish, JobFault, Pooling
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.ports import RunSink
@@ -105,7 +106,7 @@ class PoolRuns:
                 self._refused(run, error)
             return
         except Exception as error:
-            log.error("pooling.crashed", sequence=item.id, exc_info=error)
+            log.error("pooling.crashed", **log_ids(run.envelope), sequence=item.id, exc_info=error)
             if run in self._tasks:
                 self.stop(run)
                 sink.retry_elsewhere(run, JobFault("engine_error", f"{type(error).__name__}: {error}", retriable=True))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import JobFault
 from headrace.broker.worker.ports import RunSink
 from headrace.workers import metrics
@@ -52,6 +53,7 @@ def give_up(stuck: Stuck, sink: RunSink) -> None:
     """Move the run of a stuck sequence to another worker, which aborts its sequences in this engine."""
     choice, when = stuck.choice, "first" if stuck.first else "next"
     metrics.STUCK.labels(when).inc()
-    log.warning("sequence.stuck", sequence=choice.id, seconds=round(stuck.seconds, 1), waits_for=f"{when} token")
+    ids = log_ids(choice.run.envelope)
+    log.warning("sequence.stuck", **ids, sequence=choice.id, seconds=round(stuck.seconds, 1), waits_for=f"{when} token")
     message = f"the engine gave no {when} token for {stuck.seconds:.0f} s"
     sink.retry_elsewhere(choice.run, JobFault("engine_error", message, retriable=True))

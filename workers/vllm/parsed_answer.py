@@ -175,7 +175,7 @@ class AnswerReader:
             whole, _ = self._whole()
         except Exception as error:  # The client has its answer already.
             metrics.PARSED.labels("differs").inc()
-            log.warning("parser.whole_failed", request=self._request_id, error=repr(error))
+            log.warning("parser.whole_failed", request_id=self._request_id, error=repr(error))
             return []
         return self._rest_of(whole)
 
@@ -186,7 +186,7 @@ class AnswerReader:
         if outcome == "differs":
             log.info(
                 "parser.streamed_differs",
-                request=self._request_id,
+                request_id=self._request_id,
                 parser=type(self._parser).__name__,
                 calls=[len(self._said.calls), len(whole.calls)],
                 content=[len(self._said.content), len(whole.content)],

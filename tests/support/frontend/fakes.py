@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.broker.errors import UnknownModel
+from headrace.broker.ingress.journey import Journey
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Explanation, Finish, Row, TokenLogprob
 from headrace.broker.models.cards import ModelCard
@@ -118,6 +119,7 @@ class FakeAnswer:
         self._more = asyncio.Event()
         self.cancelled = False
         self.reads = 0
+        self.journey: Journey | None = None
 
     def push(self, *steps: Step) -> None:
         self._steps.extend(steps)

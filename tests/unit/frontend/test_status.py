@@ -12,7 +12,26 @@ import structlog
 from openai.types import Model
 
 from headrace.broker import metrics as broker_metrics
-from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, chat, end, frontend, get, post, row
+from headrace.broker.errors import Overloaded
+from headrace.broker.ingress.journey import Journey
+from headrace.broker.jobs import Job
+from headrace.broker.protocol.judge import JobRecord
+from tests.support.frontend.fakes import (
+    CARD,
+    FILES,
+    MODEL,
+    Call,
+    FakeAnswer,
+    FakeIngress,
+    FakeServed,
+    chat,
+    end,
+    frontend,
+    get,
+    post,
+    row,
+    say,
+)
 
 
 async def test_models_are_listed_with_what_clients_look_for() -> None:
@@ -128,14 +147,72 @@ async def test_openapi_describes_every_route_and_every_parameter() -> None:
     assert {ref.rsplit("/", 1)[1] for ref in referenced} <= set(document["components"]["schemas"])
 
 
-async def test_a_request_id_is_echoed_and_logged() -> None:
-    built = frontend(FakeIngress())
+async def answered(ingress: FakeIngress, body: Any, **headers: str) -> tuple[Any, dict[str, Any]]:
     with structlog.testing.capture_logs() as logs:
-        call = await post(built.app, chat(), headers={"x-request-id": "abc-1"})
-    assert call.headers["x-request-id"] == "abc-1"
+        call = await post(
+            frontend(ingress).app, body, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
     (line,) = [entry for entry in logs if entry["event"] == "request.answered"]
-    assert (line["request_id"], line["status"], line["route"]) == ("abc-1", 200, "/v1/chat/completions")
-    assert call.json()["id"] == f"chatcmpl-{line['job']}"
+    return call, dict(line)
+
+
+async def test_a_client_s_id_is_echoed_and_logged_beside_the_id_of_the_job() -> None:
+    ingress = FakeIngress()
+    call, line = await answered(ingress, chat(), x_request_id="abc-1")
+    assert call.headers["x-request-id"] == "abc-1"
+    assert (line["client_request_id"], line["status"], line["route"]) == ("abc-1", 200, "/v1/chat/completions")
+    assert call.json()["id"] == f"chatcmpl-{line['request_id']}"
+    assert (ingress.jobs[0].id, ingress.jobs[0].name) == (line["request_id"], "abc-1")
+
+
+async def test_without_a_client_s_id_the_log_has_the_job_s_alone() -> None:
+    call, line = await answered(FakeIngress(), chat())
+    assert call.headers["x-request-id"] == line["request_id"]
+    assert "client_request_id" not in line
+
+
+async def test_the_log_line_of_a_request_tells_its_story() -> None:
+    finish = {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4}
+    _, line = await answered(
+        FakeIngress(say("Hello", " world", **finish)), chat(service_tier="priority"), x_headrace_tenant="acme"
+    )
+    assert (line["model"], line["tenant"], line["class"]) == (MODEL, "acme", "hi")
+    assert (line["cached_tokens"], line["completion_tokens"]) == (4, 2)
+    assert line["prompt_tokens"] >= 9
+    assert 0 <= line["ttft_s"] <= line["seconds"]
+    assert "code" not in line
+
+
+async def test_the_log_line_has_the_workers_and_the_wait_that_the_ingress_heard_of() -> None:
+    def travelled(job: Job) -> Journey:
+        record = JobRecord(job.id, job.card.pool, 1, ingress.answers[0], 10.0)  # type: ignore[arg-type]  # is not called
+        journey = Journey(record, 10.0)
+        journey.started(1, "w-1", 10.25)
+        record.attempt, record.worker, record.finished[0] = 2, "w-2", end("stop")
+        return journey
+
+    script = say("Hello")
+
+    class Travelling(FakeIngress):
+        async def submit(self, job: Job) -> FakeAnswer:
+            answer = FakeAnswer(())
+            self.answers.append(answer)
+            answer.journey = travelled(job)
+            answer.push(*script(job))
+            return answer
+
+    ingress = Travelling()
+    _, line = await answered(ingress, chat())
+    assert (line["queue_s"], line["workers"], line["attempts"], line["finish_reason"]) == (0.25, ["w-1", "w-2"], 2, "stop")
+
+
+async def test_the_log_line_of_a_request_that_failed_has_the_error_s_code() -> None:
+    ingress = FakeIngress()
+    ingress.refusal = Overloaded("too many")
+    call, line = await answered(ingress, chat())
+    assert (line["status"], line["code"]) == (call.status, call.error["code"])
+    assert (line["model"], line["completion_tokens"]) == (MODEL, 0)
+    assert not {"ttft_s", "workers", "finish_reason", "cached_tokens"} & line.keys()
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 200, "a\nb"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from headrace.broker.messages import Candidate, Explanation, PrefillDecision
-from headrace.commands.explain import explained
+from headrace.broker.messages import Candidate, Decided, Explanation, PrefillDecision
+from headrace.commands.explain import chronology, explained
 
 TOLD = Explanation(id="r1", router="router-1", policy="kv", state="placed", worker="decode-1", reason="load")
 
@@ -38,3 +39,21 @@ def test_the_chosen_worker_comes_first_and_is_marked() -> None:
     rows = explained(told).splitlines()
     assert [row.split()[0] for row in rows[-2:]] == ["→", "a"]
     assert rows[-2].split()[1] == "b"
+
+
+def test_a_request_that_moved_shows_every_placement_in_order_of_time() -> None:
+    first = replace(TOLD, at=10.0)
+    second = replace(TOLD, at=14.0, attempt=2, worker="decode-2", waited_s=0.002, since_arrival_s=4.1, predicted_ttft_s=4.11)
+    third = replace(TOLD, at=15.0, attempt=3, worker="decode-3", router="router-2")
+    shown = chronology([third, replace(second, earlier=[Decided(**{f: getattr(first, f) for f in Decided.__struct_fields__})])])
+    assert [one.worker for one in shown] == ["decode-1", "decode-2", "decode-3"]
+    head, _, times = explained(second).splitlines()[:3]
+    assert head == "r1, attempt 2: placed on decode-2"
+    assert "waited 0.002 s in the window, 4.100 s after the request arrived" in times
+    assert "predicted first token 0.010 s after the placement" in times
+
+
+def test_one_that_waits_has_no_prediction_and_the_client_s_id_is_shown() -> None:
+    text = explained(replace(TOLD, state="waiting", worker="", name="mine-1"))
+    assert "the client's id is mine-1" in text
+    assert "predicted" not in text

@@ -223,6 +223,38 @@ def test_every_decision_explains_itself() -> None:
     assert pool.scheduler.explain("unknown", pool.now) is None
 
 
+def test_a_request_that_moved_is_explained_with_both_placements_and_its_wait_in_the_window() -> None:
+    pool = Pool("ab")
+    pool.offer("r", chain(1, 2), name="mine")
+    pool.placed()
+    arrived_s, first = pool.now, pool.scheduler.explain("r", pool.now)
+    pool.now += 7.0
+    pool.offer("r", chain(1, 2), name="mine", attempt=2, arrived_s=arrived_s, entered_s=pool.now)
+    pool.placed()
+    told = pool.scheduler.explain("r", pool.now)
+    assert first is not None
+    assert told is not None
+    assert (told.attempt, told.waited_s, told.since_arrival_s) == (2, 0.0, 7.0)
+    assert told.predicted_ttft_s > 7.0
+    (earlier,) = told.earlier
+    assert (earlier.attempt, earlier.worker, earlier.at) == (1, first.worker, arrived_s)
+    assert earlier.candidates == first.candidates
+
+
+def test_requests_are_explained_by_their_client_s_id_while_they_wait_and_afterwards() -> None:
+    pool = busy_holder()
+    pool.offer("waits", [*LONG, *chain(2, 1)], name="mine")
+    pool.offer("other", chain(3, 1), name="yours")
+    pool.placed()
+    waiting = pool.scheduler.explain("mine", pool.now)
+    assert waiting is not None
+    assert (waiting.id, waiting.name, waiting.state) == ("waits", "mine", "waiting")
+    placed = pool.scheduler.explain("yours", pool.now)
+    assert placed is not None
+    assert (placed.id, placed.state) == ("other", "placed")
+    assert pool.scheduler.explain("nobodys", pool.now) is None
+
+
 def test_one_that_waits_is_explained_as_it_stands() -> None:
     pool = busy_holder()
     pool.offer("r", [*LONG, *chain(2, 1)])
