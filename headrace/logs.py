@@ -6,12 +6,14 @@ object per line otherwise.  Every line carries the component and, where bound, w
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -26,6 +28,39 @@ _VLLM_CONFIG = Path(__file__).parent / "assets" / "vllm_logging.json"
 _QUIET = ("uvicorn", "asyncio", "nats")
 
 
+class LogStream(io.TextIOBase):
+    """Text stream that never fails: what cannot be written is dropped and counted, and the next line begins with the count.
+
+    A log on a full disk, or on a terminal that was closed, must not end the process that logs.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self.lost = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        try:
+            if self.lost:
+                self._stream.write(json.dumps({"event": "log.lost", "level": "warning", "writes": self.lost}) + "\n")
+                self._stream.flush()
+                self.lost = 0
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self.lost += 1
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: every write is flushed."""
+
+
 def configure(
     *,
     log_format: Format = "auto",
@@ -34,7 +69,7 @@ def configure(
     stream: TextIO | None = None,
 ) -> Literal["console", "json"]:
     """Route all logging of this process. `fields` are put on every line. Returns the format that `auto` stood for."""
-    stream = stream or sys.stderr
+    stream = stream or cast("TextIO", LogStream(sys.stderr))
     chosen = choose_format(log_format, stream)
     number = logging.getLevelNamesMapping()[level.upper()]
     shared = _shared_processors(fields or {}, chosen)

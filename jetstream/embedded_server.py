@@ -182,6 +182,10 @@ class EmbeddedServer:
     async def stop_async(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         await asyncio.to_thread(self.stop, timeout_s=timeout_s)
 
+    async def answers_async(self) -> bool:
+        """Return True if the server answers on its monitoring port now."""
+        return await asyncio.to_thread(self._healthy)
+
     async def restart_async(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         await self.stop_async()
         await self.start_async(timeout_s=timeout_s)

@@ -29,6 +29,8 @@ HeadraceError                      root of the whole project
 
 from __future__ import annotations
 
+NOT_STORING = "does not store messages"  # in the reason that a frontend gives for not being ready
+
 
 class HeadraceError(Exception):
     """Root of all exceptions that Headrace raises on purpose."""

@@ -15,7 +15,15 @@ import structlog
 
 from headrace.jetstream import metrics
 from headrace.jetstream.client import Connection
-from headrace.jetstream.errors import DiskFull, JetStreamDisabled, JetStreamError, NotConnected, PublishUnknown, QueueFull
+from headrace.jetstream.errors import (
+    NOT_STORING,
+    DiskFull,
+    JetStreamDisabled,
+    JetStreamError,
+    NotConnected,
+    PublishUnknown,
+    QueueFull,
+)
 from headrace.jetstream.provision import ensure_streams
 from headrace.jetstream.topology import Topology
 
@@ -67,7 +75,7 @@ class BrokerHealth:
     def failed(self, error: JetStreamError) -> None:
         """Check at once, because a request was not stored."""
         if isinstance(error, _UNSTORED) and self._connection.connected:
-            self._unstored = f"the broker does not store messages: {error}"
+            self._unstored = f"the broker {NOT_STORING}: {error}"
             self._tell(self._unstored)
         self._wake.set()
 
@@ -126,7 +134,7 @@ class BrokerHealth:
         except (QueueFull, NotConnected):  # a cap of ours, or no information
             return ""
         except JetStreamError as error:
-            self._unstored = f"the broker does not store messages: {error}"
+            self._unstored = f"the broker {NOT_STORING}: {error}"
         else:
             self.stored()
             with contextlib.suppress(JetStreamError):  # otherwise it expires

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime
 
 from headrace.jetstream.core import wire
 from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import RevisionConflict, SubjectError, TopologyError
-from headrace.jetstream.ports import Change, Entry, StoredMessage
+from headrace.jetstream.ports import Change, Entry, KeyState, StoredMessage
 from headrace.jetstream.watch import BucketWatch
 
 DELETE_MARKER_TTL_S = 30.0
@@ -38,13 +39,28 @@ class KvBucket:
         stored = await self._last(key)
         return None if stored is None or is_marker(stored) else Entry(key, stored.data, stored.seq)
 
+    async def state(self, key: str) -> KeyState:
+        stored = await self._last(key)
+        if stored is None:
+            return "unknown"
+        if not is_marker(stored):
+            return "present"
+        return "expired" if (stored.headers or {}).get(wire.MARKER_REASON) == "MaxAge" else "deleted"
+
+    async def age_s(self) -> float:
+        info = await self._session.api.call(f"STREAM.INFO.{self._stream}")
+        age = datetime.fromisoformat(info["ts"]) - datetime.fromisoformat(info["created"])
+        return abs(age.total_seconds())  # negative after the clock was set back: then it was not made just now
+
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
         return await self._write(key, value, ttl_s=ttl_s)
 
-    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, unmarked: bool = False) -> int:
         try:
             return await self._write(key, value, revision=0, ttl_s=ttl_s)
         except RevisionConflict:
+            if unmarked:
+                raise
             stored = await self._last(key)
         if stored is not None and not is_marker(stored):
             raise RevisionConflict(f"key {key!r} of bucket {self.name} exists already, revision {stored.seq}")

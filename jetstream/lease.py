@@ -5,6 +5,10 @@ clock, so it runs unchanged over a simulated server.
 
 The rule of self-fencing: a renewal counts from the moment it was *sent*, because the server cannot have started the TTL
 earlier.  So the holder stops before other processes can see the lease as gone, never after.
+
+The rule of a young bucket: a bucket in memory is empty after each restart of the server, so for one TTL after it was made the
+absence of a key means nothing, and no process may act on it.  That is at least as long as any holder can believe in a lease of
+the bucket before, so a holder that finds no record of its key writes it again and goes on without a lapse.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ CALLS_PER_TTL = 4  # a call may take at most TTL / CALLS_PER_TTL
 class LeaseClock:
     """Decides when a lease is held, due for renewal, or lapsed. All times are seconds on one monotonic clock."""
 
-    __slots__ = ("_confirmed", "_expires", "_retry_at", "ttl_s")
+    __slots__ = ("_confirmed", "_expires", "_hurried", "_retry_at", "ttl_s")
 
     def __init__(self, ttl_s: float) -> None:
         if not ttl_s > 0:
@@ -41,6 +45,7 @@ class LeaseClock:
         self._expires: float | None = None  # None: not held, as far as the caller has been told
         self._confirmed = 0.0
         self._retry_at = 0.0
+        self._hurried = False
 
     @property
     def expires(self) -> float | None:
@@ -64,6 +69,7 @@ class LeaseClock:
         self._expires = max(self._expires or 0.0, sent_at + self.ttl_s)
         self._confirmed = max(self._confirmed, sent_at)
         self._retry_at = 0.0
+        self._hurried = False
         return "renewed" if had else "gained"
 
     def lapsed(self, now: float) -> bool:
@@ -84,9 +90,14 @@ class LeaseClock:
         """Note that a write failed, so that it is tried again soon."""
         self._retry_at = now + self.ttl_s / RETRIES_PER_TTL
 
+    def hurry(self) -> None:
+        """Make the next write due now, because the server may have been restarted and have forgotten the lease."""
+        self._hurried = True
+        self._retry_at = 0.0
+
     def next_action(self) -> float:
         """Return the time of the next write, to renew or to gain the lease; 0 means at once."""
-        if self._expires is None:
+        if self._expires is None or self._hurried:
             return self._retry_at
         due = self._confirmed + self.ttl_s / RENEWALS_PER_TTL
         return max(due, self._retry_at)
@@ -104,11 +115,17 @@ class LeaseKeeper:
         *,
         ttl_s: float = 4.0,
         on_change: Callable[[bool], None],
+        contested: bool = False,
     ) -> None:
-        """Call `on_change(True)` when the lease was gained and `on_change(False)` when it lapsed; not for renewals."""
+        """Call `on_change(True)` when the lease was gained and `on_change(False)` when it lapsed; not for renewals.
+
+        `contested`: other processes want the same key. It is then not gained while the bucket is young.
+        """
         self.bucket_name = bucket_name
         self.key = key
+        self._messaging = messaging
         self._bucket: Bucket = messaging.bucket(bucket_name)
+        self._contested = contested
         self._value = value
         self._ours = {value}  # values that may have been written without a confirmation
         self._clock = LeaseClock(ttl_s)
@@ -142,6 +159,7 @@ class LeaseKeeper:
     async def run(self) -> None:
         """Gain and keep the lease until cancelled or released. A lapse is reported once, then the lease is gained again."""
         loop = asyncio.get_running_loop()
+        self._messaging.on_reconnect(self._on_reconnect)
         while not self._released:
             alarm = loop.call_at(self._clock.expires, self._check_lapse) if self._clock.expires is not None else None
             try:
@@ -176,6 +194,11 @@ class LeaseKeeper:
                     await self._bucket.delete(self.key, revision=self._revision)
                 except JetStreamError as error:
                     log.info("lease.release_failed", key=self.key, error=str(error))
+
+    async def _on_reconnect(self) -> None:
+        """Write the lease at once: other processes learn of it again, should the server have forgotten it."""
+        self._clock.hurry()
+        self._wake.set()
 
     # Steps:
 
@@ -216,6 +239,9 @@ class LeaseKeeper:
 
     async def _gain(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._contested and await self._young():
+            self._clock.failed(loop.time())
+            return
         sent_at = loop.time()
         try:
             revision = await self._in_time(self._bucket.create(self.key, self._value, ttl_s=self._clock.ttl_s))
@@ -226,7 +252,15 @@ class LeaseKeeper:
                 return  # another process holds it; try again later
             sent_at = loop.time()
             revision = await self._in_time(self._write_over(entry.revision))
+        if self._contested and await self._young():  # the server was restarted meanwhile: another process may hold it still
+            self._clock.failed(loop.time())
+            await self._in_time(self._bucket.delete(self.key, revision=revision))
+            return
         self._confirm(revision, sent_at)
+
+    async def _young(self) -> bool:
+        """Return True while the bucket may have forgotten a lease that another process still believes in."""
+        return await self._in_time(self._bucket.age_s()) < self._clock.ttl_s
 
     async def _renew(self, *, raising: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -235,17 +269,32 @@ class LeaseKeeper:
             revision = await self._in_time(self._write_over(self._revision))
         except RevisionConflict:
             entry = await self._in_time(self._bucket.get(self.key))
-            if entry is None or entry.value not in self._ours:
+            sent_at = loop.time()
+            if entry is not None and entry.value in self._ours:
+                # An earlier write of this holder, whose outcome was unknown, has arrived after all.
+                revision = await self._in_time(self._write_over(entry.revision))
+            elif entry is not None or (again := await self._write_again()) is None:
                 self._lose("expired" if entry is None else "taken")
                 if raising:
                     raise LeaseLost(f"the lease {self.key} is lost") from None
                 return
-            # An earlier write of this holder, whose outcome was unknown, has arrived after all.
-            sent_at = loop.time()
-            revision = await self._in_time(self._write_over(entry.revision))
+            else:
+                revision = again
         self._confirm(revision, sent_at)
         if raising and not self.held:
             raise LeaseLost(f"the lease {self.key} ran out while it was changed")
+
+    async def _write_again(self) -> int | None:
+        """Write a lease of which the bucket has no record and return its revision; None if it was taken away or ran out."""
+        if not self.held:
+            return None
+        try:
+            write = self._bucket.create(self.key, self._value, ttl_s=self._clock.ttl_s, unmarked=True)
+            revision = await self._in_time(write)
+        except RevisionConflict:
+            return None
+        log.info("lease.written_again", key=self.key, revision=revision)
+        return revision
 
     async def _write_over(self, revision: int) -> int:
         return await self._bucket.update(self.key, self._value, revision=revision, ttl_s=self._clock.ttl_s)
@@ -280,6 +329,10 @@ class LeaseKeeper:
         self._on_change(False)
 
 
-async def lease_gone(bucket: Bucket, key: str) -> bool:
-    """Return True if the lease is absent now, by a fresh read."""
-    return await bucket.get(key) is None
+async def lease_gone(bucket: Bucket, key: str, *, ttl_s: float) -> bool:
+    """Return True if the lease is absent now, by a fresh read.
+
+    False while a bucket that has no record of the key is younger than a lease's TTL: its holder may be about to write it again.
+    """
+    state = await bucket.state(key)
+    return await bucket.age_s() >= ttl_s if state == "unknown" else state != "present"

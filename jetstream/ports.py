@@ -145,12 +145,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a key that a watch reports. `value` is None for `delete` and `expired`."""
+    """A change of a key that a watch reports. `value` is None except for `put`.
+
+    `missing`: the key was gone when the keys were listed again, and nothing says why. A server that was restarted has forgotten
+    the keys of a bucket in memory, whose holders write them again.
+    """
 
     key: str
     value: bytes | None
     revision: int
-    kind: Literal["put", "delete", "expired"] = "put"
+    kind: Literal["put", "delete", "expired", "missing"] = "put"
+
+
+KeyState = Literal["present", "deleted", "expired", "unknown"]
 
 
 class Bucket(Protocol):
@@ -161,8 +168,20 @@ class Bucket(Protocol):
 
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int: ...
 
-    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
-        """Write the key only if it is absent. Raises RevisionConflict."""
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, unmarked: bool = False) -> int:
+        """Write the key only if it is absent; with `unmarked` only if its state is `unknown`. Raises RevisionConflict."""
+
+    async def state(self, key: str) -> KeyState:
+        """Read from the server whether a key is present, or why it is absent.
+
+        `unknown`: the bucket has no record of it. It never had one, its marker is gone, or the bucket was made again.
+        """
+
+    async def age_s(self) -> float:
+        """Return how long ago the server made the bucket, by its wall clock.
+
+        One in memory is made again after each restart of the server.
+        """
 
     async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
         """Write the key only if it still has this revision. Raises RevisionConflict."""
@@ -181,7 +200,7 @@ class Watch(Protocol):
     async def run(self) -> None:
         """Report every present key, then every change, until cancelled.
 
-        After a reconnect or a gap it lists the keys again and reports those that vanished meanwhile as `delete`.
+        After a reconnect or a gap it lists the keys again and reports those that vanished meanwhile as `missing`.
         """
 
     async def ready(self, timeout_s: float) -> None:

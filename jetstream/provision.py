@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+import structlog
 
 from headrace.jetstream.client import Connection
 from headrace.jetstream.core.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
 from headrace.jetstream.errors import DiskFull, JetStreamError, TopologyError
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +170,28 @@ async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError |
     else:
         return None
     try:
+        if spec.storage == "memory" and await _moved_to_memory(connection, spec):
+            return None
         await connection.api.call(f"STREAM.UPDATE.{spec.name}", config)
-    except ApiError as error:
+    except (ApiError, TopologyError) as error:
         return TopologyError(f"stream {spec.name} cannot be updated: {error}")
     return None
+
+
+async def _moved_to_memory(connection: Connection, spec: StreamSpec) -> bool:
+    """Make a stream that is kept in files again in memory: what a restart may cost it, this may cost it too.
+
+    Returns False when it is in memory already. Raises ApiError.
+    """
+    info = await _info(connection, spec.name)
+    if info is not None and info["config"]["storage"] == spec.storage:
+        return False
+    if info is not None:
+        log.warning("stream.made_again", stream=spec.name, reason="it was kept in files and is now kept in memory")
+        with contextlib.suppress(ApiError):  # another process was first; what else fails is seen below
+            await connection.api.call(f"STREAM.DELETE.{spec.name}")
+    await connection.api.call(f"STREAM.CREATE.{spec.name}", spec.config())
+    return True
 
 
 async def _info(connection: Connection, stream: str) -> dict[str, Any] | None:

@@ -78,11 +78,11 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSpec:
-    """A key-value bucket as data. `max_age_s`: longest life of a value that is not written again; 0 = no limit."""
+    """A key-value bucket as data. One in memory is empty after each restart of the server."""
 
     name: str
     description: str
-    max_age_s: float = 0.0
+    storage: Literal["file", "memory"] = "file"
     max_bytes: int = -1
     replicas: int = 1
 
@@ -94,7 +94,7 @@ class BucketSpec:
             discard="new",
             max_msgs_per_subject=1,
             max_bytes=self.max_bytes,
-            max_age_s=self.max_age_s,
+            storage=self.storage,
             duplicate_window_s=120.0,
             allow_msg_ttl=True,
             marker_ttl_s=MARKER_TTL_S,

@@ -20,10 +20,6 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 REQ_ACK_WAIT_S = 3.0
 WORK_INACTIVE_S = 15 * 60.0
-# A killed server may bring leases back that expired long ago, and then does not end them: nats-server 2.15 saves its deletions
-# every two minutes, and after a crash looks for TTLs only behind that point. A live lease is written every few seconds, so an
-# entry older than this is no lease, in spite of its TTL.
-LEASES_KEPT_S = 60.0
 
 # The streams whose dead letters Headrace keeps itself.
 WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
@@ -162,10 +158,15 @@ class Topology:
             "batches": "state of batches",
             "state": "snapshot pointers, leaders, records that outlive a lease",
         }
-        ages = {"members": LEASES_KEPT_S}
+        # Leases must be renewed while the disk is full, and are worth nothing after a restart (docs/reliability.md).
         return tuple(
-            BucketSpec(name=self.subjects.bucket(k), description=t, max_age_s=ages.get(k, 0.0), replicas=self.replicas)
-            for k, t in texts.items()
+            BucketSpec(
+                name=self.subjects.bucket(kind),
+                description=text,
+                storage="memory" if kind == "members" else "file",
+                replicas=self.replicas,
+            )
+            for kind, text in texts.items()
         )
 
     def object_stores(self) -> tuple[ObjectStoreSpec, ...]:

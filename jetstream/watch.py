@@ -205,7 +205,7 @@ class BucketWatch:
         listed, self._listed = self._listed, None
         if listed is not None:
             for key in [k for k in self._known if k not in listed]:
-                self._report(Change(key, None, self._known.pop(key), "delete"))
+                self._report(Change(key, None, self._known.pop(key), "missing"))
         self._ready.set()
 
     def _report(self, change: Change) -> None:

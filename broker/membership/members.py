@@ -55,6 +55,17 @@ class Members:
         self._callbacks.append(callback)
 
     def _on_change(self, change: Change) -> None:
+        if change.kind == "missing" and (value := self._values.get(change.key)) is not None:
+            # A server that was restarted has forgotten all leases; their holders write them again.
+            asyncio.get_running_loop().call_later(self._ttl_s, self._still_missing, change, value)
+            return
+        self._apply(change)
+
+    def _still_missing(self, change: Change, value: bytes) -> None:
+        if self._values.get(change.key) is value:
+            self._apply(change)
+
+    def _apply(self, change: Change) -> None:
         kind, _, rest = change.key.partition(".")
         before = change.key in self._values
         if change.value is None:
@@ -133,7 +144,7 @@ class Members:
         if not self._messaging.connected or now - self._messaging.connected_since_s < self._ttl_s:
             return False
         try:
-            return await lease_gone(self._bucket, key)
+            return await lease_gone(self._bucket, key, ttl_s=self._ttl_s)
         except JetStreamError as error:
             log.debug("lease.unreadable", key=key, error=str(error))
             return False

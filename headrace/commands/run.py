@@ -57,7 +57,7 @@ def run_up(settings: Settings) -> int:
 
     chosen = logs.choose_format(settings["log.format"], sys.stderr)
     colour = logs.wants_colour(sys.stderr)
-    terminal = Terminal(sys.stderr, json_lines=chosen == "json", colour=colour)
+    terminal = Terminal(cast("TextIO", logs.LogStream(sys.stderr)), json_lines=chosen == "json", colour=colour)
     logs.configure(log_format=chosen, level=settings["log.level"], fields={"component": "up"}, stream=cast("TextIO", terminal))
     _announce(settings)
     check_up(settings)

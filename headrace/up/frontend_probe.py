@@ -12,6 +12,7 @@ import random
 import socket
 
 from headrace.errors import SettingsError
+from headrace.jetstream.errors import NOT_STORING
 
 _QUIET_PORTS = range(20_000, 32_768)
 _TRIES = 20
@@ -77,6 +78,15 @@ async def served_models(host: str, port: int) -> list[str]:
         return [model["id"] for model in json.loads(body)["data"]] if status == 200 else []
     except (ValueError, KeyError, TypeError):
         return []
+
+
+async def stores_nothing(host: str, port: int) -> bool:
+    """Return True if the frontend says that the NATS server takes no messages; False when it says nothing."""
+    _, body = await get(host, port, "/health")
+    try:
+        return NOT_STORING in json.loads(body)["broker"].get("trouble", "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 async def kinds_of(host: str, port: int, model: str) -> list[str]:

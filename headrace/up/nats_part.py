@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,21 @@ from headrace.config.values import mask_url
 from headrace.errors import StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
-from headrace.up.restart_policy import Restart, RestartState
+from headrace.up.restart_policy import Backoff, Restart, RestartState
+from headrace.up.stuck_store import StuckStore, free_bytes
 
 _log = structlog.get_logger()
 
 _WATCH_EVERY_S = 0.25
+_ASK_EVERY_S = 1.0
+_MOST_BACKOFF_S = 2.0  # nothing works without it, so a crash more should not cost an outage of half a minute
 
 
 class NatsPart:
     """The NATS server of a deployment: an embedded one, or an existing one.
 
-    An embedded server that crashed is restarted on the same port and folder, so that the parts find it again by themselves.
+    An embedded server that crashed, or that stores nothing any more after its disk was full, is restarted on the same port and
+    folder, so that the parts find it again by themselves.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -34,7 +38,8 @@ class NatsPart:
         self._server: EmbeddedServer | None = None
         if not self._is_external:
             self._server = EmbeddedServer(Path(settings["data_dir"]).resolve() / "nats", server_settings(settings))
-        self._state = RestartState(essential=True)
+        self._state = RestartState(essential=True, backoff=Backoff(most_s=_MOST_BACKOFF_S))
+        self._mending = False
 
     async def start(self) -> None:
         """Start the server and return once it takes connections. Raises StartFailed."""
@@ -55,19 +60,56 @@ class NatsPart:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
-            if server.running:
+            if server.running or self._mending:
                 continue
             decision = self._state.exited(loop.time(), exit_code=1, serving=True)
             wait_s = decision.after_s if isinstance(decision, Restart) else 0.0
             _log.warning("part.crashed", part="nats", restart_in_s=wait_s, crashes=self._state.crashes)
             on_change()
             await asyncio.sleep(wait_s)
-            self._state.started(loop.time())
-            try:
-                await server.restart_async()
-            except (JetStreamError, OSError) as error:
-                _log.error("part.start_failed", part="nats", error=str(error))
+            await self._restart(server)
             on_change()
+
+    async def mend(self, stuck: Callable[[], Awaitable[bool]], on_change: Callable[[], None]) -> None:
+        """Start the server again whenever it stores nothing although there is room, until cancelled.
+
+        `stuck` asks whether requests cannot be stored; `on_change` is called after each start.
+        """
+        server = self._server
+        if server is None:
+            return
+        loop = asyncio.get_running_loop()
+        rule = StuckStore()
+        while True:
+            await asyncio.sleep(_ASK_EVERY_S)
+            try:
+                free = free_bytes(server.data_dir)
+            except OSError:
+                continue  # the folder is away; nats-server cannot be started there either
+            if not rule.restart_due(loop.time(), stuck=await stuck(), free_bytes=free) or not server.running:
+                continue
+            if not rule.was_full and not await server.answers_async():
+                continue  # it stands still, or is being started
+            _log.warning(
+                "nats.restarting",
+                reason="it stores nothing" + (", and its disk, which was full, has room again" if rule.was_full else ""),
+                data_dir=str(server.data_dir),
+                free_bytes=free,
+            )
+            self._mending = True
+            try:
+                await self._restart(server)
+            finally:
+                self._mending = False
+            rule.restarted(loop.time())
+            on_change()
+
+    async def _restart(self, server: EmbeddedServer) -> None:
+        self._state.started(asyncio.get_running_loop().time())
+        try:
+            await server.restart_async()
+        except (JetStreamError, OSError) as error:
+            _log.error("part.start_failed", part="nats", error=str(error))
 
     async def stop(self, *, at_once: bool) -> None:
         server = self._server

@@ -27,7 +27,7 @@ from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, PartFailed, SettingsError
 from headrace.signals import stop_signals
 from headrace.up.announce import say_ready, until_answering
-from headrace.up.frontend_probe import base_url, choose_port
+from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
 from headrace.up.nats_part import NatsPart
 from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Part, Parts, first_of, make_parts
 from headrace.up.process import Child, headrace_command, last_words
@@ -39,6 +39,7 @@ from headrace.up.worker_plan import worker_counts
 _log = structlog.get_logger()
 
 _KILL_AFTER_GRACE_S = 3.0  # a worker ends its own grace period; this is for one that does not
+_PUBLISH_AGAIN_S = 5.0  # when the run file could not be written
 _ROUTER_WAIT_S = 15.0  # routers start once all is ready, or after this: until then requests do without, and it is ready sooner
 
 
@@ -83,6 +84,7 @@ class Supervisor:
                     self._group = group
                     helpers = [
                         group.create_task(self._nats.keep(self._publish_state)),
+                        group.create_task(self._nats.mend(self._stores_nothing, self._publish_state)),
                         group.create_task(self._prepare_model()),
                         group.create_task(self._announce()),
                         group.create_task(self._learn_obituaries()),
@@ -257,6 +259,9 @@ class Supervisor:
             join=f"headrace worker{address}",
         )
 
+    async def _stores_nothing(self) -> bool:
+        return await stores_nothing(self._host, self._port)
+
     def _waiting_for(self) -> str:
         if not self._model_ready.is_set():
             return "preparing the bundled model"
@@ -284,8 +289,10 @@ class Supervisor:
         }
         try:
             self._run_file.write(state)
-        except OSError as error:
+        except OSError as error:  # a full disk must not end `up`
             _log.warning("up.run_file_not_written", path=str(self._run_file.path), error=error.strerror)
+            if not self._stopping.is_set():
+                asyncio.get_running_loop().call_later(_PUBLISH_AGAIN_S, self._publish_state)
 
 
 async def _wait_at_most(event: asyncio.Event, timeout_s: float) -> None:

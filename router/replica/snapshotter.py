@@ -100,6 +100,7 @@ class Snapshotter:
             f"{deps.router} {secrets.token_hex(8)}".encode(),
             ttl_s=self.settings.lease_ttl_s,
             on_change=lambda held: self._begin_to_lead() if held else self._stop_leading(),
+            contested=True,
         )
         self._last: Pointer | None = None
         self._applied = 0  # events there were when the last one was made

@@ -110,7 +110,8 @@ async def deleted(folder: Path, routers: int) -> None:
             await asyncio.wait_for(stream.began.wait(), 60)
         queued = scene.begin(scene.question(20))
         await asyncio.sleep(0.3)
-        for names in (("HR_REQ", "HR_WORK"), ("KV_hr_members", "KV_hr_models", "OBJ_hr_models")):
+        await scene.connection.api.call("STREAM.DELETE.KV_hr_members")  # in memory: made again without a command
+        for names in (("HR_REQ", "HR_WORK"), ("KV_hr_models", "OBJ_hr_models")):
             for name in names:
                 await scene.connection.api.call(f"STREAM.DELETE.{name}")
             await scene.until(f"{names} are named", lambda names=names: scene.not_ready(*names))  # type: ignore[misc]

@@ -9,6 +9,7 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import LeaseLost
 from headrace.jetstream.kv import KvBucket
 from headrace.jetstream.lease import LeaseKeeper, lease_gone
+from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.conftest import Connect
@@ -53,7 +54,7 @@ async def test_a_lease_is_gained_kept_changed_and_released(
         assert entry.value == b"two"
         await holder.keeper.release()
         assert not holder.keeper.held
-        assert await lease_gone(members, "worker.p.w")
+        assert await lease_gone(members, "worker.p.w", ttl_s=4.0)
     assert holder.events == ["gained"]
     with pytest.raises(LeaseLost):
         await holder.keeper.update(b"three")
@@ -133,7 +134,11 @@ async def test_a_renewal_whose_answer_was_lost_is_no_lapse(
 async def test_a_short_restart_of_the_server_costs_no_lease(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:
-    connection = await connect(own_server, topology=Topology(subjects))
+    """The server has forgotten it, and its holder writes it again before it has run out."""
+    topology = Topology(subjects)
+    connection = await connect(own_server, topology=topology)
+    connection.on_reconnect(lambda: ensure_topology(connection, topology))
+    members = connection.bucket(subjects.bucket("members"))
     holder = Holder(connection, subjects, b"one", ttl_s=2.0)
     async with running(holder):
         await holder.keeper.wait_held(2.0)
@@ -141,5 +146,19 @@ async def test_a_short_restart_of_the_server_costs_no_lease(
         await own_server.start_async()
         until_s = holder.keeper.held_until_s
         await until(lambda: holder.keeper.held_until_s > until_s)
-        assert holder.keeper.held
+        assert not await lease_gone(members, "worker.p.w", ttl_s=30.0)
+        assert not await lease_gone(members, "worker.p.other", ttl_s=30.0)  # it may be about to write its lease again
+        assert await lease_gone(members, "worker.p.other", ttl_s=0.01)
     assert holder.events == ["gained"]
+
+
+async def test_a_lease_that_was_taken_away_is_not_written_again_as_if_it_were_forgotten(
+    connection: Connection, subjects: Subjects, members: KvBucket
+) -> None:
+    """The marker tells the two apart: other processes may have acted on it."""
+    holder = Holder(connection, subjects, b"one", ttl_s=2.0)
+    async with running(holder):
+        await holder.keeper.wait_held(2.0)
+        await members.delete("worker.p.w")
+        assert await lease_gone(members, "worker.p.w", ttl_s=30.0)
+        await until(lambda: "lapse" in holder.events)

@@ -13,6 +13,7 @@ from headrace.jetstream.errors import DiskFull, TopologyError
 from headrace.jetstream.ports import Delivery
 from headrace.jetstream.provision import ensure_topology, plan, purge, remove_topology, status
 from headrace.jetstream.settings import ServerSettings
+from headrace.jetstream.specs import BucketSpec
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology, request_consumer, work_consumer
 from tests.conftest import Connect
@@ -33,6 +34,17 @@ async def test_a_topology_is_planned_made_and_then_as_it_should_be(connect: Conn
     await ensure_topology(connection, wider)
     assert {p.action for p in await plan(connection, wider)} == {"keep"}
     await remove_topology(connection, wider)
+
+
+async def test_a_bucket_of_an_older_version_moves_from_files_to_memory(connect: Connect, subjects: Subjects) -> None:
+    connection = await connect()
+    topology = Topology(subjects)
+    older = dataclasses.replace(BucketSpec(name=subjects.bucket("members"), description="leases"), storage="file").stream()
+    await connection.api.call(f"STREAM.CREATE.{older.name}", older.config())
+    await asyncio.gather(*(ensure_topology(connection, topology) for _ in range(3)))
+    assert (await connection.api.call(f"STREAM.INFO.{older.name}"))["config"]["storage"] == "memory"
+    assert {p.action for p in await plan(connection, topology)} == {"keep"}
+    await remove_topology(connection, topology)
 
 
 async def test_what_cannot_be_changed_is_named(connect: Connect, subjects: Subjects) -> None:

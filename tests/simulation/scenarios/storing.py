@@ -62,6 +62,25 @@ async def an_expired_key_is_absent_and_can_be_made_again(bed: Bed) -> None:
     await bucket.create("lease", b"3", ttl_s=1.0)
 
 
+async def a_key_tells_why_it_is_absent(bed: Bed) -> None:
+    bucket = bed.a.bucket(bed.subjects.bucket("members"))
+    assert await bucket.state("k") == "unknown"
+    revision = await bucket.create("k", b"1", unmarked=True)
+    assert await bucket.state("k") == "present"
+    with pytest.raises(RevisionConflict):
+        await bucket.create("k", b"x", unmarked=True)
+    await bucket.delete("k", revision=revision)
+    assert await bucket.state("k") == "deleted"
+    with pytest.raises(RevisionConflict):
+        await bucket.create("k", b"x", unmarked=True)
+    await bucket.create("k", b"2", ttl_s=1.0)
+    await until_gone(lambda: bucket.get("k"))
+    assert await bucket.state("k") == "expired"
+    with pytest.raises(RevisionConflict):
+        await bucket.create("k", b"x", unmarked=True)
+    assert await bucket.age_s() > 1.0
+
+
 async def a_watch_lists_then_follows_and_tells_expiry_from_deletion(bed: Bed) -> None:
     bucket = bed.a.bucket(bed.subjects.bucket("members"))
     await bucket.put("x.old", b"1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headrace.jetstream.errors import RevisionConflict
-from headrace.jetstream.ports import Change, Entry
+from headrace.jetstream.ports import Change, Entry, KeyState
 from tests.simulation.virtual.network import Conn, matches
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Item:
 
     value: bytes | None
     revision: int
-    kind: Literal["put", "delete", "expired"] = "put"
+    kind: Literal["put", "delete", "expired"] = "put"  # never `missing`: that is a watch's finding
     expires_s: float | None = None
 
 
@@ -38,9 +38,11 @@ class Watcher:
 class SimStore:
     """One bucket, history 1."""
 
-    def __init__(self, server: SimServer, name: str) -> None:
+    def __init__(self, server: SimServer, name: str, *, in_memory: bool = False) -> None:
         self.server = server
         self.name = name
+        self.in_memory = in_memory
+        self.made_s = float("-inf") if not in_memory else server.world.now
         self.items: dict[str, Item] = {}
         self.revision = 0
         self._watchers: list[Watcher] = []
@@ -55,8 +57,17 @@ class SimStore:
     def put(self, key: str, value: bytes, ttl_s: float | None) -> int:
         return self._write(key, value, "put", ttl_s)
 
-    def create(self, key: str, value: bytes, ttl_s: float | None) -> int:
-        if self.get(key) is not None:
+    def state(self, key: str) -> KeyState:
+        item = self.items.get(key)
+        if item is None:
+            return "unknown"
+        return "present" if item.kind == "put" else item.kind
+
+    def age_s(self) -> float:
+        return self.server.world.now - self.made_s
+
+    def create(self, key: str, value: bytes, ttl_s: float | None, *, unmarked: bool = False) -> int:
+        if self.get(key) is not None or (unmarked and key in self.items):
             raise RevisionConflict(f"{self.name}: {key} exists")
         return self._write(key, value, "put", ttl_s)
 
@@ -83,8 +94,11 @@ class SimStore:
         self._watchers = [w for w in self._watchers if w.conn is not conn]
 
     def recover(self) -> None:
-        """After a restart: what expired meanwhile is noticed now."""
+        """After a restart: what was in memory is forgotten, and what expired meanwhile is noticed now."""
         now = self.server.world.now
+        if self.in_memory:
+            self.items.clear()
+            self.revision, self.made_s = 0, now
         for key, item in list(self.items.items()):
             if item.value is not None and item.expires_s is not None and item.expires_s <= now:
                 self._expire(key, item)

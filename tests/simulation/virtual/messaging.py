@@ -19,7 +19,7 @@ from headrace.jetstream.errors import (
     PublishUnknown,
     RequestTimeout,
 )
-from headrace.jetstream.ports import Change, ConsumerSpec, Entry, Message, PubAck, StoredMessage, StreamState
+from headrace.jetstream.ports import Change, ConsumerSpec, Entry, KeyState, Message, PubAck, StoredMessage, StreamState
 from tests.simulation.virtual.buckets import SimStore, Watcher
 from tests.simulation.virtual.following import SimFollow
 from tests.simulation.virtual.network import CORE, Conn, Sub, headers_of
@@ -303,8 +303,14 @@ class SimBucket:
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
         return await self._write(f"put {key}", lambda: self.store.put(key, bytes(value), whole(ttl_s)))
 
-    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
-        return await self._write(f"create {key}", lambda: self.store.create(key, bytes(value), whole(ttl_s)))
+    async def state(self, key: str) -> KeyState:
+        return await self._messaging.ask(self._lane, f"state of {key}", lambda: self.store.state(key))
+
+    async def age_s(self) -> float:
+        return await self._messaging.ask(self._lane, f"age of {self.name}", self.store.age_s)
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, unmarked: bool = False) -> int:
+        return await self._write(f"create {key}", lambda: self.store.create(key, bytes(value), whole(ttl_s), unmarked=unmarked))
 
     async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
         return await self._write(f"update {key}", lambda: self.store.update(key, bytes(value), revision, whole(ttl_s)))
@@ -381,7 +387,7 @@ class SimWatch:
         present = {entry.key for entry in listed}
         for key in [key for key in self._seen if key not in present]:
             revision = self._seen.pop(key)
-            self._on_change(Change(key, None, revision, "delete"))
+            self._on_change(Change(key, None, revision, "missing"))
         for entry in listed:
             if self._seen.get(entry.key) != entry.revision:
                 self._seen[entry.key] = entry.revision

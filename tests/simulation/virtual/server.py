@@ -363,15 +363,15 @@ class SimServer:
         for spec in topology.streams():
             self.add_stream(spec)
         for bucket in topology.buckets():
-            self.add_bucket(bucket.name)
+            self.add_bucket(bucket.name, in_memory=bucket.storage == "memory")
         for store in topology.object_stores():
             self.add_objects(store.name)
 
     def add_stream(self, spec: StreamSpec) -> None:
         self.streams.setdefault(spec.name, SimStream(self, spec))
 
-    def add_bucket(self, name: str) -> None:
-        self.buckets.setdefault(name, SimStore(self, name))
+    def add_bucket(self, name: str, *, in_memory: bool = False) -> None:
+        self.buckets.setdefault(name, SimStore(self, name, in_memory=in_memory))
 
     def add_objects(self, name: str) -> None:
         self.objects.setdefault(name, {})

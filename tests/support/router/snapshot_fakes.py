@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from headrace.jetstream.errors import ObjectNotFound, RevisionConflict, StreamTrimmed
@@ -125,7 +126,10 @@ class FakeBucket:
         await self.nats.point(f"get {key}")
         return self.entries.get(key)
 
-    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+    async def age_s(self) -> float:
+        return inf
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, unmarked: bool = False) -> int:
         return await self.update(key, value, revision=0)
 
     async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:

@@ -98,3 +98,25 @@ def test_an_engine_that_configures_logging_itself_ends_up_in_the_same_format(
         logging.getLogger("vllm").propagate = True
     line = json.loads(capsys.readouterr().err)
     assert (line["event"], line["component"], line["logger"]) == ("loading 3 weights", "engine", "vllm.engine")
+
+
+class FullDisk(io.StringIO):
+    """A file on a disk that can be full."""
+
+    full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_a_log_on_a_full_disk_ends_nothing_and_says_afterwards_what_is_missing() -> None:
+    disk = FullDisk()
+    logs.configure(log_format="json", stream=logs.LogStream(disk))
+    structlog.get_logger().warning("one")
+    logging.getLogger("library").warning("two")
+    disk.full = False
+    structlog.get_logger().warning("three")
+    lines = [json.loads(line) for line in disk.getvalue().splitlines()]
+    assert [(line["event"], line.get("writes")) for line in lines] == [("log.lost", 2), ("three", None)]

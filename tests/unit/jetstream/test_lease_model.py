@@ -1,12 +1,14 @@
 """Leases as a state machine: real keepers, the server's bucket, and a network that holds back, loses and delays every write.
 
-A holder that freezes, a revocation by somebody who believes it dead, and a rival for the same key are part of it. What must
-hold: nobody believes in a lease that the server has not, two never believe in the same one, and every lapse is told once.
+A holder that freezes, a revocation by a process that believes it dead, a rival for the same key and a server that is restarted
+and has forgotten everything are part of it. What must hold: no process believes in a lease that the server has not (but for one
+TTL after a restart), two never believe in the same one, and every lapse is told once.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,30 +39,39 @@ class Call:
 
 @dataclass
 class Server:
-    """One key with a TTL, compare-and-set."""
+    """One key with a TTL, compare-and-set, kept in memory."""
 
     now: float = 0.0
     revision: int = 0
     entry: Entry | None = None
     expires: float = 0.0
+    marked: bool = False  # the key is absent and its marker is there
+    made: float = -TTL_S
+
+    def restart(self) -> None:
+        self.revision, self.entry, self.marked, self.made = 0, None, False, self.now
 
     def look(self) -> Entry | None:
         if self.entry is not None and self.now >= self.expires:
-            self.entry = None
+            self.entry, self.marked = None, True
             self.revision += 1  # the marker
         return self.entry
 
-    def do(self, op: str, value: bytes = b"", revision: int = 0) -> Any:
+    def do(self, op: str, value: bytes = b"", revision: int = 0, unmarked: bool = False) -> Any:
         there = self.look()
         if op == "get":
             return there
+        if op == "age":
+            return self.now - self.made
+        if unmarked and self.marked:
+            return RevisionConflict("there is a marker")
         if (op == "create" and there is not None) or (op != "create" and (there is None or there.revision != revision)):
             return RevisionConflict("somebody else was first")
         self.revision += 1
         if op == "delete":
-            self.entry = None
+            self.entry, self.marked = None, True
             return None
-        self.entry, self.expires = Entry(KEY, value, self.revision), self.now + TTL_S
+        self.entry, self.expires, self.marked = Entry(KEY, value, self.revision), self.now + TTL_S, False
         return self.revision
 
 
@@ -80,8 +91,11 @@ class Bucket:
     async def get(self, key: str) -> Entry | None:
         return cast("Entry | None", await self._call("get"))
 
-    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
-        return cast("int", await self._call("create", value=value))
+    async def age_s(self) -> float:
+        return cast("float", await self._call("age"))
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, unmarked: bool = False) -> int:
+        return cast("int", await self._call("create", value=value, unmarked=unmarked))
 
     async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
         return cast("int", await self._call("update", value=value, revision=revision))
@@ -99,6 +113,7 @@ class Holder:
         self.calls: list[Call] = []
         self._bucket = Bucket(number, self.loop, self.calls)
         self.gains = self.lapses = 0
+        self.reconnected: Callable[[], Awaitable[None]]
         self.keeper: LeaseKeeper
         self.loop.call_soon(self._start)
 
@@ -110,11 +125,15 @@ class Holder:
             self.name,
             ttl_s=TTL_S,
             on_change=lambda held: self._gained() if held else self._lapsed(),
+            contested=True,
         )
         self.loop.create_task(self.keeper.run())
 
     def bucket(self, _name: str) -> Bucket:
         return self._bucket
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        self.reconnected = callback
 
     def _gained(self) -> None:
         self.gains += 1
@@ -131,6 +150,7 @@ class World(RuleBasedStateMachine):
         self.scheduler = Scheduler(0)
         self.server = Server()
         self.holders = [Holder(n, self.scheduler) for n in range(2)]
+        self.forgotten_until_s = 0.0
         self.disputed_until_s = 0.0  # the lease was taken from somebody who may believe in it until then
         self._run(0.0)
 
@@ -212,6 +232,15 @@ class World(RuleBasedStateMachine):
             self.disputed_until_s = self.server.expires
             self.server.do("delete", revision=entry.revision)
 
+    @rule()
+    def the_server_is_restarted(self) -> None:
+        """It has forgotten the key. The questions and answers that were on their way are repeated, or are still to come."""
+        self.server.restart()
+        self.forgotten_until_s = self.server.now + TTL_S
+        for holder in self.holders:
+            holder.loop.create_task(holder.reconnected())
+        self._run(0.0)
+
     # -- what must hold ----------------------------------------------------------------------------------------------
 
     def _believers(self) -> list[Holder]:
@@ -223,7 +252,11 @@ class World(RuleBasedStateMachine):
             return
         for holder in self._believers():
             entry = self.server.look()
+            if entry is None and self.scheduler.now < self.forgotten_until_s:
+                continue
             assert entry is not None
+            if entry.value != holder.name and self.scheduler.now < self.forgotten_until_s:
+                continue  # a rival has written it, and does not believe in it while the bucket is young
             assert entry.value == holder.name
             assert holder.keeper.held_until_s <= self.server.expires
 

@@ -2,12 +2,10 @@ import re
 
 import pytest
 
-from headrace.broker.settings import Timing
 from headrace.jetstream.provision import differences
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects
 from headrace.jetstream.topology import Topology, request_consumer, request_stream, work_consumer
-from headrace.router.replica.settings import SnapshotSettings
 
 SUBJECTS = Subjects("hr")
 TOPOLOGY = Topology(SUBJECTS)
@@ -94,11 +92,10 @@ def test_buckets_keep_one_revision_so_that_short_leases_stay_short() -> None:
         assert stream.marker_ttl_s > 0
 
 
-def test_leases_have_an_end_that_does_not_hang_on_their_ttl_and_other_values_have_none() -> None:
-    ages = {bucket.name: bucket.stream().max_age_s for bucket in TOPOLOGY.buckets()}
-    longest_lease_s = max(Timing().lease_ttl_s, SnapshotSettings().lease_ttl_s)
-    assert ages.pop(TOPOLOGY.subjects.bucket("members")) >= 5 * longest_lease_s
-    assert set(ages.values()) == {0.0}
+def test_only_leases_are_kept_in_memory_so_that_a_full_disk_ends_none() -> None:
+    storage = {bucket.name: bucket.stream().config()["storage"] for bucket in TOPOLOGY.buckets()}
+    assert storage.pop(TOPOLOGY.subjects.bucket("members")) == "memory"
+    assert set(storage.values()) == {"file"}
 
 
 def test_every_stream_says_what_it_is_for_and_whose_it_is() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.config.settings import load
-from headrace.up.parts import Part
+from headrace.up.parts import Part, Parts
 from headrace.up.restart_policy import RestartState
 from headrace.up.supervisor import Supervisor
 from headrace.up.terminal import Terminal
@@ -56,3 +56,24 @@ async def test_one_that_was_to_stop_is_not_announced(tmp_path: Path, monkeypatch
     async with asyncio.TaskGroup() as group:
         supervisor._group = group
         await supervisor._run_once(stopping)
+
+
+async def test_a_run_file_that_cannot_be_written_ends_nothing_and_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.up.supervisor._PUBLISH_AGAIN_S", 0.01)
+    settings = load("up", flags={"data_dir": str(tmp_path)})
+    supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
+    supervisor._parts = Parts(frontend=part(""))
+    written: list[dict[str, Any]] = []
+
+    def write(state: dict[str, Any]) -> None:
+        written.append(state)
+        if len(written) == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(supervisor._run_file, "write", write)
+    supervisor._publish_state()
+    async with asyncio.timeout(5):
+        while len(written) < 2:
+            await asyncio.sleep(0.01)

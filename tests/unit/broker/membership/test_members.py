@@ -1,0 +1,70 @@
+"""What the watch of the leases says, and what it means for the view of who is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from headrace.broker.codec import encode
+from headrace.broker.membership.members import Members
+from headrace.broker.messages import WorkerMember
+from headrace.jetstream.ports import Change, Messaging
+from headrace.jetstream.subjects import Subjects
+
+SUBJECTS = Subjects("hr")
+TTL_S = 0.05
+KEY = SUBJECTS.worker_key("p", "w")
+
+
+class Leases:
+    """A bucket whose changes the test makes up."""
+
+    def bucket(self, _name: str) -> Leases:
+        return self
+
+    def watch(self, on_change: Callable[[Change], None]) -> Leases:
+        self.tell = on_change
+        return self
+
+
+def view() -> tuple[Members, Callable[[Change], None], list[bool]]:
+    """The members, what tells them of a change, and whether the worker was there at each change that they passed on."""
+    leases = Leases()
+    members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=TTL_S)
+    seen: list[bool] = []
+    members.on_change(lambda: seen.append(members.worker_live("p", "w")))
+    return members, leases.tell, seen
+
+
+def put(revision: int) -> Change:
+    member: Any = WorkerMember(worker="w", pool="p", model="m", epoch=1)
+    return Change(KEY, encode(member), revision)
+
+
+async def test_a_worker_whose_lease_the_server_has_forgotten_stays_for_one_ttl() -> None:
+    members, tell, seen = view()
+    tell(put(1))
+    tell(Change(KEY, None, 1, "missing"))
+    assert list(members.workers("p")) == ["w"]
+    await asyncio.sleep(2 * TTL_S)
+    assert list(members.workers("p")) == []
+    assert seen == [True, False]
+
+
+async def test_a_lease_that_is_written_again_never_was_away() -> None:
+    members, tell, seen = view()
+    tell(put(1))
+    tell(Change(KEY, None, 1, "missing"))
+    tell(put(1))  # the new bucket counts from the beginning
+    await asyncio.sleep(2 * TTL_S)
+    assert list(members.workers("p")) == ["w"]
+    assert seen == [True, True]
+
+
+async def test_a_lease_that_was_deleted_or_ran_out_is_gone_at_once() -> None:
+    for kind in ("delete", "expired"):
+        members, tell, _ = view()
+        tell(put(1))
+        tell(Change(KEY, None, 2, kind))  # type: ignore[arg-type]
+        assert not members.worker_live("p", "w")
