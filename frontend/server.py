@@ -114,6 +114,8 @@ class _Work:
                 stored=stored,
                 adapters=AdapterClient(work, subjects),
             )
+            if frontend.background is not None:
+                work.on_reconnect(frontend.background.store_again)
             background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
             if frontend.background is not None:
                 background.append(group.create_task(frontend.background.run(), name="background"))

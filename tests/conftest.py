@@ -165,6 +165,7 @@ async def connect(request: pytest.FixtureRequest, subjects: Subjects) -> AsyncIt
             await stack.enter_async_context(made)
             if topology is not None:
                 await ensure_topology(made, topology)
+                made.on_reconnect(lambda: ensure_topology(made, topology))  # as every process does
             return made
 
         yield make

@@ -4,6 +4,9 @@ Its record is in the store from the beginning: `queued`, then `in_progress`, the
 ingress can report its state. The ingress that accepted it runs it, is the judge of its job, and keeps its events until they are
 stored. If that ingress dies, its job is cancelled like all its work. The next ingress that reads the record finds the lease
 gone and closes the record as failed.
+
+The store may lose records of responses that are being made, when its stream is deleted.  The ingress that makes one answers
+from memory, and after each reconnect writes its records again, for the others.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -57,6 +60,8 @@ class _Running:
     plan: Plan
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
+    closing: bool = False  # its final record is being written: no other may follow
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Background:
@@ -151,7 +156,30 @@ class Background:
 
     async def _store_begun(self, one: _Running) -> None:
         with contextlib.suppress(ResponseNotStored):  # the record then stays queued a little longer
-            await self._store.put(self._record(one))
+            await self._write_open(one)
+
+    async def _write_open(self, one: _Running) -> None:
+        async with one.writing:
+            if not one.closing:
+                await self._store.put(self._record(one))
+
+    async def store_again(self) -> None:
+        """Write the records of all responses that are being made, because the store may have lost them.
+
+        Tries for half a minute each; failing that, only this ingress can answer for the response until it has ended.
+        """
+        await asyncio.gather(*(self._store_again(one) for one in list(self._running.values()) if one.task))
+
+    async def _store_again(self, one: _Running) -> None:
+        for _ in range(STORE_TRIES):
+            try:
+                await self._write_open(one)
+            except ResponseNotStored as error:
+                log.info("response.not_stored", response=one.response.id, reason=error.reason, error=str(error))
+            else:
+                return
+            await asyncio.sleep(STORE_AGAIN_S)
+        log.warning("background.not_stored", response=one.response.id, reason="lost")
 
     async def _close(self, one: _Running, error: FrontendError | None, *, within_s: float | None = None) -> None:
         """Add the last event and store the final record."""
@@ -171,6 +199,11 @@ class Background:
         log.info("background.ended", response=one.response.id, status=one.response.status)
 
     async def _store_ended(self, one: _Running) -> None:
+        one.closing = True
+        async with one.writing:
+            await self._store_final(one)
+
+    async def _store_final(self, one: _Running) -> None:
         record = one.record(one.response)
         record = msgspec.structs.replace(record, events=await asyncio.to_thread(one.log.packed))
         for attempt in range(STORE_TRIES):
@@ -195,15 +228,22 @@ class Background:
 
     async def get(self, response_id: str, tenant: str, /) -> StoredResponse:
         """Return the current record of a response. Raises ResponseUnknown, or a JetStreamError."""
+        if (running := self._own(response_id, tenant)) is not None:
+            return running
         record = await self._store.get(response_id, tenant)
-        one = self._running.get(response_id)
-        if one is not None:
-            return self._record(one)
+        if (running := self._own(response_id, tenant)) is not None:
+            return running
         if record.judge and (record.judge == self._port.id or await self._port.judge_gone(record.judge)):
             record = await self._store.get(response_id, tenant)  # it may have ended between the two reads
             if record.judge and response_id not in self._running:
                 record = await self._give_up(record)
         return record
+
+    def _own(self, response_id: str, tenant: str) -> StoredResponse | None:
+        """Return the record of a response that this ingress makes for the tenant, from memory."""
+        one = self._running.get(response_id)
+        record = None if one is None else self._record(one)
+        return record if record is not None and record.tenant == tenant else None
 
     async def _give_up(self, record: StoredResponse) -> StoredResponse:
         answer = msgspec.json.decode(record.answer)

@@ -9,7 +9,6 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import LeaseLost
 from headrace.jetstream.kv import KvBucket
 from headrace.jetstream.lease import LeaseKeeper, lease_gone
-from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.conftest import Connect
@@ -135,9 +134,7 @@ async def test_a_short_restart_of_the_server_costs_no_lease(
     own_server: EmbeddedServer, connect: Connect, subjects: Subjects
 ) -> None:
     """The server has forgotten it, and its holder writes it again before it has run out."""
-    topology = Topology(subjects)
-    connection = await connect(own_server, topology=topology)
-    connection.on_reconnect(lambda: ensure_topology(connection, topology))
+    connection = await connect(own_server, topology=Topology(subjects))
     members = connection.bucket(subjects.bucket("members"))
     holder = Holder(connection, subjects, b"one", ttl_s=2.0)
     async with running(holder):

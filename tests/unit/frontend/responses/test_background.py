@@ -232,3 +232,42 @@ async def test_a_place_that_is_none_is_refused(query: str) -> None:
         name = await start(client)
         refused = await client.call("GET", f"/v1/responses/{name}?{query}")
         assert (refused.status, refused.error["param"]) == (400, "starting_after")
+
+
+async def test_a_response_whose_record_was_lost_is_there_while_it_is_made_and_its_record_again_after_a_reconnect() -> None:
+    async with serving(IDLE) as client, serving(other=client) as other:
+        name = await start(client)
+        client.store.held.clear()  # the store was deleted under it
+        assert (await look(client, name))["status"] == "queued"
+        assert (await client.call("GET", f"/v1/responses/{name}", x_headrace_tenant="another")).status == 404
+        assert (await other.call("GET", f"/v1/responses/{name}")).status == 404
+        assert client.frontend.background is not None
+        await client.frontend.background.store_again()
+        assert (await look(other, name))["status"] == "queued"
+        client.ingress.answers[0].push([row("Hello", fin=end())])
+        assert texts(await ended(client, name)) == ["Hello"]
+        await client.frontend.background.store_again()
+        assert texts(await look(other, name)) == ["Hello"], "a record that has ended is not overwritten"
+
+
+async def test_a_record_written_again_never_follows_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(IDLE) as client:
+        name = await start(client)
+        put, order, slow = client.store.put, [], asyncio.Event()
+
+        async def delayed(record: Any) -> None:
+            order.append(bool(record.judge))
+            if record.judge:
+                await slow.wait()
+            await put(record)
+
+        monkeypatch.setattr(client.store, "put", delayed)
+        assert client.frontend.background is not None
+        again = asyncio.create_task(client.frontend.background.store_again())
+        await until(lambda: order == [True])
+        client.ingress.answers[0].push([row("Hello", fin=end())])
+        await asyncio.sleep(0.01)
+        slow.set()
+        await again
+        assert texts(await ended(client, name)) == ["Hello"]
+        assert order[-1] is False
