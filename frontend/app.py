@@ -18,15 +18,19 @@ from headrace.frontend.admin.unserved import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
 from headrace.frontend.error_forms import error_response, form_of
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
-from headrace.frontend.generation.endpoint import GenerationEndpoint
+from headrace.frontend.generation.endpoint import Api, GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.middleware import Observe
 from headrace.frontend.http.unary_endpoint import UnaryEndpoint
 from headrace.frontend.metrics import Metrics
+from headrace.frontend.ollama.api import OllamaChatApi, OllamaEmbedApi, OllamaPromptApi, OllamaVectorApi
+from headrace.frontend.ollama.errors import OllamaForm
+from headrace.frontend.ollama.models import OllamaModelRoutes
 from headrace.frontend.openai.chat import ChatApi
 from headrace.frontend.openai.completions import CompletionApi
 from headrace.frontend.openapi import build_openapi
 from headrace.frontend.pages.welcome import Pages
+from headrace.frontend.pooling.embeddings import EmbeddingApi
 from headrace.frontend.pooling.routes import pooling_routes
 from headrace.frontend.ports import JobPort, ResponsePort
 from headrace.frontend.prompts.model_cache import ModelCache
@@ -98,6 +102,17 @@ def build_frontend(
         "/v1/messages": _Gate(GenerationEndpoint(messages_api, port, settings, metrics), lifecycle, form),
         "/v1/messages/count_tokens": UnaryEndpoint(messages_api.count, settings, form=form),
     }
+    embeddings = EmbeddingApi(model_cache, settings)
+    ollama: dict[str, Api] = {
+        "/api/chat": OllamaChatApi(chat_api, port.models),
+        "/api/generate": OllamaPromptApi(chat_api, model_cache, port.models, settings),
+        "/api/embed": OllamaEmbedApi(embeddings, port.models),
+        "/api/embeddings": OllamaVectorApi(embeddings, port.models),
+    }
+    for path, api in ollama.items():
+        hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle, api.error_form)
+    ollama_models = OllamaModelRoutes(port.models)
+    hot["/api/show"] = UnaryEndpoint(ollama_models.show, settings, form=OllamaForm())
     for path, api in pooling_routes(model_cache, settings).items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)
     tokens = TokensApi(model_cache, port.models)
@@ -113,6 +128,7 @@ def build_frontend(
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached only by other methods
         *ResponseRoutes(stored, background).routes(),
         *CancelRoute(port).routes(),
+        *ollama_models.routes(),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
         Route("/health", status.health),

@@ -11,6 +11,21 @@ import msgspec
 from headrace.frontend.admin.cancel import CancelledRequest
 from headrace.frontend.anthropic.models import AnthropicModel, AnthropicModelList
 from headrace.frontend.anthropic.schema import AnthropicError, CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from headrace.frontend.ollama.schema import (
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaEmbedAnswer,
+    OllamaEmbedRequest,
+    OllamaFault,
+    OllamaModels,
+    OllamaPromptAnswer,
+    OllamaPromptRequest,
+    OllamaShown,
+    OllamaShowRequest,
+    OllamaVectorAnswer,
+    OllamaVectorRequest,
+    OllamaVersion,
+)
 from headrace.frontend.pages.welcome import Welcome
 from headrace.frontend.pooling.schema import (
     ClassifyAnswer,
@@ -60,6 +75,8 @@ def build_openapi() -> bytes:
         *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
         *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
         *(ScoreRequest, ScoreAnswer, RerankRequest, RerankAnswer),
+        *(OllamaChatRequest, OllamaChatAnswer, OllamaPromptRequest, OllamaPromptAnswer, OllamaEmbedRequest, OllamaEmbedAnswer),
+        *(OllamaVectorRequest, OllamaVectorAnswer, OllamaShowRequest, OllamaShown, OllamaModels, OllamaVersion, OllamaFault),
         *(TokenGenerationRequest, TokenGenerationAnswer, TextGenerationAnswer),
         *(TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer),
     )
@@ -71,6 +88,7 @@ def build_openapi() -> bytes:
         **_messages(),
         **_pooling(),
         "/inference/v1/generate": {"post": _tokens()},
+        **_ollama(),
         **_models(),
         "/v1/requests/{id}": {
             "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
@@ -175,6 +193,28 @@ def _messages() -> dict[str, Any]:
     count = _generation("Count a prompt", "CountRequest", "TokenCount", error=error, streams=False)
     answer = _generation("Answer messages with a message", "MessagesRequest", "MessageAnswer", error=error)
     return {"/v1/messages": {"post": answer}, "/v1/messages/count_tokens": {"post": count}}
+
+
+def _ollama() -> dict[str, Any]:
+    """Return the paths of Ollama's API."""
+
+    def asking(summary: str, request: str, answer: str, *, streams: bool = False) -> dict[str, Any]:
+        operation = _generation(summary, request, answer, error="OllamaFault", streams=False)
+        if streams:
+            operation["responses"]["200"]["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
+        return {"post": operation}
+
+    models = {"200": _json("the models", "OllamaModels")}
+    return {
+        "/api/chat": asking("Answer a conversation, in lines", "OllamaChatRequest", "OllamaChatAnswer", streams=True),
+        "/api/generate": asking("Answer a prompt, in lines", "OllamaPromptRequest", "OllamaPromptAnswer", streams=True),
+        "/api/embed": asking("Embed texts", "OllamaEmbedRequest", "OllamaEmbedAnswer"),
+        "/api/embeddings": asking("Embed a text, in the older form", "OllamaVectorRequest", "OllamaVectorAnswer"),
+        "/api/show": asking("Describe a model", "OllamaShowRequest", "OllamaShown"),
+        "/api/tags": {"get": _get("List the served models", models)},
+        "/api/ps": {"get": _get("List the loaded models, which are the served ones", models)},
+        "/api/version": {"get": _get("The version of the API", {"200": _json("the version", "OllamaVersion")})},
+    }
 
 
 def _tokens() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers routes of OpenAI's and Anthropic's APIs that are not served here with an error that lists the served ones."""
+"""Answers routes of the served APIs that this server leaves out with an error that lists the served ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Iterable
 from headrace.frontend.errors import RouteNotFound
 
 NOT_SERVED = {
+    "/api/blobs": "the files of models",
+    "/api/copy": "copying models",
+    "/api/create": "making models",
+    "/api/delete": "deleting models",
+    "/api/pull": "pulling models",
+    "/api/push": "pushing models",
     "/v1/assistants": "assistants",
     "/v1/audio": "speech, transcriptions and translations",
     "/v1/batches": "batches",

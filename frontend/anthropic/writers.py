@@ -7,7 +7,6 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
-import structlog
 
 from headrace.broker.messages import Finish, Row
 from headrace.broker.output_parts import parts_of
@@ -26,9 +25,8 @@ from headrace.frontend.errors import FrontendError
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.content_blocks import ContentBlock, ContentBlocks
 from headrace.frontend.writers.sse import Head
+from headrace.frontend.writers.tool_arguments import arguments_of
 from headrace.frontend.writers.usage import UsageCounter
-
-log = structlog.get_logger()
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,22 +37,6 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 def signature_of(head: Head, block: ContentBlock) -> str:
     """Return an opaque signature for a block of thinking. It proves nothing and is never checked."""
     return sha256(f"{head.id}:{block.index}".encode()).hexdigest()
-
-
-def input_of(block: ContentBlock, message_id: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object, as this API requires."""
-    text = block.text
-    if not text.strip():
-        return {}
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        value = None
-    if isinstance(value, dict):
-        return value
-    # invalid or truncated arguments are shown rather than dropped
-    log.warning("tool_input.not_an_object", message=message_id, tool=block.name, characters=len(text))
-    return {"unparsed_arguments": text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +124,7 @@ class MessageWriter(WholeWriter):
             return TextBlock(text=block.text)
         if block.kind == "reasoning":
             return ThinkingBlock(thinking=block.text, signature=signature_of(self._head, block))
-        return ToolUseBlock(id=block.id, name=block.name, input=input_of(block, self._head.id))
+        return ToolUseBlock(id=block.id, name=block.name, input=arguments_of(block, self._head.id))
 
 
 class MessageEvents(StreamWriter):

@@ -68,7 +68,9 @@ class GenerationEndpoint:
             async with exchange.watch() as watch:
                 plan = await self._api.plan(body, exchange)
                 self._metrics.prepare.series().observe(time.perf_counter() - began)
-                scope["headrace.story"] = story = RequestStory(plan)
+                story = RequestStory(plan)
+                if plan.jobs:
+                    scope["headrace.story"] = story
                 if plan.detached is not None:
                     await plan.detached(exchange, watch)
                 else:
@@ -124,7 +126,7 @@ class GenerationEndpoint:
         flow = _Flow(writer, exchange, pace)
         events = flow.events(await answer.rows())
         await exchange.start_stream(events if writer.open else b"")
-        keepalive_s = self._settings.sse_keepalive_s
+        keepalive_s = self._settings.sse_keepalive_s if writer.comments else 0.0
         # isinstance on a protocol would take as long as writing several events
         direct = cast("UnaryAnswer", answer) if not keepalive_s and hasattr(answer, "deliver_to") else None
         while writer.open:

@@ -29,7 +29,7 @@ class Plan(msgspec.Struct, frozen=True):
     jobs: list[Job]
     writer: StreamWriter | WholeWriter
     counter: UsageCounter
-    detached: Detached | None = None  # runs the jobs apart from this connection and answers it; `writer` is then not used here
+    detached: Detached | None = None  # runs the jobs, if any, apart from this connection and answers it, without `writer`
 
 
 class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,7 +79,8 @@ class HttpExchange:
     """A request and its answer.
 
     `started` is True once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` are
-    added to the head. `asked_bytes` is the size of the body and of stored items that it refers to.
+    added to the head; `stream_headers` are those of a stream, of server-sent events by default. `asked_bytes` is the size of
+    the body and of stored items that it refers to.
     """
 
     __slots__ = (
@@ -93,6 +94,7 @@ class HttpExchange:
         "scope",
         "slow_client_s",
         "started",
+        "stream_headers",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,6 +107,7 @@ class HttpExchange:
         self.started = False
         self.body_size = self.asked_bytes = 0
         self.more_headers: list[tuple[bytes, bytes]] = []
+        self.stream_headers = _SSE
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -184,13 +187,13 @@ class HttpExchange:
     async def start_stream(self, events: bytes = b"") -> None:
         """Send the head of a stream together with its first `events`. Raises SlowReader."""
         scope = self.scope
-        if self._wire is not None and events and not self.more_headers:
+        if self._wire is not None and events and not self.more_headers and self.stream_headers is _SSE:
             head = _SSE_HEAD % shown_id(scope).encode()
             if self._wire.begin(head, events):
                 self.started = True
                 scope["headrace.status"] = 200
                 return
-        await self._start(200, _SSE)
+        await self._start(200, self.stream_headers)
         if events:
             await self.send_events(events)
 

@@ -74,14 +74,18 @@ class EmbeddingApi(_VectorApi):
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
         """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_embedding, body)
+        jobs, answer = await self.plan_vectors(request, exchange)
+        return Plan(jobs, EmbeddingWriter(answer, base64=request.encoding_format == "base64"), answer.counter)
+
+    async def plan_vectors(self, request: EmbeddingRequest, exchange: HttpExchange) -> tuple[list[Job], VectorAnswer]:
+        """Plan the jobs of a request, for a writer of any API. Raises a FrontendError or an AdmissionError."""
         refuse_messages(request.messages)
         refuse_formats(request.embed_dtype, request.endianness)
         model = await self._model_cache.get(request.model)
         model.check_kind("embedding")
         inputs = await self.inputs(request, request.input, model, "embed")
         jobs = self.jobs(request, exchange, model, inputs, task="embed", dimensions=request.dimensions)
-        answer = vector_answer("embd-", jobs, model, inputs)
-        return Plan(jobs, EmbeddingWriter(answer, base64=request.encoding_format == "base64"), answer.counter)
+        return jobs, vector_answer("embd-", jobs, model, inputs)
 
 
 class ClassifyApi(_VectorApi):

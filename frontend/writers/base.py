@@ -9,10 +9,11 @@ from headrace.frontend.errors import FrontendError
 
 
 class StreamWriter(ABC):
-    """Writes an answer as server-sent events. `open` counts the choices that have not ended."""
+    """Writes an answer as server-sent events or lines. `open` counts the choices that have not ended."""
 
     open: int
     unsettled: bool = False  # `settle` is to be awaited between the last row and `closing`
+    comments: bool = True  # comments may stand between the events, so that proxies do not give up
 
     @abstractmethod
     def events(self, rows: list[Row]) -> bytes:
