@@ -87,6 +87,8 @@ class Models:
 class Answer:
     """Hands out `batch` rows per read."""
 
+    journey = None
+
     def __init__(self, tokens: int, batch: int) -> None:
         rows = [Row("x", 1, 1, 0, i, [i], [" word"]) for i in range(tokens - 1)]
         rows.append(Row("x", 1, 1, 0, tokens - 1, [1], [" end"], None, Finish(reason="length", completion_tokens=tokens)))

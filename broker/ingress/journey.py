@@ -26,12 +26,16 @@ class Journey:
     def workers(self) -> list[str]:
         """The workers that had it, in the order of attempts, each once."""
         record = self._record
+        if len(self._runs) == 1 and self._runs[0][1] == record.worker:
+            return [record.worker]
         runs = [*self._runs, (record.attempt, record.worker)] if record.worker is not None else self._runs
         return list(dict.fromkeys(worker for _, worker in sorted(runs)))
 
     @property
     def attempts(self) -> int:
         """The number of times that it was given to a worker, as far as is known; 0 = never."""
+        if len(self._runs) == 1 == self._record.attempt:
+            return 1
         workers = len(self.workers)
         return max(len(self._runs), workers, self._record.attempt % GENERATION if workers else 0)
 

@@ -37,19 +37,27 @@ class RequestStory:
         fields["completion_tokens"] = counter.completion
         if self.first_token_s is not None:
             fields["ttft_s"] = round(self.first_token_s, DIGITS)
-        return fields | self._travelled()
-
-    def _travelled(self) -> dict[str, object]:
-        journeys = self._journeys
-        fields: dict[str, object] = {}
-        waits = [journey.queue_s for journey in journeys if journey.queue_s is not None]
-        if waits:
-            fields["queue_s"] = round(max(waits), DIGITS)
-        workers = list(dict.fromkeys(worker for journey in journeys for worker in journey.workers))
-        if workers:
-            fields["workers"] = workers
-            fields["attempts"] = max(journey.attempts for journey in journeys)
-        reasons = dict.fromkeys(reason for journey in journeys for reason in journey.finish_reasons)
-        if reasons:
-            fields["finish_reason"] = ",".join(reasons)
+        if len(self._journeys) == 1:
+            journey = self._journeys[0]
+            _add(fields, journey.queue_s, journey.workers, journey.attempts, journey.finish_reasons)
+        elif journeys := self._journeys:
+            waits = [journey.queue_s for journey in journeys if journey.queue_s is not None]
+            _add(
+                fields,
+                max(waits, default=None),
+                list(dict.fromkeys(worker for journey in journeys for worker in journey.workers)),
+                max(journey.attempts for journey in journeys),
+                list(dict.fromkeys(reason for journey in journeys for reason in journey.finish_reasons)),
+            )
         return fields
+
+
+def _add(
+    fields: dict[str, object], queue_s: float | None, workers: list[str], attempts: int, finish_reasons: list[str]
+) -> None:
+    if queue_s is not None:
+        fields["queue_s"] = round(queue_s, DIGITS)
+    if workers:
+        fields["workers"], fields["attempts"] = workers, attempts
+    if finish_reasons:
+        fields["finish_reason"] = ",".join(finish_reasons)
