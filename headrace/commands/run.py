@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
 
@@ -44,6 +45,9 @@ from headrace.jetstream.errors import (
 from headrace.up.process import end_with_supervisor
 from headrace.workers.health.process_guard import TreeGuard
 
+if TYPE_CHECKING:
+    from headrace.up.terminal import Terminal
+
 _log = structlog.get_logger()
 
 # What no restart cures.
@@ -53,16 +57,34 @@ _CONFIGURATION = (AccessDenied, JetStreamDisabled, ServerTooOld, SubjectError, T
 def run_up(settings: Settings) -> int:
     """Run `headrace up`. Raises CommandError."""
     from headrace.up.supervisor import Supervisor
-    from headrace.up.terminal import Terminal
 
-    chosen = logs.choose_format(settings["log.format"], sys.stderr)
-    colour = logs.wants_colour(sys.stderr)
-    terminal = Terminal(cast("TextIO", logs.LogStream(sys.stderr)), json_lines=chosen == "json", colour=colour)
+    check_up(settings)
+    terminal, chosen = _terminal(settings)
+    colour = chosen == "console" and logs.wants_colour(sys.stderr)
     logs.configure(log_format=chosen, level=settings["log.level"], fields={"component": "up"}, stream=cast("TextIO", terminal))
     _announce(settings)
-    check_up(settings)
     part_env = {**settings.environment(), "HEADRACE_LOG_FORMAT": chosen, **({"FORCE_COLOR": "1"} if colour else {})}
-    return asyncio.run(Supervisor(settings, terminal=terminal, part_env=part_env).run())
+    try:
+        return asyncio.run(Supervisor(settings, terminal=terminal, part_env=part_env).run())
+    finally:
+        terminal.close()
+
+
+def _terminal(settings: Settings) -> tuple[Terminal, logs.Format]:
+    """Return what `up` writes its log to, and the format of the log.
+
+    On a terminal that is a few lines, and the whole log goes to a file, unless the settings ask for the log.
+    """
+    from headrace.up.terminal import Terminal
+
+    asked = settings["up.verbose"] or settings.given("log.format") or settings.given("log.level")
+    if not asked and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from headrace.up.short_terminal import open_short_terminal
+
+        return open_short_terminal(settings, sys.stderr), "json"
+    chosen = logs.choose_format(settings["log.format"], sys.stderr)
+    stream = cast("TextIO", logs.LogStream(sys.stderr))
+    return Terminal(stream, json_lines=chosen == "json", colour=logs.wants_colour(sys.stderr)), chosen
 
 
 def run_frontend(settings: Settings) -> int:
@@ -198,9 +220,13 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare_model(settings: Settings) -> Path:
-    from headrace.workers.bundled_model import prepare
+    from headrace.workers.bundled_model import NAME, is_ready, prepare
 
-    return prepare(bundled_model_dir(settings), progress=lambda step: _log.info("model.preparing", step=step))
+    folder = bundled_model_dir(settings)
+    if not is_ready(folder):
+        prepare(folder, progress=lambda step: _log.info("model.preparing", step=step))
+        _log.info("model.prepared", name=NAME, folder=str(folder))
+    return folder
 
 
 def _run(settings: Settings, start: Callable[[], Coroutine[Any, Any, int | None]]) -> int:

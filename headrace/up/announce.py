@@ -16,14 +16,12 @@ from headrace.up.terminal import Terminal
 _log = structlog.get_logger()
 
 _POLL_S = 0.05
-_STATUS_EVERY_S = 1.0
-_QUIET_START_S = 2.0  # starts faster than this show no progress
 _LOG_PROGRESS_EVERY_S = 10.0
 
 
 async def until_answering(terminal: Terminal, host: str, port: int, *, waiting_for: Callable[[], str], began_s: float) -> None:
     """Show progress until the frontend says that some model can answer. `began_s` is a time of the monotonic clock."""
-    next_status_s = began_s + _QUIET_START_S
+    next_status_s = began_s + terminal.QUIET_START_S
     next_log_s = began_s + _LOG_PROGRESS_EVERY_S
     while True:
         status, _ = await get(host, port, "/ready")
@@ -32,20 +30,19 @@ async def until_answering(terminal: Terminal, host: str, port: int, *, waiting_f
         now_s = time.monotonic()
         elapsed_s = now_s - began_s
         if now_s >= next_status_s:
-            next_status_s = now_s + _STATUS_EVERY_S
-            terminal.status(f"  … {waiting_for()}, {elapsed_s:.0f} s")
+            next_status_s = now_s + terminal.STATUS_EVERY_S
+            terminal.waiting(waiting_for(), elapsed_s)
         if now_s >= next_log_s:
             next_log_s = now_s + _LOG_PROGRESS_EVERY_S
             _log.info("up.waiting", waiting_for=waiting_for(), elapsed_s=round(elapsed_s))
         await asyncio.sleep(_POLL_S)
 
 
-async def say_ready(host: str, port: int, *, began_s: float) -> None:
-    """Print the ready line with commands to try."""
+async def say_ready(host: str, port: int, *, after_s: float) -> None:
+    """Print the ready line with commands to try. `after_s` is the time that the start took."""
     models = await served_models(host, port)
     url = base_url(host, port)
-    elapsed_s = time.monotonic() - began_s
-    _log.info("up.ready", url=url, models=models, elapsed_s=round(elapsed_s, 2))
+    _log.info("up.ready", url=url, models=models, elapsed_s=round(after_s, 2))
     model = models[0] if models else "MODEL"
-    sys.stdout.write(ready_text(url, model, after_s=elapsed_s, kinds=await kinds_of(host, port, model)))
+    sys.stdout.write(ready_text(url, model, after_s=after_s, kinds=await kinds_of(host, port, model)))
     sys.stdout.flush()

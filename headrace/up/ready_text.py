@@ -12,8 +12,8 @@ or in Python:
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="none")
-  stream = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Say hello."}}], stream=True)
-  for chunk in stream:
+  hello = [{{"role": "user", "content": "Say hello."}}]
+  for chunk in client.chat.completions.create(model="{model}", messages=hello, stream=True):
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 """
 _EMBEDDING = """
@@ -41,5 +41,6 @@ _EXAMPLES = {"chat": _CHAT, "embedding": _EMBEDDING, "score": _SCORE, "classify"
 def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = ()) -> str:
     """Return the text that `up` prints once a request can be answered. `kinds` are those of the model's card."""
     example = next((text for kind, text in _EXAMPLES.items() if kind in kinds), _CHAT)
-    tried = example.format(url=url, model=model)
-    return f"\nHeadrace is ready after {after_s:.1f} s: {url}/v1 serves {model}. Try:\n{tried}\nCtrl-C stops everything.\n"
+    ready = f"Headrace is ready after {after_s:.1f} s and serves {model}."
+    where = f"  {url}/v1    for clients\n  {url}/docs  in a browser: all routes\n"
+    return f"\n{ready}\n\n{where}{example.format(url=url, model=model)}\nCtrl-C stops everything.\n"

@@ -40,6 +40,7 @@ _log = structlog.get_logger()
 
 _KILL_AFTER_GRACE_S = 3.0  # a worker ends its own grace period; this is for one that does not
 _PUBLISH_AGAIN_S = 5.0  # when the run file could not be written
+_SETTLE_S = 5.0  # on a terminal: for the lines of the routers, before the text that nothing is to be printed over
 _ROUTER_WAIT_S = 15.0  # routers start once all is ready, or after this: until then requests do without, and it is ready sooner
 
 
@@ -116,8 +117,14 @@ class Supervisor:
                 if isinstance(decision, Leave):
                     self._part_left(part, decision, tail)
                     return
+                why = {"error": last_words(tail)} if code > 0 else {}
                 _log.warning(
-                    "part.crashed", part=part.name, exit_code=code, restart_in_s=decision.after_s, crashes=decision.crashes
+                    "part.crashed",
+                    part=part.name,
+                    exit_code=code,
+                    restart_in_s=decision.after_s,
+                    crashes=decision.crashes,
+                    **why,
                 )
                 await _wait_at_most(part.stop_asked, decision.after_s)
         finally:
@@ -212,6 +219,8 @@ class Supervisor:
         self._insisted = True
         _log.warning("up.killing")
         for part in self._parts:
+            part.state.stop_asked()  # or its end would be a crash, and it would be started again
+            part.stop_asked.set()
             if part.child is not None:
                 part.child.kill()
 
@@ -246,7 +255,9 @@ class Supervisor:
         self._answering.set()
         self._terminal.status("")
         self._publish_state()
-        await say_ready(self._host, self._port, began_s=self._began_s)
+        after_s = time.monotonic() - self._began_s
+        await self._terminal.settle((router.name for router in self._parts.routers), timeout_s=_SETTLE_S)
+        await say_ready(self._host, self._port, after_s=after_s)
 
     def _say_who_answers(self) -> None:
         """Say that a worker has to join where none that answers requests is started here."""

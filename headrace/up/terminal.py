@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TextIO
+from collections.abc import Iterable
+from typing import ClassVar, TextIO
 
 _COLOURS = (36, 35, 32, 33, 34, 96, 95, 92)  # ANSI, one per part in the order of first appearance
 _CLEAR = "\r\x1b[2K"
@@ -15,6 +16,9 @@ _CLEAR = "\r\x1b[2K"
 
 class Terminal(io.TextIOBase):
     """Text stream that writes to `stream`. In JSON format lines of parts pass unchanged, and what is no JSON is wrapped."""
+
+    STATUS_EVERY_S: ClassVar[float] = 1.0
+    QUIET_START_S: ClassVar[float] = 2.0  # starts faster than this show no progress
 
     def __init__(self, stream: TextIO, *, json_lines: bool, colour: bool) -> None:
         super().__init__()
@@ -46,8 +50,7 @@ class Terminal(io.TextIOBase):
     def part_line(self, part: str, line: str) -> None:
         """Write a line of a part's output."""
         if self._json:
-            wrapped = line if line.startswith("{") else json.dumps({"event": "part.output", "component": part, "line": line})
-            self.write(wrapped + "\n")
+            self.write(as_json(part, line) + "\n")
         else:
             self.write(f"{self._prefix(part)}{line}\n")
 
@@ -58,6 +61,13 @@ class Terminal(io.TextIOBase):
             self._stream.flush()
             self._status = text
 
+    def waiting(self, what: str, elapsed_s: float) -> None:
+        """Show what a start waits for, as the live line."""
+        self.status(f"  … {what}, {elapsed_s:.0f} s")
+
+    async def settle(self, parts: Iterable[str], *, timeout_s: float) -> None:
+        """Wait for nothing: where all log lines are shown, those of parts that become ready may come at any time."""
+
     def _prefix(self, part: str) -> str:
         prefix = self._prefixes.get(part)
         if prefix is None:
@@ -66,3 +76,8 @@ class Terminal(io.TextIOBase):
                 prefix = f"\x1b[{_COLOURS[len(self._prefixes) % len(_COLOURS)]}m{prefix}\x1b[0m"
             self._prefixes[part] = prefix
         return prefix
+
+
+def as_json(part: str, line: str) -> str:
+    """Return a part's line as it is if it is JSON, else wrapped."""
+    return line if line.startswith("{") else json.dumps({"event": "part.output", "component": part, "line": line})

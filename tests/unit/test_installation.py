@@ -5,7 +5,10 @@ Python, uv and nvidia-smi are played by scripts that write down what they are as
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -70,6 +73,30 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0, 3])
+def test_on_a_terminal_an_installation_shows_how_much_has_arrived(machine: Machine, code: int) -> None:
+    """And its outcome is that of pip."""
+    arriving = 'head -c 5000000 /dev/zero >"$TMPDIR/arriving"; sleep 2.2'
+    machine.script(".venv/bin/python", f'case "$*" in *requirements.txt) {arriving}; exit {code};; esac')
+    for name in ("base", "nixl"):
+        machine._touch(machine.folder / ".venv" / f".{name}")
+    environment = {**os.environ, "PATH": f"{machine.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""}
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        ["make", "install", "ENGINE=vllm"], cwd=machine.folder, env=environment, stdout=slave, stderr=slave, stdin=slave
+    )
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # how the end of a pseudo terminal shows
+        while chunk := os.read(master, 4096):
+            shown += chunk
+    os.close(master)
+    assert (process.wait(30) == 0) == (code == 0)
+    assert re.search(rb"\r    [4-6] MB in [1-9] s ", shown), shown
+    assert not (machine.folder / ".venv" / "tmp").exists()
 
 
 def test_a_gpu_gets_the_gpu_build_and_no_cpu_build(machine: Machine) -> None:

@@ -140,6 +140,7 @@ def test_a_second_signal_kills_at_once(start: Callable[..., RunningUp]) -> None:
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(15) == 0, up.log()
     assert _no_longer(pids)
+    assert not up.events("part.crashed")
 
 
 @pytest.mark.fault

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.config.settings import load
 from headrace.up.parts import Part, Parts
@@ -77,3 +78,19 @@ async def test_a_run_file_that_cannot_be_written_ends_nothing_and_is_written_lat
     async with asyncio.timeout(5):
         while len(written) < 2:
             await asyncio.sleep(0.01)
+
+
+async def test_what_a_second_interrupt_kills_has_not_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", "sleep 600"])
+    settings = load("up", flags={"data_dir": str(tmp_path)})
+    supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
+    frontend = Part("frontend", (), dict(os.environ), RestartState(essential=True))
+    supervisor._parts = Parts(frontend=frontend)
+    with capture_logs() as logged:
+        keeping = asyncio.create_task(supervisor._keep(frontend))
+        while frontend.child is None:
+            await asyncio.sleep(0.01)
+        supervisor._insist()
+        await asyncio.wait_for(keeping, 10)
+    assert frontend.state.starts == 1
+    assert "part.crashed" not in [event["event"] for event in logged]

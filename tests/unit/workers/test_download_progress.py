@@ -1,0 +1,33 @@
+"""The progress of a download, told in steps."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from headrace.workers.download_progress import folder_bytes, reported
+
+
+def test_what_has_arrived_is_told_once_per_step(tmp_path: Path) -> None:
+    told: list[str] = []
+    heard = threading.Event()
+
+    def progress(line: str) -> None:
+        told.append(line)
+        heard.set()
+
+    with reported(tmp_path, progress, what="downloading it", total_mb=2, every_s=0.001):
+        for number in (1, 2):
+            heard.clear()
+            (tmp_path / f"part-{number}").write_bytes(bytes(1_000_000))
+            assert heard.wait(10)
+    assert told == ["downloading it, 1 of 2 MB …", "downloading it, 2 of 2 MB …"]
+
+
+def test_folders_below_count_and_links_do_not(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(bytes(10))
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "dead").symlink_to(tmp_path / "nowhere")
+    assert folder_bytes(tmp_path) == 10
+    assert folder_bytes(tmp_path / "nowhere") == 0
