@@ -41,6 +41,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     at_most: int | None = None  # tokens per choice in place of `wanted`; no error if the context has room for fewer
     top_logprobs: int | None = None
     parse: Parsing | None = None
+    freeform: frozenset[str] = frozenset()  # names of tools whose input is plain text
     prompt_logprobs: int | None = None  # alternatives per prompt token; None = no log probabilities of the prompt
     role: str = "assistant"  # of the answer
     prompt_text: str | None = None  # the rendered prompt, if it is part of the answer

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.schema.chat import ChatRequest, NamedTool, Tool, ToolChoice
+from headrace.frontend.writers.freeform import as_function
 
 Choice = str | dict[str, Any]
+
+NOT_RUN = "is not supported here: no tool runs on the server; function and custom only"
+"""Why the types of tools are refused that OpenAI's servers run themselves."""
 
 _CHOICES = ("none", "auto", "required")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolbox:
-    """The tools of a request with all keys that templates print. `choice` is auto, none, required or a named tool."""
+    """The tools of a request with all keys that templates print. `choice` is auto, none, required or a named tool.
+
+    `freeform` has the names of those whose input is plain text.
+    """
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     choice: Choice = "none"
+    freeform: frozenset[str] = frozenset()
 
     @property
     def wanted(self) -> bool:
@@ -42,7 +50,10 @@ def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
     if not tools:
         raise BadRequest("tools must not be an empty list; leave it out instead", param="tools")
     given = [_tool(tool, i) for i, tool in enumerate(tools)]
-    names = {tool["function"]["name"] for tool in given}
+    names = {described["function"]["name"]: tool.type for described, tool in zip(given, tools, strict=True)}
+    freeform = frozenset(name for name, kind in names.items() if kind == "custom")
+    if freeform and len(names) < len(given):
+        raise BadRequest("tools: two tools have the same name, and one of them is of the type custom", param="tools")
     if choice is None:
         box = Toolbox(tools=given, choice="auto")
     elif isinstance(choice, str):
@@ -56,6 +67,8 @@ def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
     else:
         name = _named(choice, names, "tool_choice")
         box = Toolbox(tools=given, choice={"type": "function", "function": {"name": name}})
+    box = replace(box, freeform=freeform)
+    _check_grammars(tools, box)
     if box.choice == "auto" and card.tool_parser is None:
         raise BadRequest(
             f"{card.model!r} is served without a tool call parser, so tool_choice cannot be auto: use required, a named tool "
@@ -68,8 +81,15 @@ def toolbox_of(request: ChatRequest, card: ModelCard) -> Toolbox:
 
 def _tool(tool: Tool, index: int) -> dict[str, Any]:
     """Return a tool with the keys of vLLM's server, in its order, because some templates print tools as they are."""
+    if tool.type == "custom":
+        if tool.custom is None:
+            raise missing(f"tools[{index}].custom")
+        shape = tool.custom.format
+        if shape is not None and shape.type == "grammar" and shape.grammar is None:
+            raise missing(f"tools[{index}].custom.format.grammar")
+        return {"type": "function", "function": as_function(tool.custom)}
     if tool.type != "function":
-        raise unsupported(f"tools[{index}].type", f"{tool.type[:100]!r} is not supported here: functions only")
+        raise unsupported(f"tools[{index}].type", f"{tool.type[:100]!r} {NOT_RUN}")
     function = tool.function
     if function is None:
         raise missing(f"tools[{index}].function")
@@ -83,19 +103,36 @@ def _tool(tool: Tool, index: int) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _named(choice: ToolChoice | NamedTool, names: set[str], param: str) -> str:
-    if choice.type != "function":
-        raise unsupported(f"{param}.type", f"{choice.type[:100]!r} is not supported here: functions only")
-    if choice.function is None:
-        raise missing(f"{param}.function")
-    name = choice.function.name
-    if name not in names:
-        where = f"{param}.function.name"
-        raise BadRequest(f"{where} {name[:100]!r} is none of the tools: {', '.join(sorted(names))[:500]}", param=where)
-    return name
+def _check_grammars(tools: Sequence[Tool], box: Toolbox) -> None:
+    """Refuse a lark grammar for a call that is forced: structured output has to promise the whole call. Raises BadRequest."""
+    if not box.wanted or box.choice == "auto":
+        return
+    named = box.choice["function"]["name"] if isinstance(box.choice, dict) else None
+    callable_ = {tool["function"]["name"] for tool in box.tools}
+    for i, tool in enumerate(tools):
+        grammar = tool.custom.format.grammar if tool.custom is not None and tool.custom.format is not None else None
+        if tool.custom is None or grammar is None or grammar.syntax != "lark":
+            continue
+        if tool.custom.name == named or (named is None and tool.custom.name in callable_):
+            why = "lark cannot be enforced here when tool_choice forces the call; with auto the model is shown the grammar"
+            raise unsupported(f"tools[{i}].format", why)
 
 
-def _allowed(tools: list[dict[str, Any]], names: set[str], choice: ToolChoice) -> Toolbox:
+def _named(choice: ToolChoice | NamedTool, names: Mapping[str, str], param: str) -> str:
+    if choice.type not in ("function", "custom"):
+        raise unsupported(f"{param}.type", f"{choice.type[:100]!r} is not supported here: function and custom only")
+    chosen = choice.function if choice.type == "function" else choice.custom
+    if chosen is None:
+        raise missing(f"{param}.{choice.type}")
+    if names.get(chosen.name) != choice.type:
+        where = f"{param}.{choice.type}.name"
+        known = ", ".join(sorted(name for name, kind in names.items() if kind == choice.type)) or "there are none"
+        message = f"{where} {chosen.name[:100]!r} is none of the tools of the type {choice.type}: {known[:500]}"
+        raise BadRequest(message, param=where)
+    return chosen.name
+
+
+def _allowed(tools: list[dict[str, Any]], names: Mapping[str, str], choice: ToolChoice) -> Toolbox:
     """Return only the tools that the model may use."""
     allowed = choice.allowed_tools
     if allowed is None:

@@ -40,6 +40,7 @@ def answer_writer(
         logprobs=logprobs,
         role=asked.role,
         parse=asked.parse,
+        freeform=asked.freeform,
         echo=[echo[p] for p in prompt_of] if echo else (),
         echo_first=[echo_first[p] for p in prompt_of] if echo_first else (),
         prompt_ids=[prompt_ids[p] for p in prompt_of] if prompt_ids else (),

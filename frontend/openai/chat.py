@@ -111,6 +111,7 @@ class ChatApi:
             prompt_logprobs=_prompt_logprobs(request),
             prompt_text=text if request.return_prompt_text else None,
             parse=parse,
+            freeform=toolbox.freeform,
             role="assistant" if request.add_generation_prompt is not False else messages[-1]["role"],
         )
         return plan_generation(request, exchange, model, self._settings, generation)

@@ -16,6 +16,7 @@ from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.prompts.templates import ChatTemplate
 from headrace.frontend.schema.chat import Message
+from headrace.frontend.writers.freeform import INPUT
 
 log = structlog.get_logger()
 
@@ -74,7 +75,16 @@ def _text(part: Mapping[str, Any], where: str) -> str:
 
 
 def _past_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = call["function"]
+    """Return a past call as templates know it: that of a freeform tool becomes the call of the function that stands for it."""
+    function: Mapping[str, Any] | None = call.get("function")
+    if call.get("type") == "custom":
+        custom = call.get("custom")
+        if custom is None:
+            raise missing(f"{where}.custom")
+        function = {"name": custom["name"], "arguments": {INPUT: custom.get("input") or ""}}
+        call = {key: value for key, value in call.items() if key != "custom"} | {"type": "function"}
+    if function is None:
+        raise missing(f"{where}.function")
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), where)}}
 
 

@@ -58,7 +58,17 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
     status: Status
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+class CustomCallItem(msgspec.Struct, kw_only=True, tag="custom_tool_call"):
+    """A call of a freeform tool by the model. `input` is plain text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct, kw_only=True):
@@ -268,9 +278,16 @@ def item_id(kind: str, job_id: str, index: int) -> str:
 ITEM_KINDS = {"content": "msg", "reasoning": "rs", "tool": "fc"}
 
 
-def item_of(block: ContentBlock, job_id: str, status: Status, logprobs: list[ContentLogprob] | None = None) -> OutputItem:
-    """Return a block as an item, without its text while it is in progress."""
-    name = item_id(ITEM_KINDS[block.kind], job_id, block.index)
+def item_of(
+    block: ContentBlock,
+    job_id: str,
+    status: Status,
+    logprobs: list[ContentLogprob] | None = None,
+    *,
+    freeform: bool = False,
+) -> OutputItem:
+    """Return a block as an item, without its text while it is in progress. `freeform`: it is the call of a freeform tool."""
+    name = item_id("ctc" if freeform else ITEM_KINDS[block.kind], job_id, block.index)
     begun = status == "in_progress"
     if block.kind == "content":
         content = [] if begun else [OutputText(text=block.text, logprobs=logprobs or [])]
@@ -278,6 +295,8 @@ def item_of(block: ContentBlock, job_id: str, status: Status, logprobs: list[Con
     if block.kind == "reasoning":
         return ReasoningItem(id=name, status=status, content=[] if begun else [ReasoningText(text=block.text)])
     arguments = "" if begun else block.text
+    if freeform:
+        return CustomCallItem(id=name, call_id=block.id, name=block.name, input=arguments, status=status)
     return FunctionCallItem(id=name, call_id=block.id, name=block.name, arguments=arguments, status=status)
 
 

@@ -87,7 +87,7 @@ class ResponsesApi:
         logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
         turn = _Turn(tenant=tenant, job_id=job.id, items=items, past=past)
         response = opened(request, planned.head, sampled, store=store, background=bool(request.background))
-        progress = Progress(response, job.id, planned.counter, logprobs)
+        progress = Progress(response, job.id, planned.counter, logprobs, planned.options.freeform)
         if request.background:
             return self._in_background(planned, progress, turn, stream=bool(request.stream))
         keep = self._keeper(turn) if store else None

@@ -17,6 +17,10 @@ Item = Mapping[str, Any]
 
 ROLES = ("user", "assistant", "system", "developer")
 SUMMARY = "Summary of the conversation so far:\n"  # before the summary in a compaction item
+KNOWN = (
+    "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning, compaction and "
+    "item_reference"
+)
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
@@ -51,17 +55,16 @@ class MessageBuilder:
         kind = kind_of(item, where)
         if kind == "message":
             self._message(item, where)
-        elif kind == "function_call":
-            self._call(item, where)
-        elif kind == "function_call_output":
+        elif kind in ("function_call", "custom_tool_call"):
+            self._call(item, where, freeform=kind == "custom_tool_call")
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             self._output(item, where)
         elif kind == "reasoning":
             self._reasoning(item, where)
         elif kind == "compaction":
             self.messages.append({"role": "assistant", "content": SUMMARY + summary_in(item, where)})
         else:
-            known = "message, function_call, function_call_output, reasoning, compaction and item_reference only"
-            raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: {known}")
+            raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: {KNOWN} only")
 
     def _message(self, item: Item, where: str) -> None:
         role = text_at(item, "role", where)
@@ -86,24 +89,28 @@ class MessageBuilder:
         if texts:
             self._open(without=("content", "tool_calls", "reasoning_content"))["reasoning_content"] = "\n".join(texts)
 
-    def _call(self, item: Item, where: str) -> None:
+    def _call(self, item: Item, where: str, *, freeform: bool) -> None:
         call_id = text_at(item, "call_id", where)
-        arguments = item.get("arguments")
-        if arguments is not None and not isinstance(arguments, str):
-            raise wrong(f"{where}.arguments", "a string")
+        key = "input" if freeform else "arguments"
+        text = item.get(key)
+        if text is not None and not isinstance(text, str):
+            raise wrong(f"{where}.{key}", "a string")
         name = text_at(item, "name", where)
         if not name:
-            raise wrong(f"{where}.name", "the name of a function")
+            raise wrong(f"{where}.name", "the name of a tool")
         calls = self._open(without=()).setdefault("tool_calls", [])
         assert calls is not None  # noqa: S101  # nothing here makes it None
-        calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or ""}})
+        if freeform:
+            calls.append({"id": call_id, "type": "custom", "custom": {"name": name, "input": text or ""}})
+        else:
+            calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": text or ""}})
         self._calls.add(call_id)
 
     def _output(self, item: Item, where: str) -> None:
         call_id = text_at(item, "call_id", where)
         if call_id not in self._calls:
             param = f"{where}.call_id"
-            raise BadRequest(f"{param} {call_id[:100]!r} belongs to no function_call before it", param=param)
+            raise BadRequest(f"{param} {call_id[:100]!r} belongs to no call before it", param=param)
         output = item.get("output")
         if output is None:
             raise missing(f"{where}.output")

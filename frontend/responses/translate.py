@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 
 from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.tools import NOT_RUN
 from headrace.frontend.http.field_checks import missing, text_at, unsupported
 from headrace.frontend.responses.items import Item, MessageBuilder
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest, TextFormat
 from headrace.frontend.schema.chat import (
     AllowedTools,
     ChatRequest,
+    CustomTool,
     Function,
     FunctionName,
     Message,
@@ -160,14 +162,26 @@ def _tools(given: Items | None) -> list[Tool]:
     for i, tool in enumerate(given or ()):
         where = f"tools[{i}]"
         kind = text_at(tool, "type", where)
-        if kind != "function":
-            raise unsupported(f"{where}.type", f"{kind[:100]!r} is not supported here: nothing runs tools; functions only")
+        if kind not in ("function", "custom"):
+            raise unsupported(f"{where}.type", f"{kind[:100]!r} {NOT_RUN}")
+        described = {key: value for key, value in tool.items() if key != "type"}
         try:
-            function = msgspec.convert({k: v for k, v in tool.items() if k != "type"}, Function)
+            if kind == "function":
+                tools.append(Tool(function=msgspec.convert(described, Function)))
+            else:
+                tools.append(Tool(type=kind, custom=_custom(described)))
         except msgspec.ValidationError as error:
             raise BadRequest(f"invalid value for {where}: {error}", param=where) from None
-        tools.append(Tool(function=function))
     return tools
+
+
+def _custom(described: dict[str, Any]) -> CustomTool:
+    """Return a freeform tool, whose grammar this API has beside its type. Raises msgspec.ValidationError."""
+    shape = described.get("format")
+    if isinstance(shape, dict) and shape.get("type") == "grammar":
+        grammar = {key: value for key, value in shape.items() if key != "type"}
+        described = {**described, "format": {"type": "grammar", "grammar": grammar}}
+    return msgspec.convert(described, CustomTool)
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | ToolChoice | None:
@@ -176,16 +190,19 @@ def _choice(choice: str | Mapping[str, Any] | None) -> str | ToolChoice | None:
     kind = text_at(choice, "type", "tool_choice")
     if kind == "function":
         return ToolChoice(function=FunctionName(name=text_at(choice, "name", "tool_choice")))
+    if kind == "custom":
+        return ToolChoice(type=kind, custom=FunctionName(name=text_at(choice, "name", "tool_choice")))
     if kind != "allowed_tools":
-        raise unsupported("tool_choice.type", f"{kind[:100]!r} is not supported here: function or allowed_tools")
+        raise unsupported("tool_choice.type", f"{kind[:100]!r} is not supported here: function, custom or allowed_tools")
     named = []
     for i, tool in enumerate(choice.get("tools") or ()):
         where = f"tool_choice.tools[{i}]"
         if not isinstance(tool, Mapping):
             raise BadRequest(f"invalid value for {where}: expected an object", param=where)
-        if tool.get("type", "function") != "function":
-            raise unsupported(f"{where}.type", "other than function is not supported here")
-        named.append(NamedTool(function=FunctionName(name=text_at(tool, "name", where))))
+        if tool.get("type", "function") not in ("function", "custom"):
+            raise unsupported(f"{where}.type", "other than function and custom is not supported here")
+        name = FunctionName(name=text_at(tool, "name", where))
+        named.append(NamedTool(type="custom", custom=name) if tool.get("type") == "custom" else NamedTool(function=name))
     mode = choice.get("mode", "auto")
     if mode not in ("auto", "required"):
         raise BadRequest(f"tool_choice.mode must be auto or required, got {str(mode)[:100]!r}", param="tool_choice.mode")

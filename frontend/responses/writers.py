@@ -25,6 +25,7 @@ from headrace.frontend.responses.answer import (
 from headrace.frontend.schema.answers import ContentLogprob
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.content_blocks import BlockStep, ContentBlock, ContentBlocks
+from headrace.frontend.writers.freeform import FreeformParts
 from headrace.frontend.writers.logprobs import LogprobWriter
 from headrace.frontend.writers.usage import UsageCounter
 
@@ -40,13 +41,25 @@ class Keep(Protocol):
 
 
 class Progress:
-    """The state of a response while it is generated. `logprobs` None = not requested."""
+    """The state of a response while it is generated.
 
-    def __init__(self, response: ResponseAnswer, job_id: str, counter: UsageCounter, logprobs: LogprobWriter | None) -> None:
+    `logprobs` None = not requested. `freeform` has the names of tools whose input is plain text.
+    """
+
+    def __init__(
+        self,
+        response: ResponseAnswer,
+        job_id: str,
+        counter: UsageCounter,
+        logprobs: LogprobWriter | None,
+        freeform: frozenset[str] = frozenset(),
+    ) -> None:
         self.response = response
         self.job_id = job_id
         self._counter = counter
         self._writer = logprobs
+        self._freeform = freeform
+        self._parts = FreeformParts(freeform) if freeform else None
         self._blocks = ContentBlocks()
         self._waiting: list[TokenLogprob] = []  # tokens whose text is held back
         self._fresh: list[ContentLogprob] = []
@@ -66,7 +79,10 @@ class Progress:
             yield from self._end(fin)
 
     def _take(self, texts: list[Text]) -> Iterator[tuple[BlockStep, list[ContentLogprob]]]:
-        for step in self._blocks.take(parts_of(texts)):
+        parts = parts_of(texts)
+        if self._parts is not None:
+            parts = self._parts.convert(parts)
+        for step in self._blocks.take(parts):
             yield step, self._logprobs(step)
 
     def _logprobs(self, step: BlockStep) -> list[ContentLogprob]:
@@ -104,7 +120,11 @@ class Progress:
 
     def item(self, block: ContentBlock, status: Status) -> OutputItem:
         """Return a block as an item of the response."""
-        return item_of(block, self.job_id, status, self.logprobs(block))
+        return item_of(block, self.job_id, status, self.logprobs(block), freeform=self.freeform(block))
+
+    def freeform(self, block: ContentBlock) -> bool:
+        """Return whether a block is the call of a freeform tool."""
+        return block.kind == "tool" and block.name in self._freeform
 
     def logprobs(self, block: ContentBlock) -> list[ContentLogprob]:
         """Return the log probabilities of a block's text."""
@@ -211,7 +231,9 @@ class ResponseEvents(StreamWriter):
         self._event("response.output_item.added", b'"output_index":%d,"item":%b' % (block.index, _encode(item)))
         where = self._where(block, item)
         if block.kind == "tool":
-            kind, extra = "response.function_call_arguments.delta", b""
+            freeform = self._progress.freeform(block)
+            kind = "response.custom_tool_call_input.delta" if freeform else "response.function_call_arguments.delta"
+            extra = b""
         elif block.kind == "content":
             self._event("response.content_part.added", b'%b,"part":%b' % (where, _encode(OutputText(text=""))))
             kind, extra = "response.output_text.delta", b',"logprobs":'
@@ -230,7 +252,9 @@ class ResponseEvents(StreamWriter):
     def _close(self, block: ContentBlock) -> None:
         item = self._progress.item(block, self._progress.closed(block))
         where, text = self._where(block, item), _encode(block.text)
-        if block.kind == "tool":
+        if self._progress.freeform(block):
+            self._event("response.custom_tool_call_input.done", b'%b,"input":%b' % (where, text))
+        elif block.kind == "tool":
             named = b'%b,"name":%b,"arguments":%b' % (where, _encode(block.name), text)
             self._event("response.function_call_arguments.done", named)
         else:

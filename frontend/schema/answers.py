@@ -87,12 +87,25 @@ class CalledFunction(msgspec.Struct):
     arguments: str
 
 
-class MessageToolCall(msgspec.Struct, kw_only=True):
+class MessageToolCall(msgspec.Struct, kw_only=True, tag="function"):
     """A tool call of the model."""
 
     id: str
-    type: Literal["function"] = "function"
     function: CalledFunction
+
+
+class CalledTool(msgspec.Struct):
+    """A called freeform tool. `input` is plain text of the model."""
+
+    name: str
+    input: str
+
+
+class MessageCustomCall(msgspec.Struct, kw_only=True, tag="custom"):
+    """A call of a freeform tool by the model."""
+
+    id: str
+    custom: CalledTool
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -102,7 +115,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | None
     refusal: None = None
     audio: None = None
-    tool_calls: list[MessageToolCall] | UnsetType = UNSET
+    tool_calls: list[MessageToolCall | MessageCustomCall] | UnsetType = UNSET
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
 

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from headrace.frontend.schema.common import MAX_LOGPROBS, GenerationRequest, NonEmpty, Positive
 
+MAX_GRAMMAR = 256 * 1024  # characters; a grammar becomes part of the prompt
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -19,12 +21,20 @@ class FunctionCall(TypedDict, total=False):
     arguments: str | dict[str, Any] | None
 
 
+class CustomCall(TypedDict, total=False):
+    """A freeform tool called by an assistant, with its input as plain text."""
+
+    name: Required[NonEmpty]
+    input: str
+
+
 class ToolCall(TypedDict, total=False):
-    """A tool call in a message of the assistant."""
+    """A tool call in a message of the assistant: of a function, or of a freeform tool."""
 
     id: str
-    type: Literal["function"]
-    function: Required[FunctionCall]
+    type: Literal["function", "custom"]
+    function: FunctionCall
+    custom: CustomCall
 
 
 class Message(TypedDict, total=False):
@@ -48,11 +58,34 @@ class Function(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
+class Grammar(msgspec.Struct, kw_only=True):
+    """A grammar for the input of a freeform tool."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR)]
+
+
+class InputFormat(msgspec.Struct, kw_only=True):
+    """The format of a freeform tool's input. `grammar` is needed by the type of that name."""
+
+    type: Literal["text", "grammar"]
+    grammar: Grammar | None = None
+
+
+class CustomTool(msgspec.Struct, kw_only=True):
+    """A freeform tool: the model calls it with plain text."""
+
+    name: NonEmpty
+    description: str | None = None
+    format: InputFormat | None = None
+
+
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool. Types other than `function` are refused by name."""
+    """A tool. Types other than `function` and `custom` are refused by name."""
 
     type: str = "function"
     function: Function | None = None
+    custom: CustomTool | None = None
 
 
 class FunctionName(msgspec.Struct, kw_only=True):
@@ -66,6 +99,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
     type: str = "function"
     function: FunctionName | None = None
+    custom: FunctionName | None = None
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
@@ -80,6 +114,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
     type: str = "function"
     function: FunctionName | None = None
+    custom: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 
 

@@ -65,6 +65,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobWriter | None = None
     role: str = "assistant"
     parse: Parsing | None = None
+    freeform: frozenset[str] = frozenset()  # names of tools whose input is plain text
     echo: Sequence[str] = ()
     echo_first: Sequence[tuple[int, str]] = ()  # the prompts' first tokens, if `echo` includes log probabilities
     prompt_ids: Sequence[list[int]] = ()

@@ -110,7 +110,8 @@ class UnaryWriter(WholeWriter):
         parse, role = self._options.parse, self._options.role
         if parse is None:
             return ChatMessage(role=role, content=echoed)
-        message = message_of(choice.parts, role=role, forced=parse.choice not in ("auto", "none"))
+        forced = parse.choice not in ("auto", "none")
+        message = message_of(choice.parts, role=role, forced=forced, freeform=self._options.freeform)
         if echoed:
             message.content = echoed + (message.content or "")
         return message

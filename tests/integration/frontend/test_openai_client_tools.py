@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -197,11 +198,45 @@ async def test_the_clients_own_stream_helper_agrees(client: AsyncOpenAI) -> None
     assert json.loads(calls[0].function.arguments) == {"city": "Oslo"}
 
 
+PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Change a file."}}
+CODE: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "code",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[A-Z]{3}-[0-9]{4}"}},
+    },
+}
+
+
+async def test_a_freeform_tool_is_called_with_plain_text_and_its_result_answered(client: AsyncOpenAI) -> None:
+    text = 'a "quoted" line\n\tand\\another'
+    arguments = json.dumps({"name": "patch", "arguments": {"input": text}})
+    answer = f"<tool_call>\n{arguments}\n</tool_call>"
+    made = await ask(client, answer, tools=[PATCH, WEATHER])
+    (call,) = made.choices[0].message.tool_calls
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "patch", text)
+    stream = await ask(client, answer, tools=[PATCH, WEATHER], stream=True)
+    pieces = [p.model_extra["custom"] async for c in stream for p in c.choices[0].delta.tool_calls or ()]
+    assert "".join(piece["input"] for piece in pieces) == text
+    assert len(pieces) > 2
+    history = [*HI, made.choices[0].message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "ok"}]
+    again = await ask(client, "Done.", tools=[PATCH], messages=history)
+    assert again.choices[0].message.content == "Done."
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "custom": {"name": "code"}}])
+async def test_a_forced_freeform_call_keeps_to_its_regex(client: AsyncOpenAI, choice: Any) -> None:
+    made = await ask(client, tools=[CODE], tool_choice=choice)
+    calls = made.choices[0].message.tool_calls
+    assert calls
+    assert all(re.fullmatch("[A-Z]{3}-[0-9]{4}", call.custom.input) for call in calls)
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
         ({"tools": []}, "tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages[0].content"),

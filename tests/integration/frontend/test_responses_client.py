@@ -222,6 +222,30 @@ async def test_what_goes_in_is_counted(client: AsyncOpenAI) -> None:
     assert follow.input_tokens > 0
 
 
+async def test_a_freeform_tool_is_called_with_plain_text(client: AsyncOpenAI) -> None:
+    patch: Any = {"type": "custom", "name": "patch", "description": "Changes a file."}
+    text = '*** "Begin"\n+a\\b\n'
+    answer = f"<tool_call>{json.dumps({'name': 'patch', 'arguments': {'input': text}})}</tool_call>"
+    machine = Machine()
+    async for event in await create(client, answer, tools=[patch, WEATHER], stream=True):
+        machine.take(event.to_dict())
+    (item,) = machine.items
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", text)
+    result: Any = [{"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}]
+    again = await create(client, "Good.", input=result, previous_response_id=machine.final["id"], tools=[patch])
+    assert again.output_text == "Good."
+
+
+async def test_a_conversation_is_compacted(client: AsyncOpenAI) -> None:
+    first = await create(client, "I am a machine.", input="My name is Alice.")
+    short = await client.responses.compact(model=MODEL, previous_response_id=first.id)
+    assert (short.object, [item.type for item in short.output]) == ("response.compaction", ["message", "compaction"])
+    assert short.usage.output_tokens > 0
+    kept: Any = short.to_dict(warnings=False)["output"]  # the package has no type for messages of the user there
+    items: Any = [*kept, {"role": "user", "content": "Who am I?"}]
+    assert (await create(client, "Alice.", input=items)).output_text == "Alice."
+
+
 REFUSED: list[dict[str, Any]] = [
     {"tools": [{"type": "web_search"}]},
     {"conversation": "conv_1"},

@@ -27,10 +27,16 @@ SHAPES: dict[str, Any] = {
     "response.reasoning_text.done": types.ResponseReasoningTextDoneEvent,
     "response.function_call_arguments.delta": types.ResponseFunctionCallArgumentsDeltaEvent,
     "response.function_call_arguments.done": types.ResponseFunctionCallArgumentsDoneEvent,
+    "response.custom_tool_call_input.delta": types.ResponseCustomToolCallInputDeltaEvent,
+    "response.custom_tool_call_input.done": types.ResponseCustomToolCallInputDoneEvent,
     "response.completed": types.ResponseCompletedEvent,
     "response.incomplete": types.ResponseIncompleteEvent,
     "response.failed": types.ResponseFailedEvent,
     "error": types.ResponseErrorEvent,
+}
+CALLS = {  # by the type of the item: the name of its events, and the key of its text
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
 }
 TEXT = {"message": "output_text", "reasoning": "reasoning_text"}
 LAST = ("response.completed", "response.incomplete", "response.failed")
@@ -88,8 +94,8 @@ class Machine:
             done = event["item"]
             assert (done["id"], done["type"]) == (item["id"], item["type"])
             assert self._part == "done"
-            if item["type"] == "function_call":
-                assert done["arguments"] == self._text
+            if item["type"] in CALLS:
+                assert done[CALLS[item["type"]][1]] == self._text
                 assert (done["call_id"], done["name"]) == (item["call_id"], item["name"])
             else:
                 assert [part["text"] for part in done["content"]] == [self._text]
@@ -97,18 +103,18 @@ class Machine:
             self._item = None
             return
         assert event["item_id"] == item["id"]
-        if item["type"] == "function_call":
-            self._call(kind, event)
+        if item["type"] in CALLS:
+            self._call(kind, event, *CALLS[item["type"]])
         else:
             self._content(kind, event, TEXT[item["type"]])
 
-    def _call(self, kind: str, event: dict[str, Any]) -> None:
-        if kind == "function_call_arguments.delta":
+    def _call(self, kind: str, event: dict[str, Any], name: str, key: str) -> None:
+        if kind == f"{name}.delta":
             assert self._part == "none"
             self._text += event["delta"]
         else:
-            assert (kind, self._part) == ("function_call_arguments.done", "none")
-            assert event["arguments"] == self._text
+            assert (kind, self._part) == (f"{name}.done", "none")
+            assert event[key] == self._text
             self._part = "done"
 
     def _content(self, kind: str, event: dict[str, Any], text: str) -> None:

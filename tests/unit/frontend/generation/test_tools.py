@@ -22,6 +22,10 @@ THINKER = msgspec.structs.replace(TOOL_CARD, reasoning_parser="think")
 TEMPLATE = "{{ tools | tojson if tools else '-' }}{% for m in messages %}<{{ m.role }}>{{ m | tojson }}{% endfor %}"
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+LARK = {
+    "type": "custom",
+    "custom": {"name": "patch", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}},
+}
 CLOCK = {"type": "function", "function": {"name": "clock", "description": "what time it is", "strict": True}}
 
 
@@ -132,16 +136,66 @@ async def test_only_allowed_tools_are_offered() -> None:
     assert (parse.choice, [t["function"]["name"] for t in parse.tools]) == ("required", ["clock"])
 
 
+async def test_a_freeform_tool_is_a_function_with_one_text_to_model_and_worker() -> None:
+    parse = (await job_of(tools=[WEATHER, LARK], tool_choice="auto")).generation.parse
+    assert parse is not None
+    function = parse.tools[1]["function"]
+    assert (parse.tools[1]["type"], function["name"], function["parameters"]["required"]) == ("function", "patch", ["input"])
+    assert 'start: "a"' in function["description"]
+    plain = {"type": "custom", "custom": {"name": "say"}}
+    named = (await job_of(tools=[plain, LARK], tool_choice=plain)).generation.parse
+    assert named is not None
+    assert named.choice == {"type": "function", "function": {"name": "say"}}
+    allowed = {"mode": "required", "tools": [plain]}
+    kept = await job_of(tools=[plain, LARK], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert kept.generation.parse is not None
+    assert [tool["function"]["name"] for tool in kept.generation.parse.tools] == ["say"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_of_a_freeform_tool_has_its_input_as_text(stream: bool) -> None:
+    said = parts(
+        [tool('{"inp', 0, "c0", "patch")], [tool('ut":"a\\', 0)], [tool('nb"}', 0)], [tool("{}", 1, "c1", "weather")],
+        reason="tool_calls",
+    )  # fmt: skip
+    call, _ = await ask(script=said, tools=[WEATHER, LARK], stream=stream)
+    assert call.status == 200, call.body
+    if not stream:
+        ChatCompletion.model_validate(call.json())
+        calls = call.json()["choices"][0]["message"]["tool_calls"]
+        assert calls[0] == {"type": "custom", "id": "c0", "custom": {"name": "patch", "input": "a\nb"}}
+        assert calls[1] == {"type": "function", "id": "c1", "function": {"name": "weather", "arguments": "{}"}}
+        return
+    deltas = [event["choices"][0]["delta"] for event in call.events() if event != "[DONE]"]
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert pieces[0] == {"index": 0, "id": "c0", "type": "custom", "custom": {"name": "patch", "input": ""}}
+    assert "".join(piece["custom"]["input"] for piece in pieces[:-1]) == "a\nb"
+    assert pieces[-1]["function"] == {"name": "weather", "arguments": "{}"}
+
+
+async def test_past_calls_of_freeform_tools_are_calls_of_functions_to_the_template() -> None:
+    past = {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "patch", "input": "a"}}]}
+    job = await job_of(messages=[past, {"role": "tool", "tool_call_id": "c", "content": "done"}], tools=[LARK])
+    assert '"function": {"name": "patch", "arguments": {"input": "a"}}' in text_of(job.generation.token_ids)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": []}, "tools"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     ({"tools": [WEATHER, {"type": "function", "function": {"name": "x", "parameters": 3}}]}, "tools[1].function.parameters"),
-    ({"tools": [WEATHER, {"type": "custom", "custom": {"name": "x"}}]}, "tools[1].type"),
+    ({"tools": [WEATHER, {"type": "web_search"}]}, "tools[1].type"),
+    ({"tools": [WEATHER, {"type": "custom"}]}, "tools[1].custom"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}]}, "tools[0].custom.format.grammar"),
+    ({"tools": [WEATHER, {"type": "custom", "custom": {"name": "weather"}}]}, "tools"),
+    ({"tools": [LARK], "tool_choice": "required"}, "tools[0].format"),
+    ({"tools": [WEATHER, LARK], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}, "tools[1].format"),
+    ({"tools": [LARK], "tool_choice": {"type": "function", "function": {"name": "patch"}}}, "tool_choice.function.name"),
     ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice.function"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.type"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.custom.name"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"functions": [{"name": "x"}]}, "functions"),
@@ -150,8 +204,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0].function.name"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "x"}}]}]},
-        "messages[0].tool_calls[0].type",
+        "messages[0].tool_calls[0].custom",
     ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"type": "mcp"}]}]}, "messages[0].tool_calls[0].type"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}, "messages[0].tool_calls[0].function"),
     ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0].content"),

@@ -1,0 +1,89 @@
+"""Freeform tools as functions: any input comes back as it was, however its arguments are cut and whatever the model wrote."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.broker.messages import Part
+from headrace.frontend.schema.chat import CustomTool, Grammar, InputFormat
+from headrace.frontend.writers.freeform import FreeformParts, InputReader, arguments_of, as_function, input_in
+
+PIECES = st.lists(st.integers(0, 60), max_size=8)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def read(pieces: list[str]) -> str:
+    reader = InputReader()
+    return "".join(reader.feed(piece) for piece in pieces)
+
+
+@given(st.text(), PIECES, st.booleans(), st.sampled_from(["{}", "\n {} ", '{{ "input" : {} }}']))
+def test_any_input_comes_back_however_it_is_cut(text: str, places: list[int], ascii_only: bool, form: str) -> None:
+    written = json.dumps(text, ensure_ascii=ascii_only)
+    arguments = form.format(written) if "input" in form else form.format(f'{{"input": {written}}}')
+    assert read(cut(arguments, places)) == text
+    assert input_in(arguments_of(text)) == text
+
+
+@given(st.text(alphabet='{}":\\ input\nud83Dde00x', max_size=40), PIECES)
+def test_pieces_say_what_the_whole_says_even_of_broken_arguments(arguments: str, places: list[int]) -> None:
+    assert read(cut(arguments, places)) == input_in(arguments)
+
+
+@given(st.text(alphabet='\\ud83DE0aBn"', max_size=24), PIECES)
+def test_broken_escapes_are_cut_anywhere(inside: str, places: list[int]) -> None:
+    arguments = f'{{"input":"{inside}"}}'
+    found = read(cut(arguments, places))
+    assert found == input_in(arguments)
+    found.encode()  # no half of a character
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("*** Begin Patch\n", "*** Begin Patch\n"),
+        ('{"patch": "x"}', '{"patch": "x"}'),
+        ("{}", "{}"),
+        ("  plain", "  plain"),
+        ('{"in put":"x"}', '{"in put":"x"}'),
+        ('{"input":"a\nb"}', "a\nb"),
+        ('{"input":"cut', "cut"),
+        ('{"input":"\\ud83d\\ude00"}', "😀"),
+        ('{"input":"\\ud83dx\\ude00\\uzz"}', "\ufffdx\ufffd\ufffdzz"),
+        ('{"input":"a"} and more', "a"),
+        ('{"inp', ""),
+    ],
+)
+def test_what_models_write(arguments: str, text: str) -> None:
+    assert input_in(arguments) == text
+
+
+def test_only_the_named_tools_are_converted_and_empty_pieces_left_out() -> None:
+    freeform = FreeformParts(frozenset({"patch"}))
+    first = [Part("content", "hm"), Part("tool", '{"inp', 0, "c0", "patch"), Part("tool", '{"inp', 1, "c1", "other")]
+    assert freeform.convert(first) == [first[0], Part("tool", "", 0, "c0", "patch"), first[2]]
+    assert (freeform.took(0), freeform.took(1)) == (True, False)
+    then = [Part("tool", 'ut":', 0), Part("tool", '"a"', 0), Part("tool", 'ut":"a"}', 1), Part("tool", "}", 0)]
+    assert freeform.convert(then) == [Part("tool", "a", 0), Part("tool", 'ut":"a"}', 1)]
+
+
+def test_a_regex_becomes_a_pattern_and_every_grammar_is_shown() -> None:
+    plain = as_function(CustomTool(name="t"))
+    assert (plain["description"], plain["parameters"]["required"]) == (None, ["input"])
+    regex = InputFormat(type="grammar", grammar=Grammar(syntax="regex", definition="a|b"))
+    function = as_function(CustomTool(name="t", description="Do it.", format=regex))
+    assert function["parameters"]["properties"]["input"]["pattern"] == "^(?:a|b)$"
+    assert function["description"] == "Do it.\n\nThe input has to match this regex grammar:\na|b"
+    lark = InputFormat(type="grammar", grammar=Grammar(syntax="lark", definition='start: "a"'))
+    function = as_function(CustomTool(name="t", format=lark))
+    assert "pattern" not in function["parameters"]["properties"]["input"]
+    assert 'start: "a"' in function["description"]
