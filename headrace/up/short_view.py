@@ -2,9 +2,10 @@
 
 Nothing is written here: an event goes in, a line or nothing comes out.
 
-    ✓ nats-server  nats://127.0.0.1:40123                         0.1 s
-    ✓ frontend     http://127.0.0.1:8000                          0.6 s
-    ✓ worker-1     vllm serves smollm2-135m-instruct             16.2 s
+    ✓ nats-server  nats://127.0.0.1:40123                  0.1 s
+    ✓ frontend     http://127.0.0.1:8000                   0.6 s
+    ⠸ worker       waiting for the engine (vllm) to load   9.3 s
+    ✓ worker-1     vllm serves smollm2-135m-instruct      16.2 s
     ✗ worker-1     killed by SIGKILL, starts again in 0.5 s
     ✓ worker-1     is back after 1.9 s
 """
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_SPINNER = "|/-\\"
-_TEXT_WIDTH = 46  # of what stands before the time, in characters
+_NAME_WIDTH = 12  # in characters
+_TEXT_WIDTH = 48  # of what stands before the time
 _COLOURS = {"good": 32, "bad": 31, "note": 2}
 _MARKS = {"good": "✓", "bad": "✗", "note": "·"}
 _ASCII_MARKS = {"good": "+", "bad": "x", "note": "-"}
@@ -83,7 +85,9 @@ class ShortView:
         """Return the live line under all others while the deployment starts."""
         elapsed_s = self._clock() - self._began_s
         frames = SPINNER if self._style.unicode else _ASCII_SPINNER
-        return f"  {frames[int(elapsed_s * 10) % len(frames)]} {self._step or what}, {elapsed_s:.0f} s"
+        frame = frames[int(elapsed_s * 10) % len(frames)]
+        name, text = ("model", self._step) if self._step else ("worker", what)
+        return f"  {frame} {name:<{_NAME_WIDTH}} {text:<{_TEXT_WIDTH}} {elapsed_s:6.1f} s"
 
     def _is_ready(self, part: str, text: str, *, timed: bool = True) -> str | None:
         self.ready.add(part)
@@ -150,7 +154,7 @@ class ShortView:
         if self._style.colour:
             mark = f"\x1b[{_COLOURS[kind]}m{mark}\x1b[0m"
         timed = f"{text:<{_TEXT_WIDTH}} {after_s:6.1f} s" if after_s is not None else text
-        return f"  {mark} {part:<12} {timed}"
+        return f"  {mark} {part:<{_NAME_WIDTH}} {timed}"
 
 
 def _told(event: Mapping[str, Any]) -> str:

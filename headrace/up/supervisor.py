@@ -256,7 +256,9 @@ class Supervisor:
         self._terminal.status("")
         self._publish_state()
         after_s = time.monotonic() - self._began_s
-        await self._terminal.settle((router.name for router in self._parts.routers), timeout_s=_SETTLE_S)
+        routers = [router.name for router in self._parts.routers]
+        serving = [worker.name for worker in self._parts.workers if worker.serves]
+        await self._terminal.settle(routers, one_of=serving, timeout_s=_SETTLE_S)
         await say_ready(self._host, self._port, after_s=after_s)
 
     def _say_who_answers(self) -> None:

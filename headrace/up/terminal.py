@@ -65,7 +65,7 @@ class Terminal(io.TextIOBase):
         """Show what a start waits for, as the live line."""
         self.status(f"  … {what}, {elapsed_s:.0f} s")
 
-    async def settle(self, parts: Iterable[str], *, timeout_s: float) -> None:
+    async def settle(self, parts: Iterable[str], *, one_of: Iterable[str], timeout_s: float) -> None:
         """Wait for nothing: where all log lines are shown, those of parts that become ready may come at any time."""
 
     def _prefix(self, part: str) -> str:

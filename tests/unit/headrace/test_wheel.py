@@ -29,7 +29,7 @@ print("\\n".join(command.get_outputs(include_bytecode=False)))
 
 def sources() -> set[str]:
     """Modules and assets of the tree, by the paths that they are installed under."""
-    found = {"headrace/py.typed"}
+    found = {"headrace/py.typed", *(f"headrace/{folder}/py.typed" for folder in FOLDERS)}
     for folder in (*FOLDERS, "headrace"):
         for file in (ROOT / folder).rglob("*"):  # links are not followed
             path = file.relative_to(ROOT)

@@ -77,12 +77,14 @@ def test_a_log_that_cannot_be_written_is_said_once(screen: _Tty, tmp_path: Path)
 
 
 async def test_it_waits_for_parts_to_be_ready_but_not_for_ever(terminal: ShortTerminal) -> None:
-    waiting = asyncio.create_task(terminal.settle(["router-1"], timeout_s=30))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    terminal.part_line("router-1", '{"event":"router.ready","workers":1}')
+    waiting = asyncio.create_task(terminal.settle(["router-1"], one_of=["worker-1", "worker-2"], timeout_s=30))
+    for part, event in (("router-1", "router.ready"), ("worker-2", "worker.ready")):
+        await asyncio.sleep(2 * terminal.STATUS_EVERY_S)
+        assert not waiting.done()
+        terminal.part_line(part, json.dumps({"event": event}))
     await asyncio.wait_for(waiting, 10)
-    await terminal.settle(["router-2"], timeout_s=0.001)
+    await terminal.settle(["router-1"], one_of=[], timeout_s=30)
+    await terminal.settle(["router-2"], one_of=[], timeout_s=0.001)
 
 
 def test_it_opens_with_a_line_that_names_the_log(screen: _Tty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

