@@ -152,8 +152,13 @@ def job_headers(attempt: int, history: Sequence[HistoryEntry]) -> dict[str, str]
     if attempt != 1:
         headers[HEADER_ATTEMPT] = str(attempt)
     if history:
-        headers[HEADER_HISTORY] = json.dumps([[h.attempt, h.worker] for h in history], separators=(",", ":"))
+        headers[HEADER_HISTORY] = json.dumps([_entry(h) for h in history], separators=(",", ":"))
     return headers
+
+
+def _entry(entry: HistoryEntry) -> list[int | str]:
+    """Return a history entry as JSON has it; a group that is not known is left out."""
+    return [entry.attempt, entry.worker, entry.group] if entry.group else [entry.attempt, entry.worker]
 
 
 def prefill_header(decision: PrefillDecision) -> dict[str, str]:

@@ -21,7 +21,7 @@ HeadraceError
         ├── JobRefused             shed after acceptance; `reason`, `retry_after_s`
         ├── JobInvalid             the engine rejects the request itself
         ├── JobFailed              the engine failed and the job cannot be retried
-        ├── PoisonJob              the request crashed three workers
+        ├── PoisonJob              the request crashes its workers
         ├── ResumeImpossible       the worker died and the engine cannot continue from the point the stream has reached
         ├── SlowClient             the client did not read its tokens in time
         ├── JobWithdrawn           a call by its tenant cancelled the request
@@ -157,7 +157,7 @@ class JobFailed(JobError):
 
 
 class PoisonJob(JobError):
-    """The request crashed too many workers and was taken out of service."""
+    """The request crashes its workers and was taken out of service."""
 
     code = "poison"
 

@@ -20,6 +20,9 @@ FENCED = Counter("headrace_ingress_fenced_frames_total", "Rows that were not fro
 LEASE_LAPSES = Counter("headrace_broker_lease_lapses_total", "Times this process's lease had lapsed", ["role"])
 LEASES_REVOKED = Counter("headrace_broker_leases_revoked_total", "Leases of workers taken away because nobody listened there")
 CLAIMS = Counter("headrace_worker_claims_total", "Claims by verdict", ["verdict"])
+SUSPECTS = Counter(
+    "headrace_worker_suspects_total", "Suspects by what happened: started apart or beside other jobs, cleared", ["how"]
+)
 RUNS = Gauge("headrace_worker_runs", "Runs held by this worker")
 PLACED = Counter("headrace_worker_self_placed_total", "Jobs this worker placed on itself because there is no router")
 FRAMES = Counter("headrace_worker_frames_total", "Token frames sent")

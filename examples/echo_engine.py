@@ -115,6 +115,9 @@ class EchoEngine:
     async def died(self) -> str:
         return await self._dead  # it never does
 
+    def blamed(self) -> frozenset[str]:
+        return frozenset()
+
     async def stop(self, grace_s: float) -> None:
         if self._task is not None:
             self._task.cancel()

@@ -294,6 +294,12 @@ class Engine(Protocol):
     async def died(self) -> str:
         """Wait until the engine dies and return the reason. Never returns for a healthy engine."""
 
+    def blamed(self) -> frozenset[str]:
+        """Return the ids of the sequences that a dead engine names as the cause. Empty: it cannot tell, or lives.
+
+        An exception or a lack of memory may name them. Requests that are named are tried alone next; others count as innocent.
+        """
+
     def kv_events(self) -> AsyncGenerator[KvBatch]:
         """Yield the changes of the KV cache, a batch per step, to one reader at a time.
 

@@ -231,7 +231,7 @@ async def _run_session(
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             metrics.READY.set(0)
             if runtime.dead.done() and not serving.done():
-                await session.engine_died(runtime.dead.result())
+                await session.engine_died(runtime.dead.result(), runtime.blamed())
             await asyncio.wait({serving})
             for task in beside:
                 task.cancel()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
 from headrace.broker.membership.members import Members, drained_key
-from headrace.broker.messages import Claim, ClaimReply
+from headrace.broker.messages import Claim, ClaimReply, HistoryEntry, Suspicion, SuspicionQuery
 from headrace.broker.protocol.crashes import base_worker
+from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Messaging
@@ -18,9 +20,11 @@ from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
 
+Decide = Callable[[Collection[str]], None]
+
 
 class ClaimDecider:
-    """Answers claims: those without suspects at once, the others when the suspects' leases have been read."""
+    """Answers claims and suspicion queries: at once, or when the leases of workers that may have crashed have been read."""
 
     def __init__(
         self,
@@ -45,20 +49,33 @@ class ClaimDecider:
         record = self._judge.get(claim.id)
         if record is None:
             self._outbox.reply(reply, ClaimReply(verdict="unknown"))
-        elif not claim.history and not record.history:
-            self._decide(claim, reply, set())
-        elif self._tasks.is_open:
-            history = (*claim.history, *record.history)
-            suspects = sorted({entry.worker for entry in history if base_worker(entry.worker) == entry.worker})
-            self._tasks.spawn(self._decide_suspected(claim, reply, record.pool, suspects))
+        else:
+            self._when_read(record, claim.history, lambda accounted: self._decide(claim, reply, accounted))
 
-    async def _decide_suspected(self, claim: Claim, reply: str, pool: str, suspects: list[str]) -> None:
+    def on_suspicion(self, query: SuspicionQuery, reply: str) -> None:
+        """Answer `query` on the subject `reply`, now or from a task."""
+        record = self._judge.get(query.id)
+        if record is None:
+            self._outbox.reply(reply, Suspicion())
+        else:
+            self._when_read(record, query.history, lambda accounted: self._tell(query, reply, accounted))
+
+    def _when_read(self, record: JobRecord, history: Iterable[HistoryEntry], decide: Decide) -> None:
+        """Read the leases of those that may have crashed, then call `decide` with those of them that have not."""
+        entries = (entry for entry in (*history, *record.history) if entry.attempt >= record.cleared)
+        suspects = sorted({entry.worker for entry in entries if base_worker(entry.worker) == entry.worker})
+        if not suspects:
+            decide(frozenset())
+        elif self._tasks.is_open:
+            self._tasks.spawn(self._read(record, suspects, decide))
+
+    async def _read(self, record: JobRecord, suspects: list[str], decide: Decide) -> None:
         try:
-            found = await asyncio.gather(*(self._accounted(pool, worker) for worker in suspects))
-        except JetStreamError as error:  # no answer: the worker asks again
-            log.warning("claim.undecided", request_id=claim.id, error=str(error))
+            found = await asyncio.gather(*(self._accounted(record.pool, worker) for worker in suspects))
+        except JetStreamError as error:  # no answer: the worker or router asks again
+            log.warning("claim.undecided", request_id=record.id, error=str(error))
             return
-        self._decide(claim, reply, {worker for worker, accounted in zip(suspects, found, strict=True) if accounted})
+        decide(frozenset(worker for worker, accounted in zip(suspects, found, strict=True) if accounted))
 
     async def _accounted(self, pool: str, worker: str) -> bool:
         """Read from the server whether this process is live under the same identity or has announced a drain."""
@@ -66,7 +83,7 @@ class ClaimDecider:
             return True
         return await self._state.get(drained_key(worker)) is not None
 
-    def _decide(self, claim: Claim, reply: str, accounted: set[str]) -> None:
+    def _decide(self, claim: Claim, reply: str, accounted: Collection[str]) -> None:
         record = self._judge.get(claim.id)
         pool = record.pool if record is not None else ""
         verdict = self._judge.on_claim(
@@ -76,3 +93,6 @@ class ClaimDecider:
             alive=lambda worker: self._members.worker_live(pool, worker),
         )
         self._outbox.reply(reply, verdict)
+
+    def _tell(self, query: SuspicionQuery, reply: str, accounted: Collection[str]) -> None:
+        self._outbox.reply(reply, self._judge.on_suspicion(query, accounted=accounted.__contains__))

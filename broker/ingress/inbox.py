@@ -14,7 +14,7 @@ from headrace.broker.ingress.claims import ClaimDecider
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
 from headrace.broker.ingress.open_jobs import OpenJobs
 from headrace.broker.ingress.placement_decisions import Decisions
-from headrace.broker.messages import CancelJob, Check, Claim, Done, Frame, JobEvents
+from headrace.broker.messages import CancelJob, Check, Claim, Done, Frame, JobEvents, SuspicionQuery
 from headrace.broker.protocol.judge import Judge
 from headrace.jetstream.ports import Message
 
@@ -67,7 +67,7 @@ class IngressInbox:
                 job.stream.journey.started(event.attempt, event.worker, self._loop.time())
 
     def on_control(self, message: Message) -> None:
-        """Answer a claim, check, refusal or cancellation."""
+        """Answer a claim, suspicion query, check, refusal or cancellation."""
         try:
             control = decode_ingress_control(message.data)
         except WireError as error:
@@ -76,6 +76,8 @@ class IngressInbox:
             return
         if isinstance(control, Claim):
             self._claims.on_claim(control, message.reply)
+        elif isinstance(control, SuspicionQuery):
+            self._claims.on_suspicion(control, message.reply)
         elif isinstance(control, Check):
             self._outbox.reply(message.reply, self._judge.on_check(control, self._loop.time()))
         elif isinstance(control, CancelJob):

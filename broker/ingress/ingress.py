@@ -29,7 +29,8 @@ from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Explanation, IngressMember, JobFault
 from headrace.broker.models.directory import ModelDirectory
-from headrace.broker.protocol.judge import JobRecord, Judge
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import Judge
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import HealthPort, Messaging

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.broker.protocol.judge import GENERATION, JobRecord
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import GENERATION
 
 
 class Journey:

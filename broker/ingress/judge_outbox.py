@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
 from headrace.broker.messages import Abort, Answers, Record, RunRef, RunVerdict, Since, SinceItem
-from headrace.broker.protocol.judge import JobRecord
+from headrace.broker.protocol.crashes import Crash
+from headrace.broker.protocol.job_record import JobRecord
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
@@ -15,8 +16,10 @@ from headrace.jetstream.subjects import Subjects
 class JudgeOutbox:
     """The judge's port. `flush` must follow every message that was fed to the judge."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, on_poison: Callable[[JobRecord, int], None]) -> None:
-        """`on_poison(record, crashes)` is called for a request that has crashed too many workers."""
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, on_poison: Callable[[JobRecord, Sequence[Crash]], None]
+    ) -> None:
+        """`on_poison(record, crashes)` is called for a request that crashes its workers."""
         self._messaging = messaging
         self._subjects = subjects
         self._on_poison = on_poison
@@ -39,8 +42,8 @@ class JudgeOutbox:
         """Collect the verdict on a run's last frame."""
         self._answers.setdefault(worker, []).append(verdict)
 
-    def poisoned(self, record: JobRecord, crashes: int) -> None:
-        """Report a request that has crashed too many workers."""
+    def poisoned(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
+        """Report a request that these crashes show to be poison."""
         self._on_poison(record, crashes)
 
     def reply(self, subject: str, reply: Record) -> None:

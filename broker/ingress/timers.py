@@ -9,7 +9,8 @@ from headrace.broker.codec import encode
 from headrace.broker.ingress.cancellation import Canceller
 from headrace.broker.ingress.open_jobs import OpenJobs
 from headrace.broker.messages import JobFault, Since, SinceItem
-from headrace.broker.protocol.judge import JobRecord, Judge
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import Judge
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects

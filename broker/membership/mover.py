@@ -51,9 +51,19 @@ class Mover:
         self._wall = wall
 
     async def move(
-        self, *, worker: str, seq: int, data: bytes, headers: Mapping[str, str] | None, suspect: str | None, reason: str
+        self,
+        *,
+        worker: str,
+        seq: int,
+        data: bytes,
+        headers: Mapping[str, str] | None,
+        suspect: str | None,
+        reason: str,
+        group: int = 0,
     ) -> None:
         """Move a message of `worker`. `suspect` is the name to append to the history if the worker may have crashed.
+
+        `group`: the number of jobs that it had then, this one included; 0 = not known.
 
         Returns only when the copy is stored and the old message is deleted; retries until then. A message that cannot be
         decoded is deleted.
@@ -67,7 +77,7 @@ class Mover:
             await self._delete(seq)
             return
         if suspect is not None:
-            history = [*history, HistoryEntry(attempt, suspect)]
+            history = [*history, HistoryEntry(attempt, suspect, group)]
         await self._publish(envelope, data, attempt + 1, history, seq)
         await self._delete(seq)
         metrics.MOVED.labels(reason).inc()
@@ -115,20 +125,23 @@ class Mover:
         moved = 0
         while messages := [m for m in await self._stored_for(worker) if m.seq not in keep]:
             for first in range(0, len(messages), AT_ONCE):
-                await asyncio.gather(*(self._move(m, worker, died, reason) for m in messages[first : first + AT_ONCE]))
+                batch = messages[first : first + AT_ONCE]
+                await asyncio.gather(*(self._move(m, worker, len(messages) if died else 0, reason) for m in batch))
             moved += len(messages)
             if died:
                 break
         return moved
 
-    async def _move(self, message: StoredMessage, worker: str, died: bool, reason: str) -> None:
+    async def _move(self, message: StoredMessage, worker: str, group: int, reason: str) -> None:
+        """Move a stored message of a worker that died with a group of jobs, or, with `group` 0, did not die."""
         await self.move(
             worker=worker,
             seq=message.seq,
             data=message.data,
             headers=message.headers,
-            suspect=worker if died else None,
+            suspect=worker if group else None,
             reason=reason,
+            group=group,
         )
 
     async def _stored_for(self, worker: str) -> list[StoredMessage]:

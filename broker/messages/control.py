@@ -24,16 +24,21 @@ class RunRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A suspicion, [attempt, worker]: the worker may have crashed while it had that attempt. Orders by attempt."""
+    """A suspicion, [attempt, worker, group]: the worker may have crashed while it had that attempt. Orders by attempt.
+
+    `group`: the number of jobs that it had then, among which the cause may be; 0 = not known.
+    """
 
     attempt: int
     worker: str
+    group: int = 0
 
 
 class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="claim"):
     """A worker's request to run an attempt that may not be the first; answered with ClaimReply.
 
-    `alone`: this worker runs no other job, and will not as long as it has this one.
+    `group`: the worker runs at most so many suspects at once, this one included, until this one is cleared; 0 = no limit.
+    `beside`: other jobs run there as well.
     """
 
     id: str
@@ -41,19 +46,36 @@ class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op
     run: int
     worker: str
     history: list[HistoryEntry] = []
-    alone: bool = False
+    group: int = 0
+    beside: bool = False
 
 
 class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The judge's answer to a claim.
 
-    `go` carries the tokens emitted so far, so that the run continues exactly there. `wait`: the worker asks again once it runs
-    no other job.
+    `go` carries the tokens emitted so far, so that the run continues exactly there. `wait`: the job is suspect, and the worker
+    asks again once it honours the limit.
     """
 
     verdict: Verdict
     emitted: list[list[int]] = []  # per choice
     finished: list[int] = []  # choices that have ended already
+    crashes: int = 0  # that count against the job
+    limit: int = 0  # the most suspects that may run together with this one; 0 = the job is not suspect
+    clear_s: float = 0.0  # the run clears the job when it has gone on for so long, and some tokens further
+
+
+class SuspicionQuery(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="suspicion"):
+    """A question of a router or worker: how suspect is this job, with these entries? It decides nothing. Answer: Suspicion."""
+
+    id: str
+    history: list[HistoryEntry] = []
+
+
+class Suspicion(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """The judge's answer to a suspicion query, as in ClaimReply."""
+
+    limit: int = 0
     crashes: int = 0
 
 
@@ -94,7 +116,7 @@ class CancelJob(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field
     tenant: str
 
 
-IngressControl = Claim | Check | Refuse | CancelJob
+IngressControl = Claim | SuspicionQuery | Check | Refuse | CancelJob
 
 
 # To a worker; one way unless the docstring names an answer:

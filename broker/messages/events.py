@@ -53,7 +53,7 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     epoch: int
     n: int
     at: float
-    slots: int  # 0: no job may be placed here, because a suspect job runs in isolation
+    slots: int  # 0: the worker is on trial, and no job may be placed here but suspects
     running: int
     waiting: int
     blocks_total: int = 0
@@ -64,3 +64,5 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     step_decodes: int = 0  # sequences that got a token in the last engine step
     handover_s: float = 0.0  # last remote prefill: time from its blocks being ready to the first token
     handover_tokens: int = 0  # last remote prefill: tokens fetched
+    suspects: int = 0  # uncleared suspects that run or wait here; not 0: the worker is on trial
+    limit: int = 0  # on trial: the smallest group limit among them

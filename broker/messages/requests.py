@@ -9,7 +9,7 @@ import msgspec
 from headrace.broker.messages.base import Record
 
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
-HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker]; absent = []
+HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker, group]; absent = []
 HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = no router has decided
 
 

@@ -7,7 +7,7 @@ after, an overlap is trimmed, and a request ends exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,9 +17,7 @@ from headrace.broker.messages import (
     CheckReply,
     Claim,
     ClaimReply,
-    Finish,
     Frame,
-    HistoryEntry,
     JobEvent,
     JobFault,
     Refuse,
@@ -28,8 +26,13 @@ from headrace.broker.messages import (
     RunRef,
     RunVerdict,
     SinceItem,
+    Suspicion,
+    SuspicionQuery,
 )
-from headrace.broker.protocol.crashes import ALONE_FROM, CRASH_LIMIT, crashed_workers
+from headrace.broker.protocol.clearance import Clearance, clear_after_s
+from headrace.broker.protocol.crashes import Crash, Grant
+from headrace.broker.protocol.group_testing import group_limit, in_words, is_poison
+from headrace.broker.protocol.job_record import JobRecord
 
 GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that may still be stored
 
@@ -46,77 +49,8 @@ class JudgePort(Protocol):
     def answer(self, worker: str, verdict: RunVerdict) -> None:
         """Answer a last frame."""
 
-    def poisoned(self, record: JobRecord, crashes: int) -> None:
-        """Dead-letter a request after too many crashes."""
-
-
-class RowReader(Protocol):
-    """Takes the rows of one request."""
-
-    def take(self, row: Row) -> bool:
-        """Take a row. False: the reader is full, and the row will be asked for again."""
-
-    def end(self, fault: JobFault | None) -> None:
-        """End the request, with a fault or, None, with an answer."""
-
-
-class JobRecord:
-    """An open request.
-
-    `held` has the (attempt, worker) pairs of which it is known that the worker really had the attempt.  `spared` has those of
-    which it is known that the worker was alive when the attempt was no longer its own: they never count as crashes.
-    """
-
-    __slots__ = (
-        "attempt",
-        "choices",
-        "emitted",
-        "finished",
-        "generation",
-        "heard_s",
-        "held",
-        "history",
-        "id",
-        "open_choices",
-        "paused",
-        "pool",
-        "reader",
-        "run",
-        "spared",
-        "worker",
-    )
-
-    def __init__(self, request_id: str, pool: str, choices: int, reader: RowReader, now_s: float) -> None:
-        self.id = request_id
-        self.pool = pool
-        self.choices = choices
-        self.reader = reader
-        self.attempt = 1
-        self.run: int | None = None
-        self.worker: str | None = None
-        self.emitted: list[list[int]] = [[] for _ in range(choices)]
-        self.finished: list[Finish | None] = [None] * choices
-        self.open_choices = choices
-        self.history: set[HistoryEntry] = set()
-        self.held: set[tuple[int, str]] = set()
-        self.spared: set[tuple[int, str]] = set()
-        self.generation = 0
-        self.heard_s = now_s
-        self.paused = False
-
-    def hold(self, attempt: int, worker: str) -> None:
-        """Note that a worker really had an attempt."""
-        if (attempt, worker) not in self.spared:
-            self.held.add((attempt, worker))
-
-    def spare(self, attempt: int, worker: str) -> None:
-        """Note that a worker has survived an attempt."""
-        self.held.discard((attempt, worker))
-        self.spared.add((attempt, worker))
-
-    def offsets(self) -> SinceItem:
-        """Return the number of tokens of each choice, as a question to a worker."""
-        return SinceItem(self.id, [len(ids) for ids in self.emitted])
+    def poisoned(self, record: JobRecord, crashes: Sequence[Crash]) -> None:
+        """Dead-letter a request that these crashes show to be poison."""
 
 
 class Judge:
@@ -165,6 +99,11 @@ class Judge:
                     continue
                 self._adopt(record, 1, row.run, worker)
             record.heard_s = now_s
+            clearance = record.clearance
+            if clearance is not None and clearance.reached(
+                row.choice, row.offset + len(row.ids), now_s, ended=row.fin is not None
+            ):
+                record.clear()  # also when its reader is full: what counts is that the worker lives
             self._on_row(record, row, worker)
 
     def _on_row(self, record: JobRecord, row: Row, worker: str) -> None:
@@ -231,32 +170,47 @@ class Judge:
         record.history.update(claim.history)
         if claim.attempt < record.attempt or (claim.attempt == record.attempt and record.run not in (None, claim.run)):
             return ClaimReply(verdict="stale")
-        crashed = crashed_workers(record.history, record.held, accounted)
-        crashes = len(crashed)
-        if crashes >= CRASH_LIMIT:
+        crashes = record.crashes(accounted)
+        if is_poison(crashes):
             self._port.poisoned(record, crashes)
-            self.close(
-                record.id,
-                JobFault("poison", f"the request was running on {crashes} workers when each of them crashed"),
-            )
+            self.close(record.id, JobFault("poison", in_words(crashes)))
             return ClaimReply(verdict="unknown")
-        if crashes >= ALONE_FROM and not claim.alone:
-            return ClaimReply(
-                verdict="wait", crashes=crashes
-            )  # not its holder yet: the crash of another job there must not count
+        limit = group_limit(crashes)
+        if limit and not claim.beside and not 0 < claim.group <= limit:
+            # Not its holder yet: the crash of another job there must not count.
+            return ClaimReply(verdict="wait", crashes=len(crashes), limit=limit)
         superseded = record.run is not None and record.run != claim.run
         if superseded and record.worker is not None and record.run is not None:
             self._port.abort(record.worker, RunRef(record.id, record.attempt, record.run))
-            if record.worker not in crashed and alive(record.worker):
+            if alive(record.worker) and all(crash.worker != record.worker for crash in crashes):
                 record.spare(record.attempt, record.worker)
         self._adopt(record, claim.attempt, claim.run, claim.worker)
         record.heard_s = now_s
+        clear_s = 0.0
+        record.clearance = None
+        if crashes:
+            clear_s = clear_after_s(record.clearances)
+            still_open = [choice for choice, fin in enumerate(record.finished) if fin is None]
+            record.clearance = Clearance([len(ids) for ids in record.emitted], still_open, clear_s)
+            if limit and claim.group:
+                record.granted[claim.attempt, claim.worker] = Grant(claim.group, claim.beside)
         return ClaimReply(
             verdict="go",
             emitted=[list(ids) for ids in record.emitted],
             finished=[i for i, fin in enumerate(record.finished) if fin is not None],
-            crashes=crashes,
+            crashes=len(crashes),
+            limit=limit,
+            clear_s=clear_s,
         )
+
+    def on_suspicion(self, query: SuspicionQuery, *, accounted: Callable[[str], bool]) -> Suspicion:
+        """Say how suspect a job is. Nothing is decided; its entries are remembered, as those of a claim are."""
+        record = self._open.get(query.id)
+        if record is None:
+            return Suspicion()
+        record.history.update(query.history)
+        crashes = record.crashes(accounted)
+        return Suspicion(limit=group_limit(crashes), crashes=len(crashes))
 
     def on_check(self, check: Check, now_s: float) -> CheckReply:
         """Answer a worker that is back from a lapse. A first attempt without a run is adopted, as by a first frame."""

@@ -17,8 +17,8 @@ this file, and nothing outside it assigns `Run.state`; an illegal transition rai
 
 * `WAITING` to `RUNNING` is the usual way: a first attempt that was delivered once starts without asking its judge.
 * Every other run takes its turn first, as `CLAIMING`: its judge is asked, but for a first attempt that was delivered once, and
-  its payload is fetched.  The judge may answer "wait": it knows of more crashes than this copy's history, and such a run waits
-  until it is alone on the worker.
+  its payload is fetched.  The judge may answer "wait": the job is suspect, and such a run waits until few enough others run on
+  the worker (`trial.py`).
 * A run ends without having been in the engine when its payload or its adapter is lost.
 * `LAPSED`: the lease was lost meanwhile.  The run may still be the current one, so it goes on decoding into its log, but it
   sends nothing until its judge calls it current.  An ended run lapses too: its last frame may never have arrived.
@@ -33,7 +33,8 @@ from __future__ import annotations
 from enum import Enum
 
 from headrace.broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
-from headrace.broker.protocol.crashes import ALONE_FROM, suspected
+from headrace.broker.protocol.clearance import CLEAR_TOKENS
+from headrace.broker.protocol.group_testing import limit_by_header
 from headrace.broker.protocol.transitions import follow
 from headrace.jetstream.ports import Delivery
 
@@ -87,13 +88,17 @@ class Run:
     __slots__ = (
         "attempt",
         "choices",
+        "clear_s",
+        "cleared",
         "crashes",
         "delivery",
         "envelope",
         "history",
         "id",
         "judge",
+        "limit",
         "prefill",
+        "progress_s",
         "ref",
         "resent_s",
         "run",
@@ -115,7 +120,11 @@ class Run:
         self.judge = envelope.judge
         self.attempt = attempt
         self.history = history
-        self.crashes = suspected(history)  # an upper bound, until the judge's own count is known
+        self.limit = limit_by_header(history)  # of the group that it may run in, 0 = no suspect; an upper bound of the judge's
+        self.crashes = len(history)
+        self.cleared = False  # it was suspect, and its judge has cleared it
+        self.clear_s = 0.0  # after so long its judge may clear it
+        self.progress_s: float | None = None  # when it was first seen to have made a token
         self.run = run
         self.ref = RunRef(envelope.id, attempt, run)
         self.delivery = delivery
@@ -173,9 +182,14 @@ class Run:
         return self.state is RunState.MOVING or self.state is RunState.GONE
 
     @property
-    def alone(self) -> bool:
-        """The job is suspect: it has crashed so often that nothing may run beside it."""
-        return self.crashes >= ALONE_FROM
+    def suspect(self) -> bool:
+        """The job may be the cause of crashes, and is not cleared yet."""
+        return self.limit > 0
+
+    @property
+    def ahead(self) -> bool:
+        """Every open choice has gone so far beyond what earlier attempts emitted that the judge may clear the job."""
+        return all(log.settled or log.fin is not None or len(log.ids) - log.start >= CLEAR_TOKENS for log in self.choices)
 
     @property
     def in_engine(self) -> bool:

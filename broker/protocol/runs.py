@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.broker.messages import RunRef
-from headrace.broker.protocol.run import STARTED, Run, RunState
+from headrace.broker.protocol.run import Run
+from headrace.broker.protocol.trial import ORDINARY, Turn, turn_of_suspect
 from headrace.jetstream.ports import Delivery
 
 
@@ -19,7 +20,7 @@ class RunTable:
     def __init__(self) -> None:
         self._by_seq: dict[int, Run] = {}
         self._by_id: dict[str, list[Run]] = {}
-        self._alone: set[Run] = set()
+        self._suspects: set[Run] = set()
         self.sequences = 0  # choices of all runs, each of which takes one slot of the engine
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class RunTable:
             raise ValueError(f"stream sequence {run.seq} has a run already")
         self._by_seq[run.seq] = run
         self.sequences += run.envelope.choices
-        self.set_crashes(run, run.crashes)
+        self.suspect(run, run.limit, run.crashes)
         self._by_id.setdefault(run.id, []).append(run)
 
     def of(self, request_id: str) -> list[Run]:
@@ -68,37 +69,46 @@ class RunTable:
         run.forget()
         del self._by_seq[run.seq]
         self.sequences -= run.envelope.choices
-        self._alone.discard(run)
+        self._suspects.discard(run)
         same = self._by_id[run.id]
         same.remove(run)
         if not same:
             del self._by_id[run.id]
         return True
 
-    def may_start(self, run: Run) -> bool:
-        """Keep suspect jobs alone: false while one is here, or while this run is suspect itself and others have started.
+    def turn(self, run: Run, *, overdue: bool = False) -> Turn | None:
+        """Return the promise under which a waiting run may start now, or None. `overdue`: a suspect has waited long enough.
 
-        A suspect job that waits for the others to end holds new ones back, because on a busy worker it would wait forever.
+        A suspect that waits for others to leave holds ordinary runs back, because on a busy worker it would wait forever.
         """
-        if not self._alone and not run.alone:
-            return True  # the usual case
-        for other in self._by_seq.values():
-            if other is run:
-                continue
-            started = other.state in STARTED
-            if (run.alone and started) or (other.alone and (started or (not run.alone and other.state is RunState.WAITING))):
-                return False
-        return True
+        if run.suspect:
+            return turn_of_suspect(run, self.suspects, self._by_seq.values(), overdue=overdue)
+        return None if self._suspects and self.suspects else ORDINARY
 
     @property
-    def any_alone(self) -> bool:
-        """A suspect job is here, which runs alone."""
-        return bool(self._alone)
+    def suspects(self) -> list[Run]:
+        """The uncleared suspects that run or wait here. While there are any, the worker is on trial."""
+        return [run for run in self._suspects if not run.stopping]
 
-    def set_crashes(self, run: Run, crashes: int) -> None:
-        """Set the number of the job's crashes, which decides whether it runs alone."""
-        run.crashes = crashes
-        (self._alone.add if run.alone else self._alone.discard)(run)
+    @property
+    def on_trial(self) -> bool:
+        """Uncleared suspects run or wait here, and nothing else starts."""
+        return bool(self._suspects) and bool(self.suspects)
+
+    @property
+    def group_limit(self) -> int:
+        """The smallest group limit among the suspects here; 0 = there are none."""
+        return min((run.limit for run in self._suspects if not run.stopping), default=0)
+
+    def suspect(self, run: Run, limit: int, crashes: int) -> None:
+        """Set how suspect a job is, as its judge says: `limit` 0 = not at all."""
+        run.limit, run.crashes = limit, crashes
+        (self._suspects.add if limit else self._suspects.discard)(run)
+
+    def clear(self, run: Run) -> None:
+        """Take a run for an ordinary one from now on: its judge has cleared it."""
+        run.cleared = True
+        self.suspect(run, 0, 0)
 
 
 class Tombstones:

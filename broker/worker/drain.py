@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import structlog
 
@@ -11,8 +11,8 @@ from headrace.broker.codec import encode
 from headrace.broker.membership.members import drained_key
 from headrace.broker.membership.mover import Mover
 from headrace.broker.prefill.server import PrefillServer
-from headrace.broker.protocol.crashes import ENGINE_DEATH
-from headrace.broker.protocol.run import RunState
+from headrace.broker.protocol.crashes import ENGINE_DEATH, NAMED_DEATH
+from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.retry import until_done
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
@@ -62,18 +62,24 @@ class Drainer:
         await self._move_unstarted()
         while len(state.runs) and loop.time() < deadline:
             await asyncio.sleep(POLL_S)
-        await self._hand_over(suspect=None, reason="drain")
+        await self._hand_over(reason="drain")
         if self._prefill is not None:
             await self._prefill.leave(max(0.0, deadline - loop.time()))
         self.done.set()
 
-    async def engine_died(self, why: str) -> None:
-        """Move all runs. Those that were in the engine count as crashed, although their worker moves them itself."""
+    async def engine_died(self, why: str, named: Collection[str] = ()) -> None:
+        """Move all runs, as their worker can do itself. Those that were in the engine have crashed.
+
+        `named`: the requests that the engine has named as the cause; then only these have.
+        """
         state = self._state
         state.engine_dead = True
-        log.error("engine.died", worker=state.worker, why=why, runs=len(state.runs))
+        log.error("engine.died", worker=state.worker, why=why, runs=len(state.runs), named=sorted(named))
+        in_engine = {run for run in state.runs if run.in_engine}
+        blamed = {run for run in in_engine if run.id in named} or in_engine
+        suffix = NAMED_DEATH if blamed and all(run.id in named for run in blamed) else ENGINE_DEATH
         await self._announce()
-        await self._hand_over(suspect=f"{state.worker}{ENGINE_DEATH}", reason="engine_died")
+        await self._hand_over(reason="engine_died", suspect=f"{state.worker}{suffix}", blamed=blamed)
         if self._prefill is not None:
             self._prefill.fail_all(f"its engine is dead: {why}")
             await self._prefill.leave(0.0)
@@ -102,7 +108,8 @@ class Drainer:
         held = {run.seq for run in self._state.runs}
         await self._mover.move_all(self._state.worker, died=False, reason="drain", keep=held)
 
-    async def _hand_over(self, *, suspect: str | None, reason: str) -> None:
+    async def _hand_over(self, *, reason: str, suspect: str | None = None, blamed: Collection[Run] = ()) -> None:
         for run in self._state.runs:
-            await self._runs.move(run, suspect=suspect if run.in_engine else None, reason=reason)
+            found = suspect if run in blamed else None
+            await self._runs.move(run, suspect=found, reason=reason, group=len(blamed) if found else 0)
         await self._mover.move_all(self._state.worker, died=False, reason=reason)

@@ -1,10 +1,9 @@
-"""Isolation for a suspect job (two crashes): its co-runners are migrated to other workers if all of them fit there.
+"""Isolation of suspects: what else runs on their worker is moved to other workers, if all of it fits there.
 
-A suspect job starts only where nothing else runs.  On a busy worker it would wait for the longest of its co-runners, which may
-stream for a quarter of an hour, and the worker's other slots would stay empty for as long.  So co-runners that do not end soon
-are moved, as by a drain: another worker continues them after the tokens that they have emitted, and no crash is counted.  One
-job is not worth many: they stay where they are unless the load reports of other workers show room for every one of them, and
-each of them can be continued.
+A crash would hit it, and its presence would leave open which job the cause was.  Co-runners that do not end soon are moved as
+by a drain: another worker continues them after the tokens that they have emitted, and no crash is counted.  One job is not
+worth many: they stay where they are unless the load reports of other workers show room for every one of them, and each of them
+can be continued.  Then the suspect starts beside them, a little later (`headrace.broker.protocol.trial`).
 """
 
 from __future__ import annotations
@@ -30,20 +29,18 @@ from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
 
-REASON = "beside_last_life"
+REASON = "beside_suspects"
 
 
 def co_runners(runs: RunTable) -> list[Run]:
-    """List the runs that a suspect job waits for. None while one of them is suspect itself: that one may end."""
-    if not runs.any_alone:
+    """List the runs that are in the way of a trial: those that run beside suspects, and those that wait for their end."""
+    if not runs.on_trial:
         return []
-    started = [run for run in runs if run.in_engine or run.state is RunState.CLAIMING]
-    waits = any(run.alone and run.state is RunState.WAITING for run in runs)
-    return started if waits and not any(run.alone for run in started) else []
+    return [run for run in runs if not run.suspect and (run.in_engine or run.state in (RunState.CLAIMING, RunState.WAITING))]
 
 
 class IsolationMover:
-    """Moves the co-runners of one worker's suspect jobs. Load reports are read only while such a job waits."""
+    """Moves the co-runners of one worker's suspects. Load reports are read only while there are any."""
 
     def __init__(
         self,
@@ -57,7 +54,7 @@ class IsolationMover:
         """The waiting for co-runners runs in `tasks`. It is longer than the period of load reports."""
         self._messaging = deps.messaging
         self._subject = deps.subjects.load_filter(state.pool)
-        self._patience_s = deps.timing.alone_patience_s
+        self._patience_s = deps.timing.trial_patience_s
         self._state = state
         self._members = members
         self._executor = executor
@@ -67,7 +64,7 @@ class IsolationMover:
         self._task: asyncio.Task[None] | None = None
 
     def tick(self) -> None:
-        """Begin to wait for co-runners, if a suspect job has any. To be called at every tick."""
+        """Begin to wait for co-runners, if suspects have any. To be called at every tick."""
         if (self._task is None or self._task.done()) and co_runners(self._state.runs):
             self._task = self._tasks.spawn(self._isolate())
 
@@ -95,7 +92,7 @@ class IsolationMover:
         """Another worker could continue this run."""
         able = self._members.having(self._state.pool, run.envelope.adapter)
         there = any(member.worker != self._state.worker for member in able)
-        return there and run.state is RunState.RUNNING and self._executor.resumable(run)
+        return there and (run.state is RunState.WAITING or (run.state is RunState.RUNNING and self._executor.resumable(run)))
 
     def _on_report(self, message: Message) -> None:
         try:

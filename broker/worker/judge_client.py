@@ -12,8 +12,20 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import Check, CheckReply, Claim, ClaimReply, JobFault, Record, Refuse, RefuseReply
+from headrace.broker.messages import (
+    Check,
+    CheckReply,
+    Claim,
+    ClaimReply,
+    JobFault,
+    Record,
+    Refuse,
+    RefuseReply,
+    Suspicion,
+    SuspicionQuery,
+)
 from headrace.broker.protocol.run import Run
+from headrace.broker.protocol.trial import Turn
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
 from headrace.jetstream.lease import LeaseKeeper
@@ -33,13 +45,25 @@ class JudgeClient:
         self._lease = lease
         self._worker = worker
 
-    async def claim(self, run: Run) -> ClaimReply:
-        """Ask for a run. A judge that is gone counts as one that does not know the request."""
-        claim = Claim(id=run.id, attempt=run.attempt, run=run.run, worker=self._worker, history=run.history, alone=run.alone)
+    async def claim(self, run: Run, turn: Turn) -> ClaimReply:
+        """Ask for a run, with a promise for it. A judge that is gone counts as one that does not know the request."""
+        claim = Claim(
+            id=run.id,
+            attempt=run.attempt,
+            run=run.run,
+            worker=self._worker,
+            history=run.history,
+            group=turn.group,
+            beside=turn.beside,
+        )
         reply = await self._ask([run], claim, ClaimReply)
         verdict = reply or ClaimReply(verdict="unknown")
         metrics.CLAIMS.labels(verdict.verdict).inc()
         return verdict
+
+    async def suspicion(self, run: Run) -> Suspicion | None:
+        """Ask how suspect a job is. None: its judge is gone, or the run is."""
+        return await self._ask([run], SuspicionQuery(id=run.id, history=run.history), Suspicion)
 
     async def refuse(self, run: Run, fault: JobFault) -> None:
         """End a request that has no run. Returns when the judge has given any answer, or is gone."""

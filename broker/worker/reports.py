@@ -87,5 +87,7 @@ class LoadReporter:
                 slots=state.open_slots,
                 running=len(state.runs),
                 waiting=0,
+                suspects=len(state.runs.suspects),
+                limit=state.runs.group_limit,
             )
         )

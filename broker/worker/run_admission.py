@@ -12,8 +12,9 @@ from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import BrokerError, WireError
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import Envelope, JobFault
+from headrace.broker.messages import ClaimReply, Envelope, JobFault, Suspicion
 from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.trial import Turn
 from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.consumers import WorkerConsumers
 from headrace.broker.worker.judge_client import JudgeClient
@@ -26,7 +27,7 @@ from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
 
-ALONE_POLL_S = 0.1
+TURN_POLL_S = 0.05
 RETRY_AFTER_S = 5.0  # told to the client of a request whose adapter no worker has
 RETURNED_AT_ONCE = 8  # requests that a worker which serves none takes at once, to move them
 
@@ -46,7 +47,9 @@ class RunAdmission:
         """Runs that cannot start at once are admitted in `tasks`."""
         self._messaging = deps.messaging
         self._subjects = deps.subjects
+        self._timing = deps.timing
         self._wall = deps.wall
+        self._loop = asyncio.get_running_loop()
         self._state = state
         self._members = members
         self._judges = judges
@@ -72,7 +75,7 @@ class RunAdmission:
             and run.envelope.deadline > self._wall()
             and self._state.usable(run.envelope.adapter)
             and self._members.ingress_live(run.judge)
-            and self._state.runs.may_start(run)
+            and self._state.runs.turn(run) is not None
         )
 
     async def _admit(self, run: Run) -> None:
@@ -110,31 +113,60 @@ class RunAdmission:
 
     async def _take_over(self, run: Run) -> bool:
         """Wait for the run's turn, claim it where that is needed, and open its logs. False if it is not to run here."""
-        while await self._has_turn(run):
+        if run.suspect:  # by the entries of its message, of which some may not count
+            await self._weigh(run)
+        began_s = self._loop.time()
+        while (turn := await self._turn_of(run, began_s)) is not None:
             if run.attempt == 1 and run.delivery.num_delivered == 1:
                 run.begin([], [])
                 return True
-            reply = await self._judges.claim(run)
+            reply = await self._judges.claim(run, turn)
             if run.state is not RunState.CLAIMING:
                 return False
             if reply.verdict not in ("go", "wait"):
                 self._runs.drop(run, how=reply.verdict)
                 return False
-            self._state.runs.set_crashes(run, reply.crashes)
+            self._suspect(run, reply)
             if reply.verdict == "go":
+                self._note_start(run, turn)
+                run.clear_s = reply.clear_s
                 run.begin(reply.emitted, reply.finished)
                 return True
-            run.wait_again()  # the judge knows of more crashes than this copy's history
+            run.wait_again()  # the judge knows more than this copy's history
         return False
 
-    async def _has_turn(self, run: Run) -> bool:
-        """Wait until a waiting run may be claimed. False when it is gone, or is moved instead."""
+    async def _weigh(self, run: Run) -> None:
+        """Ask the judge how suspect this job really is. Until the answer the worker is on trial, if it was not before."""
+        reply = await self._judges.suspicion(run)
+        if reply is not None and run.state is RunState.WAITING:
+            self._suspect(run, reply)
+
+    def _suspect(self, run: Run, reply: ClaimReply | Suspicion) -> None:
+        self._state.runs.suspect(run, reply.limit, reply.crashes)
+        self._state.changed()
+
+    def _note_start(self, run: Run, turn: Turn) -> None:
+        if run.suspect:
+            metrics.SUSPECTS.labels("beside" if turn.beside else "apart").inc()
+            log.info(
+                "suspect.started",
+                **log_ids(run.envelope),
+                attempt=run.attempt,
+                crashes=run.crashes,
+                limit=run.limit,
+                beside=turn.beside,
+            )
+
+    async def _turn_of(self, run: Run, began_s: float) -> Turn | None:
+        """Wait until a waiting run may be claimed, and return the promise for it. None when it is gone, or is moved instead."""
         while run.state is RunState.WAITING:
-            if self._state.taking and self._state.runs.may_start(run):
+            limit_s = self._timing.trial_alone_s if run.limit == 1 else self._timing.trial_group_s
+            turn = self._state.runs.turn(run, overdue=self._loop.time() - began_s >= limit_s)
+            if turn is not None and self._state.taking:
                 run.claim()
-                return True
-            await asyncio.sleep(ALONE_POLL_S)
-        return False
+                return turn
+            await asyncio.sleep(TURN_POLL_S)
+        return None
 
 
 class WorkIntake:

@@ -72,8 +72,11 @@ class RunLifecycle:
             log.warning("run.retried_elsewhere", **ids, attempt=run.attempt, code=fault.code, why=fault.message)
             self._tasks.spawn(self.move(run, suspect=None, reason=fault.code))
 
-    async def move(self, run: Run, *, suspect: str | None, reason: str) -> None:
-        """Stop a run here and give its message to the next attempt. `suspect`: the worker that is thought to have crashed."""
+    async def move(self, run: Run, *, suspect: str | None, reason: str, group: int = 0) -> None:
+        """Stop a run here and give its message to the next attempt.
+
+        `suspect`: the worker that is thought to have crashed, with so many jobs (`group`, 0 = not known).
+        """
         if run.stopping:
             return
         run.move()
@@ -85,6 +88,7 @@ class RunLifecycle:
             headers=run.delivery.headers,
             suspect=suspect,
             reason=reason,
+            group=group,
         )
         self._forget(run, "moved")
 

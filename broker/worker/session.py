@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
@@ -38,6 +39,7 @@ from headrace.broker.worker.self_placement import SelfPlacer
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker.timers import WorkerTimers
 from headrace.broker.worker.token_outbox import TokenOutbox
+from headrace.broker.worker.trial import Trial
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
@@ -74,9 +76,9 @@ class WorkerSession:
         self.self_placer = SelfPlacer(deps, state, lease, members, events)
         self._load = LoadReporter(deps, state, executor)
         self._lapses = Lapses(state, judges, lease, outbox, runs, tasks)
-        isolation = IsolationMover(deps, state, members, executor, runs, tasks)
+        trial = Trial(state, judges, IsolationMover(deps, state, members, executor, runs, tasks), tasks)
         gone_judges = GoneJudges(deps, state, members, runs, tasks)
-        self._timers = WorkerTimers(deps, state, lease, outbox, self._lapses, isolation, gone_judges)
+        self._timers = WorkerTimers(deps, state, lease, outbox, self._lapses, trial, gone_judges)
         self._drainer = Drainer(deps, state, lease, mover, runs, prefill, stop_taking=self.stop_taking)
         role_change = RoleChange(deps, state, lease, mover, runs, prefill, set_role=engine.set_role)
         adapters = AdapterChanges(deps, state, lease, runs, engine.adapters)
@@ -178,9 +180,9 @@ class WorkerSession:
         """Stop taking work, announce it, finish within the grace period, and hand the rest over; then `run` returns."""
         await self._drainer.drain(grace_s)
 
-    async def engine_died(self, why: str) -> None:
-        """Move the runs of a dead engine, which count as crashed; then `run` returns."""
-        await self._drainer.engine_died(why)
+    async def engine_died(self, why: str, named: Collection[str] = ()) -> None:
+        """Move the runs of a dead engine, which count as crashed, or those requests that it has `named`; `run` returns then."""
+        await self._drainer.engine_died(why, named)
 
     async def stop_taking(self) -> None:
         """Withdraw every open pull."""

@@ -72,18 +72,19 @@ class WorkerState:
 
     @property
     def open_slots(self) -> int:
-        """The slots of the engine; 0 while a suspect job is here, because it runs alone."""
-        return 0 if self.runs.any_alone else self.slots
+        """The slots of the engine for ordinary jobs; 0 while the worker is on trial."""
+        return 0 if self.runs.on_trial else self.slots
 
     @property
     def free_slots(self) -> int:
-        """Slots that no run holds. Negative when there are more sequences than slots."""
-        return 0 if self.runs.any_alone else self.slots - self.runs.sequences
+        """Slots that no run holds; on trial those that more suspects may take. Negative: more sequences than slots."""
+        free = self.slots - self.runs.sequences
+        return min(free, self.runs.group_limit - len(self.runs.suspects)) if self.runs.on_trial else free
 
     @property
     def room(self) -> int:
-        """Free slots that no request on its way to this worker needs either."""
-        return self.free_slots - len(self._placed)
+        """Free slots that no request on its way to this worker needs either; none on trial."""
+        return 0 if self.runs.on_trial else self.free_slots - len(self._placed)
 
     def usable(self, adapter: str) -> bool:
         """The engine has this adapter, or none is needed."""

@@ -7,10 +7,10 @@ import asyncio
 from headrace.broker.messages import JobFault
 from headrace.broker.protocol.run import RunState
 from headrace.broker.worker.gone_judges import GoneJudges
-from headrace.broker.worker.isolation import IsolationMover
 from headrace.broker.worker.lapses import Lapses
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker.token_outbox import TokenOutbox
+from headrace.broker.worker.trial import Trial
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper
 
@@ -27,7 +27,7 @@ class WorkerTimers:
         lease: LeaseKeeper,
         outbox: TokenOutbox,
         lapses: Lapses,
-        isolation: IsolationMover,
+        trial: Trial,
         gone_judges: GoneJudges,
     ) -> None:
         self._timing = deps.timing
@@ -36,7 +36,7 @@ class WorkerTimers:
         self._lease = lease
         self._outbox = outbox
         self._lapses = lapses
-        self._isolation = isolation
+        self._trial = trial
         self._gone_judges = gone_judges
 
     async def extend_claims(self) -> None:
@@ -56,7 +56,7 @@ class WorkerTimers:
             self._state.tombstones.expire(now)
             self._lapses.recheck()
             if self._lease.held and self._state.taking:
-                self._isolation.tick()
+                self._trial.tick(now)
             self._gone_judges.tick(now)
             self._look_at_runs(now)
 

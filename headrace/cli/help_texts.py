@@ -102,7 +102,7 @@ DLQ = """examples:
   headrace dlq drop 17 18
   headrace dlq drop --older-than 604800
 
-A letter is named by its number or by the id of its request. A request that crashed three workers may crash three more when it
+A letter is named by its number or by the id of its request. A request that crashed its workers may crash as many more when it
 is run again."""
 
 CHAOS = """examples:

@@ -204,7 +204,9 @@ def summary(letter: Letter) -> dict[str, Any]:
             "model": envelope.model,
             "tenant": envelope.tenant,
             "attempt": letter.request.attempt,
-            "history": [{"attempt": entry.attempt, "worker": entry.worker} for entry in letter.request.history],
+            "history": [
+                {"attempt": entry.attempt, "worker": entry.worker, "group": entry.group} for entry in letter.request.history
+            ],
         }
     if letter.advisory is not None:
         told |= {name: getattr(letter.advisory, name) for name in ("stream", "consumer", "stream_seq", "deliveries")}
@@ -250,8 +252,10 @@ def told(letter: Letter) -> str:
         f"  accepted {_when(envelope.created)} by {envelope.judge}, {given_up}",
     ]
     if letter.request.history:
-        lines.append("  it was running when these workers crashed:")
-        lines += [f"    attempt {entry.attempt}  {entry.worker}" for entry in letter.request.history]
+        lines.append("  it was running when these workers crashed, one of so many jobs:")
+        lines += [
+            f"    attempt {entry.attempt}  {entry.worker}  {entry.group or 'unknown'}" for entry in letter.request.history
+        ]
     lines += [
         f"  to run it once more and see the answer: headrace dlq retry {letter.seq}",
         f"  to forget it: headrace dlq drop {letter.seq}",

@@ -112,7 +112,7 @@ def make_worker_view(
         tokens, rate, busy = load.pending_tokens(now_s), speed.prefill_tokens_per_s, load.running
         pending.append(tokens)
         running.append(busy)
-        waits.append(tokens / rate + (load.slot_wait_s() if busy >= info.slots or load.has_one_alone else 0.0))
+        waits.append(tokens / rate + (load.slot_wait_s() if busy >= info.slots or load.on_trial else 0.0))
         decode_s = speed.per_decode_s * busy
         token_s.append(1.0 / rate + decode_s / (info.step_tokens or _STEP_TOKENS))
         step_s.append(speed.base_s + decode_s)

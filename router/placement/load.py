@@ -24,7 +24,7 @@ class LoadEntry:
     blocks: int
     placed_s: float
     started_s: float | None = None
-    alone: bool = False  # nothing may start beside it
+    limit: int = 0  # of a suspect: the most that may run together with it
 
 
 @dataclass(slots=True)
@@ -42,12 +42,13 @@ class WorkerLoad:
     _entry_blocks: int = 0
     full_s: float | None = None  # since when it has refused a placement
     opened_s: float | None = None  # since when it has had room
+    kept_on_trial: bool = False  # more suspects wait for it
 
     # What is on its way.
 
-    def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, alone: bool = False) -> None:
+    def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, limit: int = 0) -> None:
         self.remove_entry(request_id)
-        self.entries[request_id] = LoadEntry(tokens, blocks, now_s, alone=alone)
+        self.entries[request_id] = LoadEntry(tokens, blocks, now_s, limit=limit)
         self._entry_tokens += tokens
         self._entry_blocks += blocks
 
@@ -113,14 +114,28 @@ class WorkerLoad:
         return self.info.slots + spare - self.running if self.info.slots else 1_000_000
 
     @property
-    def has_one_alone(self) -> bool:
-        """A request in its last life is there, or about to be: any other placed beside it would have to wait for it."""
+    def on_trial(self) -> bool:
+        """Suspects are there, or about to be: any other request placed beside them would have to wait for them."""
         told = self.report is not None and self.info.slots > 0 and not self.report.slots
-        return told or any(entry.alone for entry in self.entries.values())
+        return told or self.kept_on_trial or any(entry.limit for entry in self.entries.values())
+
+    @property
+    def suspects(self) -> int:
+        """Suspects that the worker has or is about to have, and that are not cleared."""
+        told = self.report.suspects if self.report is not None else 0
+        return told + sum(entry.limit > 0 for entry in self.entries.values())
+
+    @property
+    def group_limit(self) -> float:
+        """The most suspects that may run together there; infinite while there are none."""
+        limits = [entry.limit for entry in self.entries.values() if entry.limit]
+        if self.report is not None and self.report.suspects:
+            limits.append(self.report.limit)
+        return min(limits, default=inf)
 
     def takes_one_more(self, spare: int, ahead_s: float) -> bool:
         """Return whether slots allow one more request."""
-        if self.info.draining or self.full_s is not None or self.has_one_alone:
+        if self.info.draining or self.full_s is not None or self.on_trial:
             return False
         return self.slots_left(spare + self.ending_within(ahead_s)) > 0
 
@@ -136,9 +151,9 @@ class WorkerLoad:
     def slot_wait_s(self) -> float:
         """Predict the wait for a free slot, while all are taken: they end one after the other.
 
-        Infinite while a request runs alone here: nothing tells how long that takes, and nothing is to be held back for it.
+        Infinite on trial: nothing tells how long that takes, and no request is to be held back for it.
         """
-        if self.has_one_alone:
+        if self.on_trial:
             return inf
         if self.slots_left(0) > 0:
             return 0.0

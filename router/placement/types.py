@@ -62,7 +62,7 @@ class Waiting:
     worker: str = ""  # directed to exactly this one
     require: frozenset[str] = frozenset()
     prefer: Mapping[str, float] = field(default_factory=dict)
-    alone: bool = False  # in its last life: its worker will start nothing beside it
+    suspect: bool = False  # by its history it may crash workers; its judge says whether it is a suspect
 
     def age_s(self, now_s: float) -> float:
         """Return the time since its arrival at its frontend."""
@@ -83,9 +83,11 @@ class Placement:
     new_blocks: Sequence[int]  # chain values the worker will hold and does not yet
     predicted_ttft_s: float  # from arrival
     waited_s: float  # in the window
-    reason: str  # metric label: prefix, load, session, direct, only, policy, …
+    reason: str  # metric label: prefix, load, session, direct, only, policy, trial, …
     candidates: Sequence[Candidate] = ()
     prefill: PrefillDecision | None = None  # where its prompt is computed; None in a pool where that is no question
+    limit: int = 0  # of a suspect: its group limit
+    crashes: int = 0
 
     @property
     def remote(self) -> bool:

@@ -14,12 +14,13 @@ from headrace.broker.codec import parse_job_headers, unpack_u64
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import WireError
 from headrace.broker.log_ids import log_ids
-from headrace.broker.protocol.crashes import ALONE_FROM, suspected
+from headrace.broker.protocol.group_testing import limit_by_header
 from headrace.jetstream.ports import Delivery, PullLoop
 from headrace.jetstream.subjects import REQUEST_CLASSES, RequestClass
 from headrace.jetstream.topology import request_consumer
 from headrace.router.placement.types import Shed, Waiting
 from headrace.router.session import metrics
+from headrace.router.session.assessor import Assessor
 from headrace.router.session.credit import RequestCredit
 from headrace.router.session.deps import RouterDeps
 from headrace.router.session.held_request import HeldRequest, decode_head
@@ -34,7 +35,9 @@ ROUTER_PRIORITY = 0
 class Intake:
     """Receives requests while `run` runs."""
 
-    def __init__(self, deps: RouterDeps, state: RouterState, credit: RequestCredit, refuser: Refuser) -> None:
+    def __init__(
+        self, deps: RouterDeps, state: RouterState, credit: RequestCredit, refuser: Refuser, assessor: Assessor
+    ) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._pool = deps.pool
@@ -47,6 +50,7 @@ class Intake:
         self._changed = state.changed
         self._credit = credit
         self._refuser = refuser
+        self._assessor = assessor
         self._pulls: list[PullLoop] = []
         self._loop = asyncio.get_running_loop()
 
@@ -130,6 +134,7 @@ class Intake:
     def _offer(self, held: HeldRequest, chain: list[int]) -> None:
         head = held.head
         now, wall = self._loop.time(), self._wall()
+        suspect = limit_by_header(held.history) > 0
         shed = self._scheduler.offer(
             Waiting(
                 id=head.id,
@@ -153,11 +158,13 @@ class Intake:
                 worker=head.worker,
                 require=frozenset(head.require),
                 prefer=head.prefer,
-                alone=suspected(held.history) >= ALONE_FROM,
+                suspect=suspect,
             ),
             now,
         )
         if isinstance(shed, Shed):
             self._refuser.refuse(held, fault_of(shed))
-        else:
-            self._changed.set()
+            return
+        if suspect:
+            self._assessor.ask(held)
+        self._changed.set()

@@ -30,6 +30,9 @@ class SchedulingPort(Protocol):
     def offer(self, request: Waiting, now_s: float) -> Shed | None:
         """Take a request into the window, or shed it at once."""
 
+    def assess(self, request_id: str, *, limit: int, crashes: int) -> None:
+        """Note what the judge of a waiting request says: its group limit, 0 = it is no suspect."""
+
     def cancel(self, ids: Iterable[str]) -> list[Waiting]:
         """Drop these requests. Return those that were waiting."""
 

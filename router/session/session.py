@@ -29,6 +29,7 @@ from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement
 from headrace.router.session import metrics
+from headrace.router.session.assessor import Assessor
 from headrace.router.session.credit import RequestCredit
 from headrace.router.session.deps import RouterDeps
 from headrace.router.session.dispatcher import Dispatcher
@@ -90,7 +91,7 @@ class RouterSession:
         outcomes = PlacementOutcomes(state, self._release, refuser, Announcer(deps), accuracy, record)
         placer = Placer(deps, self._tasks, outcomes)
         self._dispatcher = Dispatcher(deps.options, state, placer, refuser, self._release)
-        self._intake = Intake(deps, state, self._credit, refuser)
+        self._intake = Intake(deps, state, self._credit, refuser, Assessor(deps, self._tasks, state))
         self._inbox = RouterInbox(deps, state, self._roster, accuracy, self._release)
         self._timers = RouterTimers(
             deps,

@@ -1,15 +1,18 @@
-"""A request that crashes its workers is taken out of service after the third, and what ran beside it survives."""
+"""A request that crashes its workers is found and taken out of service, and what ran beside it survives and hardly waits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,6 +20,7 @@ import pytest
 
 from headrace.jetstream.errors import JetStreamError
 from headrace.workers.sim.answers.tokens import expected_text
+from tests.faults.scene import deployed
 from tests.faults.test_workers_come_and_go import SLOW, holders
 from tests.support.running_up import RunningUp
 
@@ -49,7 +53,7 @@ async def text_of(api: openai.AsyncOpenAI, prompt: list[int], tokens: int, **ext
     return "".join([choice.text async for chunk in stream for choice in chunk.choices])
 
 
-async def test_one_of_64_requests_crashes_three_workers_and_the_63_beside_it_are_answered(
+async def test_one_of_64_requests_crashes_its_workers_and_the_63_beside_it_are_answered(
     start: Callable[..., RunningUp],
 ) -> None:
     up = start("--workers", "3", "--engine-arg", "allow_request_faults=true", *SLOW)
@@ -63,11 +67,53 @@ async def test_one_of_64_requests_crashes_three_workers_and_the_63_beside_it_are
     assert [text.result() for text in texts] == [expected_text(prompt, TOKENS) for prompt in innocents]
     (letter,) = dead_letters(up)
     assert letter["reason"] == "poison"
-    assert len({entry["worker"] for entry in letter["history"]}) == 3
+    groups = [entry["group"] for entry in letter["history"]]
+    assert 3 <= len(groups) == len({entry["worker"] for entry in letter["history"]}) <= 7
+    assert groups[-1] == 1, "it was alone at last"
     number = str(letter["number"])
     assert f"request {letter['request']}, poison" in headrace(up, "dlq", "show", number)
     assert headrace(up, "dlq", "drop", number) == "1 dead letter dropped\n"
     assert dead_letters(up) == []
+
+
+async def test_a_request_that_the_dead_engine_names_is_poison_after_two_and_no_other_job_is_suspect(
+    start: Callable[..., RunningUp],
+) -> None:
+    up = start("--workers", "3", "--engine-arg", "allow_request_faults=true", *SLOW)
+    await asyncio.to_thread(up.until, "all workers joined", lambda: len(holders(up)) == 3, 90)
+    innocents = [[400 + n, 500 + n] for n in range(12)]
+    async with client(up) as api, asyncio.TaskGroup() as group:
+        texts = [group.create_task(text_of(api, prompt, TOKENS)) for prompt in innocents]
+        with pytest.raises(openai.APIError) as ended:
+            await text_of(api, POISON, 40, vllm_xargs={"sim": {"die_at_token": 10}})
+    assert ended.value.code == "poison"
+    assert [text.result() for text in texts] == [expected_text(prompt, TOKENS) for prompt in innocents]
+    (letter,) = dead_letters(up)
+    assert [entry["group"] for entry in letter["history"]] == [1, 1]
+
+
+def gaps(came: list[float]) -> float:
+    """The longest time between two events of a stream, in seconds."""
+    return max((later - sooner for sooner, later in itertools.pairwise(came)), default=0.0)
+
+
+@pytest.mark.slow
+async def test_two_kills_of_workers_hold_up_neither_their_streams_nor_new_requests(tmp_path: Path) -> None:
+    """60 streams on three workers, of which two are killed four seconds apart: no innocent becomes a suspect."""
+    step = ('timing_overrides={"decode_base_s": 0.05}',)
+    async with deployed(tmp_path, workers=3, engine=step) as scene:
+        await asyncio.sleep(5.0)  # longer than a lease: a router that is new takes longer to believe that a worker is gone
+        streams = [scene.begin(scene.question(200)) for _ in range(60)]
+        await asyncio.sleep(2.0)
+        for worker in ("aggregated-1", "aggregated-2"):
+            scene.deployment.kill(scene.process(worker))
+            await asyncio.sleep(4.0)
+        began = time.monotonic()
+        new = [scene.begin(scene.question(5)) for _ in range(10)]
+        await scene.answered(*new, *streams)
+        assert max(asked.came[0] - began for asked in new) < 5.0, "of one second on a quiet machine"
+        assert max(gaps(asked.came) for asked in streams) < 5.0
+        assert json.loads(await scene.command("dlq", "ls", "--json")) == []
 
 
 async def test_drains_and_a_broker_restart_never_count(start: Callable[..., RunningUp]) -> None:

@@ -113,6 +113,9 @@ class ScriptedEngine:
     async def died(self) -> str:
         return await asyncio.get_running_loop().create_future()
 
+    def blamed(self) -> frozenset[str]:
+        return frozenset()
+
     def kv_events(self) -> AsyncGenerator[KvBatch]:
         raise NotImplementedError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from tests.simulation.protocol_deployment import SLOW_CLIENT_S, SPILL_BYTES, Deployment, Shape
@@ -93,7 +94,49 @@ def spilled(n: int) -> Callable[[Machine], list[Wish]]:
     return wishes
 
 
+def crowd(poison: int, innocents: int, tokens: int) -> Callable[[Machine], list[Wish]]:
+    """Long requests that come almost at once, with some poison among them."""
+
+    def wishes(machine: Machine) -> list[Wish]:
+        rng = machine.rng
+        kinds = ["worker"] * poison + [""] * innocents
+        made = [Wish(at_s=rng.random(), lengths=(tokens,), poison=kind) for kind in kinds]
+        return made if machine.incarnation == 0 else made[-1:]
+
+    return wishes
+
+
+def crowded(poison: int, innocents: int, workers: int, *, kills: int = 0, over_s: float = 10.0) -> Scenario:
+    """One crowd on a pool with a real router: poison and nothing else crashes workers, or kills and nothing else."""
+    shape = Shape(
+        wishes=crowd(poison, innocents, 250 if kills else LONG),
+        workers=workers,
+        routers=1,
+        slots=poison + innocents,
+        scheduler=real_scheduler,
+        poison_limit=7,
+        all_poison_limit=20,
+        innocents_live=True,
+    )
+    name = f"{f'{poison} of {poison + innocents}' if poison else f'{kills} kills'} on {workers}"
+    victims = [f"W{i}" for i in range(workers)]
+    found = scenario(name, shape, faults=kills, kinds=["crash"], config=SimConfig(noise=0.0), victims=victims)
+    return dataclasses.replace(found, horizon_s=over_s, until_s=120.0)
+
+
 NODEDUPE = SimConfig(dedupe=False)
+GROUPS = {
+    s.name: s
+    for s in (
+        crowded(1, 63, 1),
+        crowded(1, 63, 2),
+        crowded(1, 63, 4),
+        crowded(5, 59, 4),
+        crowded(5, 59, 6),
+        crowded(0, 48, 3, kills=6, over_s=25.0),
+        crowded(0, 48, 5, kills=10, over_s=25.0),
+    )
+}
 CONFIGS = {
     s.name: s
     for s in (
@@ -116,6 +159,18 @@ CONFIGS = {
         scenario(
             "twopoison",
             Shape(wishes=plain(4, poison=["worker", "worker"]), workers=2, innocents_live=True),
+            faults=0,
+            config=SimConfig(noise=0.0),
+        ),
+        scenario(
+            "manypoison",
+            Shape(
+                wishes=plain(24, poison=["worker", "engine", "worker"], spread_s=1.0),
+                workers=2,
+                slots=24,
+                innocents_live=True,
+                poison_limit=7,
+            ),
             faults=0,
             config=SimConfig(noise=0.0),
         ),

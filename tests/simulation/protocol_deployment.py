@@ -19,7 +19,7 @@ from headrace.broker.errors import AdmissionError, JobError
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import drained_key
 from headrace.broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
-from headrace.broker.protocol.crashes import CRASH_LIMIT
+from headrace.broker.protocol.group_testing import POISON_WEIGHT
 from headrace.broker.protocol.judge import GENERATION
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
@@ -55,7 +55,8 @@ class Shape:
     slots: int = 3
     shed: float = 0.0
     scheduler: Callable[[Machine, float], SchedulingPort] = random_scheduler
-    poison_limit: int = CRASH_LIMIT  # crashes by one poison request
+    poison_limit: int = 4  # crashes by one poison request
+    all_poison_limit: int = 1000  # crashes by all of them together
     innocents_live: bool = False  # no innocent may end as poison
     unsuspected: bool = False  # nothing that happens may look like the death of a worker
     refused_unstarted: bool = False  # no request is refused that has given tokens
@@ -84,6 +85,7 @@ class Deployment:
     waiting: dict[str, int] = field(default_factory=dict)  # clients that have not submitted yet, by ingress
     blown: dict[str, int] = field(default_factory=dict)  # crashes by a poison request
     claimed: dict[str, set[str]] = field(default_factory=dict)  # by which workers
+    promised: dict[tuple[str, int], int] = field(default_factory=dict)  # the group of a claim, by request and run
     attempts: dict[str, int] = field(default_factory=dict)  # the highest that started, inside a generation
     absent: dict[str, float] = field(default_factory=dict)  # when a living worker was last seen without a lease
     closing: dict[str, asyncio.Event] = field(default_factory=dict)  # set once an ingress has drained
@@ -236,7 +238,7 @@ class Deployment:
         code, wish = request.outcome, request.wish
         if code == "poison":
             real = self.real_crashes(request.id) | self.away(request.id)
-            if len(real) < CRASH_LIMIT or (self.shape.innocents_live and not wish.poison):
+            if len(real) < POISON_WEIGHT or (self.shape.innocents_live and not wish.poison):
                 raise Violation(f"innocent dead-lettered: {request.id} after {sorted(real)}")
             return
         allowed = {
@@ -294,13 +296,23 @@ class Deployment:
             raise Violation(f"started on a dead engine: {run.ref} on {engine.machine.id}")
         if run in engine.running:
             raise Violation(f"started twice: {run.ref} on {engine.machine.id}")
-        if beside := [w.run for w in engine.running.values() if run.alone or w.run.alone]:
-            raise Violation(f"not alone: {run.ref} on {engine.machine.id} beside {[other.ref for other in beside]}")
+        self._check_group(engine, run)
         self.attempts[run.id] = max(run.attempt % GENERATION, self.attempts.get(run.id, 0))
         prefix = tuple(tuple(log.ids) for log in run.choices)
         note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.run, engine.machine, prefix)
         engine.machine.note("RUNS", run.id, run.attempt, "from", [len(p) for p in prefix], "crashes", run.crashes)
         return note, request.wish
+
+    def _check_group(self, engine: SimEngine, run: Run) -> None:
+        """No more suspects run together than was promised to the judge of any of them, and nothing else starts beside them."""
+        suspects = [work.run for work in engine.running.values() if work.run.suspect]
+        if suspects and not run.suspect:
+            raise Violation(f"beside suspects: {run.ref} on {engine.machine.id} beside {[other.ref for other in suspects]}")
+        if run.suspect:
+            suspects.append(run)
+            most = min(self.promised[one.id, one.run] for one in suspects)
+            if len(suspects) > most:
+                raise Violation(f"group too large: {len(suspects)} on {engine.machine.id}, promised {most}")
 
     def _checked(self, on_claim: Callable[..., ClaimReply]) -> Callable[..., ClaimReply]:
         """The judge's `on_claim`, compared with what really happened."""
@@ -311,6 +323,7 @@ class Deployment:
             if reply.crashes > len(crashed):
                 self.world.violation(f"overcounted crashes of {claim.id}: {reply.crashes}, really {sorted(crashed)}")
             self.claimed.setdefault(claim.id, set()).add(claim.worker)
+            self.promised[claim.id, claim.run] = claim.group
             return reply
 
         return checked
@@ -321,6 +334,8 @@ class Deployment:
         hidden = record.generation if record is not None else 0  # a run that a new generation supersedes counts as alive
         if self.blown[request_id] > self.shape.poison_limit + hidden:
             raise Violation(f"poison goes on: {request_id} crashed {self.blown[request_id]} workers")
+        if sum(self.blown.values()) > self.shape.all_poison_limit:
+            raise Violation(f"poison goes on: {self.blown}")
 
     def _holders(self, request_id: str) -> list[Worker]:
         """Workers that have, or had when they died, this request beyond waiting for it to be claimed."""

@@ -18,11 +18,13 @@ from headrace.broker.ingress.resubmitter import Resubmitter
 from headrace.broker.membership.janitor import Janitor
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import Mover
-from headrace.broker.messages import Abort, Check, CheckReply, ClaimReply, Frame, Refuse, RefuseReply, Row
-from headrace.broker.protocol import judge
-from headrace.broker.protocol.judge import JobRecord, Judge
+from headrace.broker.messages import Abort, Check, CheckReply, ClaimReply, Frame, HistoryEntry, Refuse, RefuseReply, Row
+from headrace.broker.protocol import clearance, group_testing, job_record, judge, runs
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.runs import RunTable
+from headrace.broker.protocol.trial import ORDINARY, Turn
 from headrace.broker.worker import judge_client, run_admission, token_outbox
 from headrace.broker.worker.gone_judges import GoneJudges
 from headrace.broker.worker.inbox import JudgeInbox
@@ -184,25 +186,58 @@ def a_lapsed_worker_asks_its_judges(patch: pytest.MonkeyPatch) -> None:
 
 
 @guard
-def a_job_in_its_last_life_runs_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunTable, "may_start", lambda self, run: True)
+def suspects_run_in_groups_that_are_small_enough(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(runs, "turn_of_suspect", lambda run, suspects, others, overdue: Turn(run.limit))
 
 
 @guard
-def a_claim_is_not_granted_beside_others_in_the_last_life(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(judge, "ALONE_FROM", 99)
+def ordinary_runs_do_not_start_beside_suspects(patch: pytest.MonkeyPatch) -> None:
+    real = RunTable.turn
+
+    def turn(self: RunTable, run: Run, *, overdue: bool = False) -> Turn | None:
+        return real(self, run, overdue=overdue) if run.suspect else ORDINARY
+
+    patch.setattr(RunTable, "turn", turn)
+
+
+@guard
+def a_suspect_is_not_granted_without_a_promise(patch: pytest.MonkeyPatch) -> None:
+    real = Judge.on_claim
+
+    def on_claim(self: Judge, claim: Any, now_s: float, **options: Any) -> ClaimReply:
+        reply = real(self, msgspec.structs.replace(claim, beside=True), now_s, **options)
+        return msgspec.structs.replace(reply, limit=0)
+
+    patch.setattr(Judge, "on_claim", on_claim)
+
+
+@guard
+def groups_shrink(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(group_testing, "SHRINK", 1)
+
+
+@guard
+def progress_clears(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobRecord, "clear", lambda self: None)
+
+
+@guard
+def progress_clears_only_well_past_the_crash(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clearance, "CLEAR_TOKENS", 0)
+    patch.setattr(judge, "clear_after_s", lambda clearances: 0.0)
 
 
 @guard
 def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
-    async def has_turn(self: RunAdmission, run: Run) -> bool:
-        while run.state is RunState.WAITING and not self._state.runs.may_start(run):
+    async def turn_of(self: RunAdmission, run: Run, began_s: float) -> Turn | None:
+        while run.state is RunState.WAITING and (turn := self._state.runs.turn(run, overdue=True)) is None:
             await asyncio.sleep(0.1)
-        if run.state is RunState.WAITING:
-            run.claim()
-        return run.state is RunState.CLAIMING
+        if run.state is not RunState.WAITING:
+            return None
+        run.claim()
+        return turn
 
-    patch.setattr(RunAdmission, "_has_turn", has_turn)
+    patch.setattr(RunAdmission, "_turn_of", turn_of)
     patch.setattr(WorkerState, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
 
 
@@ -360,20 +395,13 @@ def submitted_again_means_a_new_generation(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def suspicions_are_not_crashes(patch: pytest.MonkeyPatch) -> None:
-    def everything(history: Any, held: Any, accounted: Any) -> set[str]:
-        return {entry.worker for entry in history}
-
-    patch.setattr(judge, "crashed_workers", everything)
+    patch.setattr(job_record, "counted", lambda history, held, accounted: list(history))
 
 
 @guard
 def who_is_back_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
-    real = judge.crashed_workers
-
-    def never_back(history: Any, held: Any, accounted: Any) -> set[str]:
-        return real(history, held, lambda worker: False)
-
-    patch.setattr(judge, "crashed_workers", never_back)
+    real = job_record.counted
+    patch.setattr(job_record, "counted", lambda history, held, accounted: real(history, held, lambda worker: False))
 
 
 @guard
@@ -383,12 +411,12 @@ def who_drains_has_not_crashed(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def the_death_of_an_engine_counts(patch: pytest.MonkeyPatch) -> None:
-    real = judge.crashed_workers
+    real = job_record.counted
 
-    def processes_only(history: Any, held: Any, accounted: Any) -> set[str]:
+    def processes_only(history: Any, held: Any, accounted: Any) -> list[HistoryEntry]:
         return real([entry for entry in history if "#" not in entry.worker], held, accounted)
 
-    patch.setattr(judge, "crashed_workers", processes_only)
+    patch.setattr(job_record, "counted", processes_only)
 
 
 @guard
@@ -398,4 +426,4 @@ def a_started_event_is_evidence(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def crashes_end_a_request(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(judge, "CRASH_LIMIT", 99)
+    patch.setattr(judge, "is_poison", lambda crashes: False)

@@ -2,13 +2,14 @@
 
 import pytest
 
-from tests.simulation.protocol_configs import CONFIGS
+from tests.simulation.protocol_configs import CONFIGS, GROUPS
 from tests.simulation.protocol_guards import GUARDS
 from tests.simulation.search import play
 
 pytestmark = pytest.mark.deep
 
 SEEDS = 200
+ALL = CONFIGS | GROUPS
 # In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.
 WHERE = {
     "a_router_decides_under_its_lease_only": ("window", 1),
@@ -24,8 +25,12 @@ WHERE = {
     "an_end_is_confirmed_before_it_is_acked": ("norouter", 5),
     "an_unanswered_end_is_sent_again": ("engines", 9),
     "a_lapsed_worker_asks_its_judges": ("lapsecrash", 40),
-    "a_job_in_its_last_life_runs_alone": ("twopoison", 5),
-    "a_claim_is_not_granted_beside_others_in_the_last_life": ("poisonfaults", 107),
+    "suspects_run_in_groups_that_are_small_enough": ("manypoison", 0),
+    "ordinary_runs_do_not_start_beside_suspects": ("manypoison", 9),
+    "a_suspect_is_not_granted_without_a_promise": ("twopoison", 5),
+    "groups_shrink": ("1 of 64 on 2", 0),
+    "progress_clears": ("6 kills on 3", 0),
+    "progress_clears_only_well_past_the_crash": ("1 of 64 on 2", 0),
     "a_dead_engine_starts_nothing": ("engine", 157),
     "silence_is_no_verdict": ("handovers", 40),
     "no_verdict_right_after_a_reconnect": ("outages", 5),
@@ -54,6 +59,6 @@ WHERE = {
 @pytest.mark.parametrize("name", GUARDS)
 def test_without_it_a_promise_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, first = WHERE[name]
-    assert play(CONFIGS[where], first).error is None
+    assert play(ALL[where], first).error is None
     GUARDS[name](monkeypatch)
-    assert any(play(CONFIGS[where], seed).error for seed in range(first, first + SEEDS)), f"nobody misses {name}"
+    assert any(play(ALL[where], seed).error for seed in range(first, first + SEEDS)), f"nobody misses {name}"

@@ -11,7 +11,8 @@ from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
 from headrace.broker.ingress.row_dispatch import RowDispatcher
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.messages import Envelope
-from headrace.broker.protocol.judge import JobRecord, Judge
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import Judge
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 

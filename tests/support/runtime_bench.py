@@ -51,6 +51,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.refuse: EngineError | None = None
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.named: frozenset[str] = frozenset()
         self.capabilities = Capabilities()
 
     async def submit(self, sequence: Sequence) -> None:
@@ -63,6 +64,9 @@ class FakeEngine:
 
     async def died(self) -> str:
         return await self.death
+
+    def blamed(self) -> frozenset[str]:
+        return self.named
 
     def load(self) -> Load:
         return Load()

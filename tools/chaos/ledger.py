@@ -18,7 +18,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # with a typed error that says to try again, before anything was sent
     UNREACHED = "unreached"  # the frontend was down
     CUT = "cut"  # its frontend died or shut down during the answer
-    POISONED = "poisoned"  # three workers crashed under it
+    POISONED = "poisoned"  # its workers crashed, alone with it at last
     LOST = "lost"  # no end, or an end without a reason
     FAILED = "failed"  # any other error
     WRONG = "wrong"  # text, counts or finish reason are not those of the undisturbed run
@@ -158,7 +158,7 @@ class Ledger:
         """Return, by kind of fault, the longest pause between two pieces of each stream it touched, in seconds.
 
         Requests that an earlier crash had hit already count apart, under the kind with " again" appended: after the second
-        crash they wait to run alone.
+        crash they may be suspect, and wait for their turn on a trial worker.
         """
         found: dict[str, list[float]] = {}
         for pause in self.each_pause():

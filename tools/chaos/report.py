@@ -106,7 +106,7 @@ def render(report: ChaosReport) -> str:
             (Outcome.REFUSED, "refused, to be tried again"),
             (Outcome.UNREACHED, "frontend was down"),
             (Outcome.CUT, "cut by their frontend's end"),
-            (Outcome.POISONED, "crashed three workers"),
+            (Outcome.POISONED, "crashed their workers"),
             (Outcome.FAILED, "failed"),
             (Outcome.LOST, "lost"),
             (Outcome.MISSING, "with missing tokens"),

@@ -100,6 +100,11 @@ class Runtime:
             scope.spawn(self.watchdog.watch_stall())
             scope.spawn(self._watch_stuck())
 
+    def blamed(self) -> frozenset[str]:
+        """Return the ids of the requests that a dead engine names as the cause, as far as they are here."""
+        active = self.sequences.active
+        return frozenset(active[sequence].run.id for sequence in self._engine.blamed() if sequence in active)
+
     def _running(self) -> int:
         return len(self.sequences.active) + len(self.raw) + len(self._pooling)
 

@@ -72,6 +72,7 @@ class SimEngine:
         self._work = asyncio.Event()
         self._dead = asyncio.Event()
         self._reason = ""
+        self._blamed: frozenset[str] = frozenset()
         self._driver: StepDriver | None = None
         self._events = EventBuffer()
         self._pooling: SimPooling | None = None
@@ -227,6 +228,7 @@ class SimEngine:
         end = await driver.run()
         if end.crash:
             self._kill()
+        self._blamed = end.blamed
         self._die(end.died or "injected fault: crash")
 
     def _driver_ended(self, task: asyncio.Task[None]) -> None:
@@ -265,6 +267,9 @@ class SimEngine:
     async def died(self) -> str:
         await self._dead.wait()
         return self._reason
+
+    def blamed(self) -> frozenset[str]:
+        return self._blamed
 
     def kv_events(self) -> AsyncGenerator[KvBatch]:
         """Read KV events, beginning with what is cached now. Only one reader at a time is supported."""

@@ -22,6 +22,9 @@ class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     reject: Literal["overloaded", "invalid", "unsupported", "dead"] | None = None  # `submit` raises
     stuck_at_token: TokenNumber | None = None  # keeps its slot and blocks and emits nothing more
     crash_at_token: TokenNumber | None = None  # the process kills itself (SIGKILL) instead of producing this token
+    die_at_token: TokenNumber | None = (
+        None  # the engine dies instead, the process lives, and this sequence is named as the cause
+    )
     fault_at_token: TokenNumber | None = None  # an output with `fault` instead of this token
     fault_code: str = "injected"
     fault_retriable: bool = True
@@ -34,7 +37,9 @@ class SequenceFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Return the first token number, from `start` on, that one of these faults replaces."""
         if self.fresh_only and start > 0:
             return None
-        numbers = [n for n in (self.stuck_at_token, self.crash_at_token, self.fault_at_token) if n is not None]
+        numbers = [
+            n for n in (self.stuck_at_token, self.crash_at_token, self.die_at_token, self.fault_at_token) if n is not None
+        ]
         return max(min(numbers), start) if numbers else None
 
 

@@ -39,6 +39,7 @@ class StepResult:
     decoded: int = 0  # sequences that decoded
     crash: bool = False  # the process is to kill itself
     died: str | None = None  # why the engine is dead
+    blamed: frozenset[str] = frozenset()  # the sequences that it died of
 
 
 class SimScheduler:
@@ -260,6 +261,9 @@ class SimScheduler:
         if run.fault_at is not None and run.index >= run.fault_at:
             if faults.crash_at_token is not None and run.index >= faults.crash_at_token:
                 result.crash = True
+            elif faults.die_at_token is not None and run.index >= faults.die_at_token:
+                result.died = f"injected fault: dead of {run.id} at token {run.index}"
+                result.blamed |= {run.id}
             elif faults.stuck_at_token is not None and run.index >= faults.stuck_at_token:
                 self._batch.decoding.remove(run)
                 run.phase = Phase.STUCK

@@ -254,6 +254,9 @@ class VllmEngine:
                 self._declare_dead(_CORE_GONE)
         return self._death
 
+    def blamed(self) -> frozenset[str]:
+        return frozenset()  # vLLM's EngineDeadError names no request, and its log of the failed step names the whole batch
+
     def kv_events(self) -> AsyncGenerator[KvBatch]:
         return self._listener().read()
 

@@ -1,4 +1,4 @@
-"""A job in its last life is given a worker of its own in a moment, not when the longest of its neighbours has ended."""
+"""A suspect that is to run alone gets a worker of its own in a moment, not when the longest of its neighbours has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.executor import ScriptedExecutor, expected
 NEIGHBOURS = 3
 TOKENS = 200
 STEP_S = 0.02  # so that a neighbour takes four seconds
-TWO_CRASHES = [HistoryEntry(0, "w8"), HistoryEntry(0, "w9")]
+TWO_CRASHES = [HistoryEntry(1, "w8#engine", 4), HistoryEntry(1, "w9#engine", 4)]
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +54,7 @@ async def until_started(executor: ScriptedExecutor, ids: set[str]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def place_in_its_last_life(connection: Connection, subjects: Subjects, request: Job, on: str) -> None:
+async def place_as_suspect(connection: Connection, subjects: Subjects, request: Job, on: str) -> None:
     """As a router would after two of its workers have died."""
     (open_job,) = [one for one in await connection.subject_messages(subjects.stream("WORK"), ">", limit=20)
                    if request.id.encode() in one.data]  # fmt: skip
@@ -65,7 +65,7 @@ async def place_in_its_last_life(connection: Connection, subjects: Subjects, req
 async def crowded(
     connection: Connection, subjects: Subjects, *, room: int, resumable: bool = True
 ) -> AsyncIterator[tuple[list[asyncio.Task[list[int]]], list[Job], ScriptedExecutor, ScriptedExecutor]]:
-    """`first` is busy with long jobs, and one in its last life waits there; `second` has `room` besides that
+    """`first` is busy with long jobs, and a suspect waits there; `second` has `room` besides that
     one's earlier attempt."""
     async with (
         ingress(connection, subjects) as served,
@@ -84,7 +84,7 @@ async def crowded(
             streams.append(await served.submit(jobs[-1]))
             await until_started(second, {jobs[-1].id})
             answers = [tasks.create_task(collect(stream)) for stream in streams]
-            await place_in_its_last_life(connection, subjects, jobs[-1], "w1")
+            await place_as_suspect(connection, subjects, jobs[-1], "w1")
             async with asyncio.timeout(10):
                 while not first.session.state.runs.of(jobs[-1].id):
                     await asyncio.sleep(0.01)
@@ -106,8 +106,14 @@ async def test_its_neighbours_go_on_elsewhere_where_there_is_room(connection: Co
 
 @pytest.mark.parametrize(("room", "resumable"), [(NEIGHBOURS - 1, True), (NEIGHBOURS, False)], ids=["room", "a way to go on"])
 @pytest.mark.slow
-async def test_they_stay_where_others_lack(connection: Connection, subjects: Subjects, room: int, resumable: bool) -> None:
+async def test_they_stay_where_others_lack_and_it_starts_beside_them_in_the_end(
+    connection: Connection, subjects: Subjects, room: int, resumable: bool
+) -> None:
     async with crowded(connection, subjects, room=room, resumable=resumable) as (_, jobs, first, second):
-        await asyncio.sleep(1.5)  # several looks
+        session = first.session
+        assert session is not None
+        await until_started(first, {jobs[-1].id})
         assert second.started == [jobs[-1].id]
-        assert jobs[-1].id not in first.started
+        assert len(first.running) == NEIGHBOURS + 1
+        (run,) = session.state.runs.suspects
+        assert (run.id, run.limit) == (jobs[-1].id, 1)

@@ -46,6 +46,9 @@ class RandomScheduler:
         self.window[request.id] = request
         return None
 
+    def assess(self, request_id: str, *, limit: int, crashes: int) -> None:
+        pass
+
     def cancel(self, ids: Iterable[str]) -> list[Waiting]:
         return [self.window.pop(request_id) for request_id in ids if request_id in self.window]
 

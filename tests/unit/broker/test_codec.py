@@ -160,12 +160,19 @@ def test_a_first_attempt_needs_no_headers() -> None:
 
 
 @given(
-    st.integers(1, 10**6), st.lists(st.builds(HistoryEntry, st.integers(1, 99), st.text(min_size=1, max_size=9)), max_size=4)
+    st.integers(1, 10**6),
+    st.lists(st.builds(HistoryEntry, st.integers(1, 99), st.text(min_size=1, max_size=9), st.integers(0, 99)), max_size=4),
 )
 def test_attempt_and_history_survive_their_headers(attempt: int, history: list[HistoryEntry]) -> None:
     headers = job_headers(attempt, history)
     assert all(value.isascii() and "\n" not in value for value in headers.values())
     assert parse_job_headers(headers) == (attempt, history)
+
+
+def test_a_history_from_before_groups_were_written_is_read() -> None:
+    headers = {"Hr-Attempt": "2", "Hr-History": '[[1,"w1"]]'}
+    assert parse_job_headers(headers) == (2, [HistoryEntry(1, "w1", 0)])
+    assert job_headers(2, [HistoryEntry(1, "w1", 0)]) == headers
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from headrace.broker import metrics as broker_metrics
 from headrace.broker.errors import Overloaded
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.jobs import Job
-from headrace.broker.protocol.judge import JobRecord
+from headrace.broker.protocol.job_record import JobRecord
 from tests.support.frontend.fakes import (
     CARD,
     FILES,

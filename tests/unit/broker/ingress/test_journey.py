@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.messages import Finish, JobFault, Row
-from headrace.broker.protocol.judge import GENERATION, JobRecord
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import GENERATION
 
 
 class Reader:

@@ -1,10 +1,11 @@
-"""Dead letters of requests that crashed too many workers."""
+"""Dead letters of requests that crash their workers."""
 
 from __future__ import annotations
 
 from headrace.broker.codec import decode
 from headrace.broker.ingress.poison_letters import PoisonLetters
 from headrace.broker.messages import DeadLetter, HistoryEntry
+from headrace.broker.protocol.crashes import Crash
 from headrace.jetstream.errors import NotConnected
 from tests.support.ingress_parts import SUBJECTS, Parts
 
@@ -20,23 +21,26 @@ def letters(parts: Parts) -> PoisonLetters:
     )
 
 
-async def test_a_letter_is_tried_again_until_it_is_stored_and_has_the_history_in_order() -> None:
+CRASHES = (Crash(2, "w0", 20), Crash(3, "w1", 5), Crash(10, "w2", 1))
+
+
+async def test_a_letter_is_tried_again_until_it_is_stored_and_has_the_crashes_that_count_with_their_groups() -> None:
     parts = Parts()
-    parts.record.history = {HistoryEntry(2, "w1"), HistoryEntry(10, "w0"), HistoryEntry(2, "w0")}
+    parts.record.history = {HistoryEntry(1, "forgiven", 9), HistoryEntry(3, "w1", 12)}
     parts.messages.failing = [NotConnected("away"), NotConnected("away")]
     async with parts.tasks:
-        letters(parts).store(parts.record, 3)
+        letters(parts).store(parts.record, CRASHES)
     ((subject, data),) = parts.messages.published
     letter = decode(DeadLetter, data)
     assert subject == SUBJECTS.dlq("p")
     assert (letter.envelope.id, letter.reason, letter.at) == ("r", "poison", 5.0)
-    assert [(entry.attempt, entry.worker) for entry in letter.history] == [(2, "w0"), (2, "w1"), (10, "w0")]
+    assert letter.history == [HistoryEntry(2, "w0", 20), HistoryEntry(3, "w1", 5), HistoryEntry(10, "w2", 1)]
 
 
 async def test_nothing_is_stored_of_a_request_that_has_ended_or_by_an_ingress_that_does_not_run() -> None:
     parts = Parts()
-    letters(parts).store(parts.record, 3)
+    letters(parts).store(parts.record, CRASHES)
     parts.open.remove("r")
     async with parts.tasks:
-        letters(parts).store(parts.record, 3)
+        letters(parts).store(parts.record, CRASHES)
     assert parts.messages.published == []

@@ -7,6 +7,7 @@ that a reader gets from anybody but the one that was let go on shows at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import settings
@@ -27,7 +28,9 @@ from headrace.broker.messages import (
     RunVerdict,
     SinceItem,
 )
-from headrace.broker.protocol.judge import JobRecord, Judge
+from headrace.broker.protocol.crashes import Crash
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.run import Run, RunState
 
 CHOICES = 2
@@ -100,8 +103,8 @@ class World(RuleBasedStateMachine):
             self.done.add(RunRef(verdict.id, verdict.attempt, verdict.run))
         self.abort(worker, RunRef(verdict.id, verdict.attempt, verdict.run))
 
-    def poisoned(self, _record: JobRecord, crashes: int) -> None:
-        self.poison = crashes
+    def poisoned(self, _record: JobRecord, crashes: Sequence[Crash]) -> None:
+        self.poison = len(crashes)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -122,7 +125,7 @@ class World(RuleBasedStateMachine):
             run.begin([], [])
             self._began(worker, run)
             return
-        claim = Claim(id="q", attempt=run.attempt, run=run.run, worker=worker, history=run.history, alone=True)
+        claim = Claim(id="q", attempt=run.attempt, run=run.run, worker=worker, history=run.history, group=1)
         reply = self.judge.on_claim(claim, 1.0, accounted=lambda name: name not in self.crashed, alive=self.runs.__contains__)
         if reply.verdict == "go":
             run.begin(reply.emitted, reply.finished)

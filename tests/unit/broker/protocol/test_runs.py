@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.broker.messages import Envelope, Finish, HistoryEntry, TokenLogprob
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.runs import RunTable, Tombstones
+from headrace.broker.protocol.trial import ORDINARY
 
 
 @dataclass(eq=False)
@@ -72,20 +73,30 @@ def test_runs_of_one_request_are_told_apart_by_attempt_and_run() -> None:
     assert table.of("q") == [second]
 
 
-def test_a_job_in_its_last_life_starts_only_alone_and_nothing_starts_beside_it() -> None:
+def test_ordinary_runs_do_not_start_while_suspects_run_or_wait() -> None:
     table = RunTable()
-    busy = make(1, request_id="a")
     hot = make(2, request_id="b", history=[HistoryEntry(1, "x"), HistoryEntry(2, "y")])
     late = make(3, request_id="c")
-    for run in (busy, hot, late):
-        table.add(run)
-    busy.state = RunState.RUNNING
-    assert not table.may_start(hot)
-    assert not table.may_start(late), "or the job in its last life would wait for ever on a busy worker"
-    table.remove(busy)
-    assert table.may_start(hot)
+    table.add(late)
+    assert table.turn(late) == ORDINARY
+    table.add(hot)
+    assert (table.on_trial, table.group_limit) == (True, 16), "a group of unknown size counts as one of 64"
+    assert table.turn(late) is None, "or the suspect would wait for ever on a busy worker"
     hot.state = RunState.RUNNING
-    assert not table.may_start(late)
+    assert table.turn(late) is None
+    table.clear(hot)
+    assert table.turn(late) == ORDINARY
+    assert (table.on_trial, table.group_limit, hot.cleared) == (False, 0, True)
+
+
+def test_a_suspect_that_leaves_ends_the_trial() -> None:
+    table = RunTable()
+    hot = make(2, history=[HistoryEntry(1, "x"), HistoryEntry(2, "y")])
+    table.add(hot)
+    hot.move()
+    assert not table.on_trial
+    table.remove(hot)
+    assert table.suspects == []
 
 
 def test_only_what_the_engine_has_not_finished_is_in_the_engine() -> None:

@@ -1,4 +1,4 @@
-"""Whom a job in its last life waits for, and when they are asked to go on elsewhere."""
+"""What is in the way of suspects, and when it is moved elsewhere."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.unit.broker.protocol.test_runs import make
 TWO_CRASHES = [HistoryEntry(1, "w8"), HistoryEntry(2, "w9")]
 
 
-def table(*states: RunState, alone: RunState = RunState.WAITING) -> RunTable:
-    """Runs in these states, and one in its last life."""
+def table(*states: RunState, suspect: RunState = RunState.WAITING) -> RunTable:
+    """Runs in these states, and a suspect."""
     runs = RunTable()
     for seq, state in enumerate(states):
         run = make(seq, request_id=f"q{seq}")
@@ -34,25 +34,24 @@ def table(*states: RunState, alone: RunState = RunState.WAITING) -> RunTable:
         runs.add(run)
     last = make(99, request_id="last", attempt=3, history=TWO_CRASHES)
     last.begin([], [])
-    last.state = alone
+    last.state = suspect
     runs.add(last)
     return runs
 
 
-def test_it_waits_for_what_has_started() -> None:
-    runs = table(RunState.RUNNING, RunState.CLAIMING, RunState.WAITING, RunState.MOVING, RunState.ENDED)
-    assert [run.id for run in co_runners(runs)] == ["q0", "q1"]
+@pytest.mark.parametrize("suspect", [RunState.WAITING, RunState.CLAIMING, RunState.RUNNING])
+def test_what_runs_or_waits_beside_a_suspect_is_in_its_way(suspect: RunState) -> None:
+    states = (RunState.RUNNING, RunState.CLAIMING, RunState.WAITING, RunState.MOVING, RunState.ENDED)
+    assert [run.id for run in co_runners(table(*states, suspect=suspect))] == ["q0", "q1", "q2"]
 
 
-@pytest.mark.parametrize("alone", [RunState.CLAIMING, RunState.RUNNING])
-def test_one_in_its_last_life_that_runs_may_end_and_nobody_is_moved_for_it(alone: RunState) -> None:
-    runs = table(RunState.RUNNING, alone=alone)
-    waiting = make(98, request_id="another", attempt=3, history=TWO_CRASHES)
-    runs.add(waiting)
-    assert co_runners(runs) == []
+def test_suspects_are_not_in_each_others_way() -> None:
+    runs = table(RunState.RUNNING)
+    runs.add(make(98, request_id="another", attempt=3, history=TWO_CRASHES))
+    assert [run.id for run in co_runners(runs)] == ["q0"]
 
 
-def test_where_nobody_is_in_a_last_life_nobody_is_in_the_way() -> None:
+def test_where_no_suspect_is_nothing_is_in_the_way() -> None:
     runs = RunTable()
     runs.add(make())
     assert co_runners(runs) == []
@@ -81,7 +80,13 @@ def report(worker: str, slots: int, running: int) -> bytes:
     return encode(LoadReport(worker=worker, epoch=1, n=1, at=0.0, slots=slots, running=running, waiting=0))
 
 
-async def cleared(reports: Reports, *, serving: tuple[str, ...] = ("w1", "w2"), resumable: bool = True) -> list[str]:
+async def cleared(
+    reports: Reports,
+    *,
+    serving: tuple[str, ...] = ("w1", "w2"),
+    resumable: bool = True,
+    states: tuple[RunState, ...] = (RunState.RUNNING, RunState.RUNNING),
+) -> list[str]:
     moved = []
 
     class Others:
@@ -100,10 +105,10 @@ async def cleared(reports: Reports, *, serving: tuple[str, ...] = ("w1", "w2"), 
             assert (suspect, reason) == (None, REASON)
             moved.append(run.id)
 
-    settings = SessionSettings(timing=Timing(alone_patience_s=0.0))
+    settings = SessionSettings(timing=Timing(trial_patience_s=0.0))
     deps = WorkerDeps(messaging=reports, subjects=Subjects(), settings=settings)  # type: ignore[arg-type]
     state = WorkerState(WorkerMember(worker="w1", pool="p", model="m", slots=8), slots=8, tombstone_s=1.0)
-    state.runs = table(RunState.RUNNING, RunState.RUNNING)
+    state.runs = table(*states)
     others: Any = Others()
     async with TaskScope() as tasks:
         IsolationMover(deps, state, others, others, others, tasks).tick()
@@ -117,7 +122,7 @@ async def cleared(reports: Reports, *, serving: tuple[str, ...] = ("w1", "w2"), 
         ((report("w2", 8, 7),), []),
         ((report("w1", 8, 0),), []),  # its own room is no room
         ((report("w3", 8, 0),), []),  # it takes no requests
-        ((report("w2", 0, 0),), []),  # one in its last life is there
+        ((report("w2", 0, 0),), []),  # it is on trial itself
         ((b"\xc1", report("w2", 8, 0)), ["q0", "q1"]),  # a report that nobody can read
         ((), []),
     ],
@@ -138,3 +143,10 @@ async def test_where_there_is_no_other_worker_they_stay() -> None:
 
 async def test_without_the_broker_they_stay() -> None:
     assert await cleared(Reports(error=NotConnected("gone"))) == []
+
+
+async def test_what_only_waits_can_always_go_elsewhere_and_what_is_being_claimed_not_yet() -> None:
+    waits = (RunState.WAITING, RunState.WAITING)
+    assert await cleared(Reports(report("w2", 8, 0)), resumable=False, states=waits) == ["q0", "q1"]
+    claimed = (RunState.RUNNING, RunState.CLAIMING)
+    assert await cleared(Reports(report("w2", 8, 0)), states=claimed) == []

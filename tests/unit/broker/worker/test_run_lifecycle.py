@@ -28,7 +28,7 @@ class World:
         self.started: list[Run] = []
         self.stopped: list[Run] = []
         self.failed: list[Run] = []
-        self.moved: list[tuple[int, str | None, str]] = []
+        self.moved: list[tuple[int, str | None, str, int]] = []
         self.events: list[str] = []
 
     def start(self, run: Run, payload: bytes) -> None:
@@ -43,9 +43,9 @@ class World:
     append = append_token = flush = None
 
     async def move(
-        self, *, worker: str, seq: int, data: bytes, headers: Mapping[str, str], suspect: str | None, reason: str
+        self, *, seq: int, headers: Mapping[str, str], suspect: str | None, reason: str, group: int = 0, **_of: Any
     ) -> None:
-        self.moved.append((seq, suspect, reason))
+        self.moved.append((seq, suspect, reason, group))
 
     def add(self, kind: str, *_others: Any, **_named: Any) -> None:
         self.events.append(kind)
@@ -93,10 +93,10 @@ def test_a_dropped_run_is_acked_and_its_slot_is_free(*, started: bool) -> None:
 async def test_a_moved_run_is_stopped_moved_and_not_acked() -> None:
     bench = Bench()
     bench.runs.start(bench.run, b"")
-    await bench.runs.move(bench.run, suspect="w#engine", reason="engine_died")
+    await bench.runs.move(bench.run, suspect="w#engine", reason="engine_died", group=3)
     await bench.runs.move(bench.run, suspect=None, reason="again")
     bench.runs.drop(bench.run, how="late")
-    assert bench.world.moved == [(1, "w#engine", "engine_died")]
+    assert bench.world.moved == [(1, "w#engine", "engine_died", 3)]
     assert (bench.acked, bench.run.gone, bench.world.stopped) == (0, True, [bench.run])
 
 
@@ -123,7 +123,7 @@ async def test_a_run_is_tried_elsewhere_until_its_generation_has_had_its_attempt
     async with bench.tasks:
         bench.runs.start(bench.run, b"")
         bench.runs.retry_elsewhere(bench.run, FAULT)
-    assert bench.world.moved == ([(1, None, "engine_busy")] if moved else [])
+    assert bench.world.moved == ([(1, None, "engine_busy", 0)] if moved else [])
     assert bench.world.failed == ([] if moved else [bench.run])
 
 
@@ -141,4 +141,4 @@ async def test_a_request_for_a_worker_that_serves_none_is_moved_in_the_backgroun
     async with bench.tasks:
         bench.runs.return_unserved(FakeDelivery(9))
         assert bench.world.moved == []
-    assert bench.world.moved == [(9, None, "role")]
+    assert bench.world.moved == [(9, None, "role", 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Finish, JobFault, Row
-from headrace.broker.protocol.judge import JobRecord
+from headrace.broker.protocol.job_record import JobRecord
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.request_story import RequestStory
 from headrace.frontend.writers.usage import UsageCounter

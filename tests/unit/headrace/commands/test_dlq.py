@@ -28,7 +28,7 @@ LETTER = DeadLetter(
     ),
     reason="poison",
     attempt=3,
-    history=[HistoryEntry(1, "a-1"), HistoryEntry(2, "b-1"), HistoryEntry(3, "c-1")],
+    history=[HistoryEntry(1, "a-1"), HistoryEntry(2, "b-1", 5), HistoryEntry(3, "c-1", 1)],
     at=310.0,
 )
 
@@ -51,11 +51,11 @@ def test_a_request_is_shown_with_why_and_on_whom_it_crashed() -> None:
     assert text.startswith("17: request r1, poison\n")
     assert "given up 1970-01-01T00:05:10Z in attempt 3" in text
     assert [line.split() for line in text.splitlines() if line.startswith("    attempt")] == [
-        ["attempt", "1", "a-1"],
-        ["attempt", "2", "b-1"],
-        ["attempt", "3", "c-1"],
+        ["attempt", "1", "a-1", "unknown"],
+        ["attempt", "2", "b-1", "5"],
+        ["attempt", "3", "c-1", "1"],
     ]
-    assert summary(letter)["history"][2] == {"attempt": 3, "worker": "c-1"}
+    assert summary(letter)["history"][2] == {"attempt": 3, "worker": "c-1", "group": 1}
 
 
 def test_nothing_that_is_shown_contains_the_prompt() -> None:

@@ -152,6 +152,14 @@ async def test_a_dead_engine_is_declared_once() -> None:
         assert bench.runtime.dead.result() == "gone"
 
 
+async def test_the_requests_that_a_dead_engine_names_are_told_by_their_own_ids() -> None:
+    async with running() as bench:
+        await bench.start(generation(), choices=2)
+        assert bench.runtime.blamed() == frozenset()
+        bench.engine.named = frozenset({bench.engine.taken[1].id, "unheard-of"})
+        assert bench.runtime.blamed() == {"q"}
+
+
 async def test_an_engine_that_says_nothing_while_it_has_work_is_declared_dead() -> None:
     async with running(stall_s=0.05) as bench:
         await asyncio.sleep(0.1)

@@ -159,6 +159,15 @@ async def test_a_dead_engine_says_so_everywhere():
         assert len(bench.ids("a")) == 1
 
 
+async def test_a_dead_engine_names_the_sequence_that_it_died_of():
+    async with started(faults={"die_at_token": 1}) as bench:
+        assert bench.engine.blamed() == frozenset()
+        await bench.engine.submit(sequence("a", [1]))
+        async with asyncio.timeout(5):
+            await bench.engine.died()
+        assert bench.engine.blamed() == {"a"}
+
+
 async def test_a_failing_sink_kills_the_engine_not_silently():
     engine = SimEngine()
 

@@ -345,6 +345,16 @@ def test_the_engine_dies_at_its_step():
     assert [result.died is not None for result in results if result] == [False, False, True]
 
 
+def test_an_engine_that_dies_at_a_token_names_the_sequence():
+    engine = scheduler()
+    engine.submit(sequence("a", [1]), SequenceFaults(die_at_token=2))
+    engine.submit(sequence("b", [2]), NONE)
+    results = [result for _ in range(4) if (result := engine.step())]
+    assert [result.died is not None for result in results] == [False, False, True, True]
+    assert results[2].blamed == {"a"}
+    assert results[0].blamed == frozenset()
+
+
 def test_a_slow_engine_takes_longer():
     durations = []
     for slow in (1.0, 3.0):

@@ -1,0 +1,104 @@
+"""An open request as its judge keeps it: the current run, the tokens emitted so far, and the crashes that count against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.broker.messages import Finish, HistoryEntry, JobFault, Row, SinceItem
+from headrace.broker.protocol.clearance import Clearance
+from headrace.broker.protocol.crashes import Crash, Grant, counted, crashes_of
+
+
+class RowReader(Protocol):
+    """Takes the rows of one request."""
+
+    def take(self, row: Row) -> bool:
+        """Take a row. False: the reader is full, and the row will be asked for again."""
+
+    def end(self, fault: JobFault | None) -> None:
+        """End the request, with a fault or, None, with an answer."""
+
+
+class JobRecord:
+    """An open request.
+
+    `held` has the (attempt, worker) pairs of which it is known that the worker really had the attempt.  `spared` has those of
+    which it is known that the worker was alive when the attempt was no longer its own: they never count as crashes.
+    `granted` has what each of them promised about the jobs beside this one.  Crashes of attempts below `cleared` are forgiven,
+    because a later run has gone on; `clearance` watches the current run for that while crashes count.
+    """
+
+    __slots__ = (
+        "attempt",
+        "choices",
+        "clearance",
+        "clearances",
+        "cleared",
+        "emitted",
+        "finished",
+        "generation",
+        "granted",
+        "heard_s",
+        "held",
+        "history",
+        "id",
+        "open_choices",
+        "paused",
+        "pool",
+        "reader",
+        "run",
+        "spared",
+        "worker",
+    )
+
+    def __init__(self, request_id: str, pool: str, choices: int, reader: RowReader, now_s: float) -> None:
+        self.id = request_id
+        self.pool = pool
+        self.choices = choices
+        self.reader = reader
+        self.attempt = 1
+        self.run: int | None = None
+        self.worker: str | None = None
+        self.emitted: list[list[int]] = [[] for _ in range(choices)]
+        self.finished: list[Finish | None] = [None] * choices
+        self.open_choices = choices
+        self.history: set[HistoryEntry] = set()
+        self.held: set[tuple[int, str]] = set()
+        self.spared: set[tuple[int, str]] = set()
+        self.granted: dict[tuple[int, str], Grant] = {}
+        self.cleared = 0
+        self.clearances = 0
+        self.clearance: Clearance | None = None
+        self.generation = 0
+        self.heard_s = now_s
+        self.paused = False
+
+    def hold(self, attempt: int, worker: str) -> None:
+        """Note that a worker really had an attempt."""
+        if (attempt, worker) not in self.spared:
+            self.held.add((attempt, worker))
+
+    def spare(self, attempt: int, worker: str) -> None:
+        """Note that a worker has survived an attempt."""
+        self.held.discard((attempt, worker))
+        self.spared.add((attempt, worker))
+
+    def crashes(self, accounted: Callable[[str], bool]) -> list[Crash]:
+        """Return the crashes that count. `accounted(worker)`: its process did not crash."""
+        if not self.history:
+            return []
+        entries = counted((entry for entry in self.history if entry.attempt >= self.cleared), self.held, accounted)
+        return crashes_of(entries, self.granted)
+
+    def clear(self) -> None:
+        """Forgive all crashes so far: the current run has gone on well past them, beside whatever its worker runs now."""
+        self.cleared = self.attempt
+        self.clearances += 1
+        self.clearance = None
+        if self.worker is not None:
+            self.granted.pop((self.attempt, self.worker), None)
+
+    def offsets(self) -> SinceItem:
+        """Return the number of tokens of each choice, as a question to a worker."""
+        return SinceItem(self.id, [len(ids) for ids in self.emitted])

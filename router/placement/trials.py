@@ -1,0 +1,97 @@
+"""The suspects in a router's window, and the workers that are on trial for them.
+
+A suspect may crash its worker, so only a bounded part of the pool tries suspects, while the others serve everything else.  Each
+trial worker gets as many at once as the smallest group limit among them allows, the most suspect ones first
+(`headrace.broker.protocol.group_testing`); the rest waits here, and what is behind them in the window does not.
+
+How suspect a request is says its judge.  Until it is asked and has answered, the request is not placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.types import Waiting
+
+TRIAL_SHARE = 3  # one worker in so many may be on trial, and at least one
+
+
+@dataclass(slots=True)
+class WaitingSuspect:
+    """A suspect in the window. `limit` None: its judge has not answered yet."""
+
+    request: Waiting
+    limit: int | None = None
+    crashes: int = 0
+
+
+class Trials:
+    """The suspects of one router's window. Pure: `choose` only says what could be placed where."""
+
+    def __init__(self, loads: LoadTable) -> None:
+        self._loads = loads
+        self._waiting: dict[str, WaitingSuspect] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._waiting
+
+    def add(self, request: Waiting) -> None:
+        """Take in a request that may be suspect. One that was assessed before stays so."""
+        self._waiting.setdefault(request.id, WaitingSuspect(request))
+
+    def assess(self, request_id: str, limit: int, crashes: int) -> bool:
+        """Note how suspect a request is. Returns whether it waits here and is no suspect after all: it leaves then."""
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return False
+        if not limit:
+            del self._waiting[request_id]
+            self._release_workers()
+            return True
+        waiting.limit, waiting.crashes = limit, crashes
+        return False
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request: it was placed, or has ended. An unknown one is ignored."""
+        if self._waiting.pop(request_id, None) is not None:
+            self._release_workers()
+
+    def limit_of(self, request_id: str) -> int:
+        """Return the group limit of a waiting suspect; 0 = it is none, or not assessed."""
+        waiting = self._waiting.get(request_id)
+        return (waiting.limit or 0) if waiting is not None else 0
+
+    def in_order(self) -> list[WaitingSuspect]:
+        """List the assessed suspects, the most suspect first."""
+        found = [one for one in self._waiting.values() if one.limit]
+        return sorted(found, key=lambda one: (one.limit, -one.crashes, one.request.arrived_s))
+
+    def choose(self, suspect: WaitingSuspect, columns: Collection[int]) -> WorkerLoad | None:
+        """Choose the worker for a suspect among these columns; None = it waits.
+
+        A trial worker with room goes first; else one more is made, the one with the fewest jobs, as one that has just started.
+        """
+        limit = suspect.limit or 0
+        able = [load for load in self._loads if load.column in columns and _open(load)]
+        room = [load for load in able if load.on_trial and load.suspects < min(limit, load.group_limit)]
+        if not room and sum(load.on_trial for load in self._loads) < max(1, len(self._loads) // TRIAL_SHARE):
+            room = [load for load in able if not load.on_trial]
+        return min(room, key=lambda load: (load.running, load.info.worker), default=None)
+
+    def keep(self, load: WorkerLoad) -> None:
+        """Keep a worker on trial as long as suspects wait: otherwise ordinary requests would come in between two groups."""
+        load.kept_on_trial = bool(self._waiting) and len(self._loads) > 1
+
+    def _release_workers(self) -> None:
+        if not self._waiting:
+            for load in self._loads:
+                load.kept_on_trial = False
+
+
+def _open(load: WorkerLoad) -> bool:
+    return not load.info.draining and load.full_s is None and load.slots_left(0) > 0

@@ -1,0 +1,66 @@
+"""Who may start on a trial worker, and under which promise."""
+
+from __future__ import annotations
+
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable
+from headrace.broker.protocol.trial import Turn
+from tests.unit.broker.protocol.test_runs import make
+
+
+def suspect(table: RunTable, seq: int, limit: int, *, crashes: int = 2, state: RunState = RunState.WAITING) -> Run:
+    run = make(seq, request_id=f"s{seq}", attempt=3)
+    run.state = state
+    table.add(run)
+    table.suspect(run, limit, crashes)
+    return run
+
+
+def ordinary(table: RunTable, seq: int, *, cleared: bool = False) -> Run:
+    run = make(seq, request_id=f"o{seq}")
+    run.state = RunState.RUNNING
+    run.cleared = cleared
+    table.add(run)
+    return run
+
+
+def test_as_many_start_together_as_the_smallest_limit_allows() -> None:
+    table = RunTable()
+    first, second, third = suspect(table, 1, 2), suspect(table, 2, 3), suspect(table, 3, 3)
+    assert table.turn(first) == Turn(2)
+    first.claim()
+    assert table.turn(second) == Turn(3)
+    second.claim()
+    assert table.turn(third) is None
+    table.clear(first)
+    assert table.turn(third, overdue=True) == Turn(3, beside=True)
+    third.claim()
+    assert table.turn(suspect(table, 4, 2)) is None, "two run already, and its own limit is smaller"
+
+
+def test_the_most_suspect_goes_first() -> None:
+    table = RunTable()
+    late, often, small = suspect(table, 1, 4), suspect(table, 2, 4, crashes=3), suspect(table, 3, 1)
+    assert [table.turn(run) is not None for run in (late, often, small)] == [False, False, True]
+    table.remove(small)
+    assert [table.turn(run) is not None for run in (late, often)] == [False, True]
+
+
+def test_a_suspect_waits_for_ordinary_co_runners_until_it_is_overdue() -> None:
+    table = RunTable()
+    ordinary(table, 1)
+    for limit in (1, 4):
+        run = suspect(table, 10 + limit, limit)
+        assert table.turn(run) is None
+        assert table.turn(run, overdue=True) == Turn(limit, beside=True)
+        table.remove(run)
+
+
+def test_cleared_co_runners_keep_only_one_waiting_that_is_to_run_alone() -> None:
+    table = RunTable()
+    ordinary(table, 1, cleared=True)
+    run = suspect(table, 2, 4)
+    assert table.turn(run) == Turn(4, beside=True)
+    table.suspect(run, 1, 3)
+    assert table.turn(run) is None
+    assert table.turn(run, overdue=True) == Turn(1, beside=True)
