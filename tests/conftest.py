@@ -35,6 +35,8 @@ from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
 from headrace.workers.text.tokens import TokenTable
 from tests.support import examples, sharing
 
+collect_ignore = ["clients"]  # they have an environment of their own: `make test-clients`
+
 Connect = Callable[..., Awaitable[Connection]]
 
 _numbers = itertools.count(1)
