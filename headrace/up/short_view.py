@@ -57,6 +57,7 @@ class ShortView:
             "router.ready": lambda part, _event: self._is_ready(part, "places requests", timed=False),
             "model.preparing": self._preparing,
             "model.prepared": self._prepared,
+            "model.downloading": self._downloading,
             "part.crashed": self._crashed,
             "part.start_failed": lambda _part, event: self._line("bad", _told(event), f"does not start: {event.get('error')}"),
             "part.left": self._left,
@@ -106,6 +107,9 @@ class ShortView:
     def _preparing(self, _part: str, event: Mapping[str, Any]) -> None:
         self._step = str(event.get("step", "")).rstrip(" …")
 
+    def _downloading(self, _part: str, event: Mapping[str, Any]) -> None:
+        self._step = "" if event.get("done") else f"downloading {event.get('model')}, {event.get('arrived_mb')} MB so far"
+
     def _prepared(self, part: str, event: Mapping[str, Any]) -> str:
         self._step = ""
         return self._line("good", part, str(event.get("name", "")), after_s=self._clock() - self._began_s)
@@ -134,7 +138,7 @@ class ShortView:
         match event.get("reason"):
             case "drained":
                 return self._line("note", _told(event), "is drained and has left")
-            case "configuration":
+            case "configuration" if not event.get("fatal"):  # else `up` ends with the error
                 return self._line("bad", _told(event), f"cannot start: {event.get('error')}")
             case _:
                 return None
@@ -145,8 +149,10 @@ class ShortView:
     def _no_workers(self, _part: str, event: Mapping[str, Any]) -> str:
         return self._line("note", "no worker", f"is started here. To add one: {event.get('join')}")
 
-    def _stops(self, _part: str, event: Mapping[str, Any]) -> str:
+    def _stops(self, _part: str, event: Mapping[str, Any]) -> str | None:
         self._stopping = True
+        if event.get("failed"):
+            return None  # the reason follows
         return f"\nStopping: running answers may end, for {event.get('grace_s', 0):g} s at most. Ctrl-C again kills everything."
 
     def _line(self, kind: str, part: str, text: str, *, after_s: float | None = None) -> str:

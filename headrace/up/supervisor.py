@@ -179,7 +179,8 @@ class Supervisor:
 
     def _part_left(self, part: Part, decision: Leave, tail: Sequence[str]) -> None:
         if decision.reason == "configuration":
-            _log.warning("part.left", part=part.name, reason=decision.reason, error=last_words(tail))
+            error = last_words(tail)
+            _log.warning("part.left", part=part.name, reason=decision.reason, error=error, fatal=decision.fatal)
         else:
             _log.info("part.left", part=part.name, reason=decision.reason)
         if not decision.fatal or self._stopping.is_set():
@@ -194,7 +195,7 @@ class Supervisor:
 
     async def _stop_parts(self) -> None:
         self._terminal.status("")
-        _log.info("up.stopping", grace_s=self._settings["up.grace_s"])
+        _log.info("up.stopping", grace_s=self._settings["up.grace_s"], failed=self._failure is not None)
         worker_grace_s = self._settings["up.grace_s"] + _KILL_AFTER_GRACE_S
         async with asyncio.TaskGroup() as group:
             for worker in self._parts.workers:

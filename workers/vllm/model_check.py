@@ -74,8 +74,19 @@ def check_hub_model(model: str, args: Mapping[str, Any], environ: Mapping[str, s
         raise EngineStartFailed(f"it is gated: accept its terms at {hub}/{name}, and give HF_TOKEN")
 
 
+def hub_folder(model: str, args: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
+    """Return where the files of a Hugging Face id are kept, None for a model that is no such id."""
+    if Path(model).exists() or "://" in model:
+        return None
+    return _folder(Path(str(args.get("download_dir") or _cache(environ))), model.partition(":")[0])
+
+
+def _folder(cache: Path, name: str) -> Path:
+    return cache / f"models--{name.replace('/', '--')}"
+
+
 def _cached(cache: Path, name: str) -> bool:
-    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    snapshots = _folder(cache, name) / "snapshots"
     return any((folder / file).exists() for folder in snapshots.glob("*") for file in _CONFIGURED_BY) or any(
         snapshots.glob("*/*.gguf")
     )

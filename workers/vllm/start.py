@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from headrace.workers.blocking import run_in_thread
+from headrace.workers.download_progress import growth_reported
 from headrace.workers.engine import EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.vllm.adapters import Adapters, adapters_of, load_adapters
@@ -18,9 +21,15 @@ from headrace.workers.vllm.forked_core import forked_core, may_fork
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_media
 from headrace.workers.vllm.missing_packages import missing_code
+from headrace.workers.vllm.model_check import hub_folder
 from headrace.workers.vllm.pooling import class_labels, pooling_kinds
 from headrace.workers.vllm.settings import computes_in_core, engine_args, prepare_children, prepare_environment, size_kv_cache
 from headrace.workers.vllm.side_channel import side_channel
+
+_log = structlog.get_logger()
+
+_DOWNLOAD_STEP_MB = 50.0
+_DOWNLOAD_LOOK_S = 1.0
 
 NO_DEVICE = (
     "vLLM {version} finds nothing to compute on: it is built for GPUs, and none can be used. Does `nvidia-smi` list one? "
@@ -47,7 +56,8 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
     """
     adapters = adapters_of(config)
     prepare_environment(config, os.environ)
-    started = await run_in_thread(lambda: _build(config, meter, kv_events), name="vllm-start")
+    with _download_reported(config):
+        started = await run_in_thread(lambda: _build(config, meter, kv_events), name="vllm-start")
     # The first call binds vLLM's sockets to this event loop and caches the answer that every later request needs.
     tasks = await started.llm.get_supported_tasks()
     if "generate" in tasks:
@@ -61,6 +71,19 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
     if not POOLING_TASKS & set(tasks):
         raise EngineStartFailed(f"{config.model} does not generate text; vLLM offers: {', '.join(tasks) or 'nothing'}")
     return replace(started, info=replace(started.info, kinds=pooling_kinds(model, tasks), labels=class_labels(model)))
+
+
+def _download_reported(config: EngineConfig) -> AbstractContextManager[None]:
+    """Log how much of a model has arrived while it comes from its hub: `model.downloading`."""
+    folder = hub_folder(config.model, config.args, os.environ)
+    if folder is None:
+        return nullcontext()
+
+    def tell(arrived_mb: float | None) -> None:
+        arrived = {"done": True} if arrived_mb is None else {"arrived_mb": round(arrived_mb)}
+        _log.info("model.downloading", model=config.model, **arrived)
+
+    return growth_reported(folder, tell, step_mb=_DOWNLOAD_STEP_MB, every_s=_DOWNLOAD_LOOK_S)
 
 
 def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None) -> Started:

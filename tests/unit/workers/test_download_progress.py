@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from headrace.workers.download_progress import folder_bytes, reported
+from headrace.workers.download_progress import folder_bytes, growth_reported, reported
 
 
 def test_what_has_arrived_is_told_once_per_step(tmp_path: Path) -> None:
@@ -22,6 +22,24 @@ def test_what_has_arrived_is_told_once_per_step(tmp_path: Path) -> None:
             (tmp_path / f"part-{number}").write_bytes(bytes(1_000_000))
             assert heard.wait(10)
     assert told == ["downloading it, 1 of 2 MB …", "downloading it, 2 of 2 MB …"]
+
+
+def test_a_download_of_unknown_size_tells_what_it_has_and_that_it_stopped(tmp_path: Path) -> None:
+    told: list[float | None] = []
+    heard = threading.Event()
+
+    def tell(arrived_mb: float | None) -> None:
+        told.append(arrived_mb)
+        heard.set()
+
+    folder = tmp_path / "comes later"
+    with growth_reported(folder, tell, step_mb=1, every_s=0.001):
+        folder.mkdir()
+        (folder / "part").write_bytes(bytes(1_000_000))
+        while None not in told:
+            assert heard.wait(10)
+            heard.clear()
+    assert told == [1.0, None]
 
 
 def test_folders_below_count_and_links_do_not(tmp_path: Path) -> None:

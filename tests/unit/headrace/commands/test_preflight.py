@@ -89,9 +89,9 @@ def test_a_data_folder_that_cannot_be_written_is_named(capsys: pytest.CaptureFix
 
 
 def test_a_full_disk_is_said_to_be_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def full(_fd: int) -> None:
+    def full(_fd: int, _offset: int, _length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("headrace.commands.preflight.os.fsync", full)
+    monkeypatch.setattr("headrace.commands.preflight.os.posix_fallocate", full)
     assert main(["up", "--engine", "sim", "--port", "0"]) == 1
     assert f"the disk of the data folder {Path('.headrace').resolve()} is full" in said(capsys)

@@ -105,6 +105,11 @@ def test_a_part_that_leaves_says_why(view: ShortView) -> None:
     assert told(view, "up", "part.left", part="worker-1", reason="asked") is None
 
 
+def test_a_failure_that_ends_up_is_left_to_the_last_line(view: ShortView) -> None:
+    assert told(view, "up", "part.left", part="worker-1", reason="configuration", error="no model", fatal=True) is None
+    assert told(view, "up", "up.stopping", grace_s=15.0, failed=True) is None
+
+
 def test_the_model_is_shown_while_it_is_prepared_and_when_it_is(view: ShortView, clock: Clock) -> None:
     assert view.waiting("waiting for the engine").split() == ["⠋", "worker", *["waiting", "for", "the", "engine"], "0.0", "s"]
     assert told(view, "model", "model.preparing", step="downloading, 5 of 93 MB …") is None
@@ -112,6 +117,13 @@ def test_the_model_is_shown_while_it_is_prepared_and_when_it_is(view: ShortView,
     assert view.waiting("preparing").split()[1:] == ["model", *["downloading,", "5", "of", "93", "MB", "3.0", "s"]]
     assert told(view, "model", "model.prepared", name="small") == "✓ model small 3.0 s"
     assert "downloading" not in view.waiting("waiting")
+
+
+def test_a_download_from_a_hub_is_shown_until_it_stops_growing(view: ShortView) -> None:
+    assert told(view, "worker-1", "model.downloading", model="org/m", arrived_mb=150) is None
+    assert "downloading org/m, 150 MB so far" in view.waiting("waiting for the engine")
+    assert told(view, "worker-1", "model.downloading", model="org/m", done=True) is None
+    assert "waiting for the engine" in view.waiting("waiting for the engine")
 
 
 def test_a_stop_is_said_and_parts_that_end_then_are_not(view: ShortView) -> None:

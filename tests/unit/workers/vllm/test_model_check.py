@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.vllm.model_check import check_hub_model, check_model_path
+from headrace.workers.vllm.model_check import check_hub_model, check_model_path, hub_folder
 
 ANSWERS = {
     "/api/models/org/open": (200, {}),
@@ -141,6 +141,14 @@ def test_what_is_in_a_cache_is_not_asked_for(hub: Hub, tmp_path: Path, where: st
     (folder / "config.json").write_text("{}")
     check_hub_model("org/nope", {} if where == "hub" else {"download_dir": str(cache)}, environment(tmp_path, hub))
     assert hub.tokens == []
+
+
+def test_the_folder_of_an_id_is_the_hubs(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert hub_folder("org/m", {}, {"HF_HUB_CACHE": "/c"}) == Path("/c/models--org--m")
+    assert hub_folder("org/m:Q4", {"download_dir": "/d"}, {}) == Path("/d/models--org--m")
+    assert hub_folder("mine", {}, {}) is None
+    assert hub_folder("s3://b/m", {}, {}) is None
 
 
 def test_folders_and_other_hubs_are_not_asked_for(hub: Hub, tmp_path: Path) -> None:
