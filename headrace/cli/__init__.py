@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.cli.chaos import add_chaos
+from headrace.cli.demo import add_demo
 from headrace.cli.dlq import add_dlq
 from headrace.cli.help_flags import ShowVersion
 from headrace.cli.help_texts import MAIN
@@ -70,6 +71,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 # Command → its line in the list of commands, and the function that adds it. In the order of that list.
 _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "up": ("run a whole deployment on this machine", add_up),
+    "demo": ("see an answer survive the worker that writes it, in 15 seconds", add_demo),
     "frontend": ("run an HTTP frontend", add_frontend),
     "worker": ("run an engine worker, or ask or tell running ones", add_worker),
     "router": ("run a router, or ask the routers", add_router),

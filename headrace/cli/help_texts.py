@@ -17,6 +17,7 @@ USUAL = {command: frozenset(flags.split()) for command, flags in _USUAL.items()}
 
 MAIN = f"""examples:
   headrace up                                     the bundled small model on http://127.0.0.1:8000
+  headrace demo                                   an answer survives the worker that writes it
   headrace up --engine sim --workers 2            the simulator: no model, ready at once
   headrace up --mode disagg                       one worker computes prompts, another one the answers
   headrace up --model Qwen/Qwen3-0.6B --port 9000

@@ -56,6 +56,7 @@ _CONFIGURATION = (AccessDenied, JetStreamDisabled, ServerTooOld, SubjectError, T
 
 def run_up(settings: Settings) -> int:
     """Run `headrace up`. Raises CommandError."""
+    end_with_supervisor()  # of `headrace demo`
     from headrace.up.supervisor import Supervisor
 
     check_up(settings)
