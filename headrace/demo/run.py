@@ -125,7 +125,7 @@ class _Demo:
 
 
 def _paused(answer: Answer) -> bool:
-    """Whether the last piece came after a pause. A few pieces may have been on their way when the worker died."""
+    """Return True if the last piece came after a pause. A few pieces may have been on their way when the worker died."""
     *_, before, last = answer.arrived_s
     usual_s = (before - answer.arrived_s[0]) / max(len(answer.arrived_s) - 2, 1)
     return last - before > PAUSE * usual_s

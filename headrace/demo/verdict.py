@@ -23,7 +23,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the demo has shown. `problems` is empty if every promise was kept."""
+    """The result of the demo. `problems` is empty if every promise was kept."""
 
     before: int  # pieces that came before the pause, a token each
     after: int
