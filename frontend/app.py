@@ -28,15 +28,18 @@ from headrace.frontend.ollama.errors import OllamaForm
 from headrace.frontend.ollama.models import OllamaModelRoutes
 from headrace.frontend.openai.chat import ChatApi
 from headrace.frontend.openai.completions import CompletionApi
+from headrace.frontend.openai.stored_chats import StoredChatRoutes, StoredChats
 from headrace.frontend.openapi import build_openapi
 from headrace.frontend.pages.welcome import Pages
 from headrace.frontend.pooling.embeddings import EmbeddingApi
 from headrace.frontend.pooling.routes import pooling_routes
-from headrace.frontend.ports import JobPort, ResponsePort
+from headrace.frontend.ports import JobPort, RecordPort, ResponsePort
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.responses.api import ResponsesApi
 from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.compaction import CompactionApi
+from headrace.frontend.responses.conversation_routes import ConversationRoutes
+from headrace.frontend.responses.conversations import Conversations
 from headrace.frontend.responses.history import History
 from headrace.frontend.responses.routes import ResponseRoutes
 from headrace.frontend.settings import FrontendSettings
@@ -68,20 +71,23 @@ def build_frontend(
     metrics: Metrics | None = None,
     lifecycle: Lifecycle | None = None,
     stored: ResponsePort | None = None,
+    records: RecordPort | None = None,
     adapters: AdapterLoader | None = None,
 ) -> Frontend:
     """Build the application over `port`. Nothing runs yet.
 
-    Without `stored` no response can be continued by its id. Without `adapters` no adapter can be loaded or unloaded over HTTP,
-    whatever the settings say.
+    Without `stored` no response can be continued by its id, and without `records` too no chat or conversation is stored.
+    Without `adapters` no adapter can be loaded or unloaded over HTTP, whatever the settings say.
     """
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
     model_cache = ModelCache(port.models, settings, metrics)
-    chat_api = ChatApi(model_cache, settings)
+    chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
+    conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None
+    chat_api = ChatApi(model_cache, settings, chats)
     chat = GenerationEndpoint(chat_api, port, settings, metrics)
     background = Background(stored, port, metrics, max_bytes=settings.response_max_bytes) if stored is not None else None
-    responses_api = ResponsesApi(chat_api, stored, settings, metrics, background)
+    responses_api = ResponsesApi(chat_api, stored, settings, metrics, background, conversations)
     history = History(stored, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
     compaction = CompactionApi(chat_api, history)
     messages_api = MessagesApi(chat_api, settings)
@@ -127,6 +133,8 @@ def build_frontend(
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached only by other methods
         *ResponseRoutes(stored, background).routes(),
+        *StoredChatRoutes(chats, settings).routes(),
+        *ConversationRoutes(conversations, settings).routes(),
         *CancelRoute(port).routes(),
         *ollama_models.routes(),
         Route("/v1/models", status.models),

@@ -40,10 +40,12 @@ from headrace.frontend.pooling.schema import (
     ScoreRequest,
 )
 from headrace.frontend.responses.answer import CompactedAnswer, DeletedResponse, InputTokens, ItemList, ResponseAnswer
+from headrace.frontend.responses.conversation_schema import AddedItems, Conversation, DeletedConversation, NewConversation
 from headrace.frontend.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from headrace.frontend.schema.answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelEntry, ModelList
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.schema.completions import CompletionRequest
+from headrace.frontend.schema.stored import ChatList, ChatMessageList, DeletedChat, MetadataChange, StoredChat, StoredMessage
 from headrace.frontend.tokens.generation_schema import TextGenerationAnswer, TokenGenerationAnswer, TokenGenerationRequest
 from headrace.frontend.tokens.schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
@@ -72,6 +74,8 @@ def build_openapi() -> bytes:
         *(AnthropicModel, AnthropicModelList, Welcome),
         *(ResponsesRequest, ResponseAnswer, InputTokensRequest, InputTokens, DeletedResponse, ItemList),
         *(CompactRequest, CompactedAnswer),
+        *(StoredChat, ChatList, DeletedChat, StoredMessage, ChatMessageList, MetadataChange),
+        *(NewConversation, AddedItems, Conversation, DeletedConversation),
         *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
         *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
         *(ScoreRequest, ScoreAnswer, RerankRequest, RerankAnswer),
@@ -82,7 +86,8 @@ def build_openapi() -> bytes:
     )
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {
-        "/v1/chat/completions": {"post": _generation("Answer a conversation", "ChatRequest", "ChatAnswer")},
+        **_chats(),
+        **_conversations(),
         "/v1/completions": {"post": _generation("Continue one or more prompts", "CompletionRequest", "CompletionAnswer")},
         **_responses(),
         **_messages(),
@@ -147,15 +152,86 @@ def _server() -> dict[str, Any]:
     }
 
 
+_PAGE = [
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}},
+    {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
+    {"name": "after", "in": "query", "schema": {"type": "string"}},
+]
+
+
+def _stored_errors() -> dict[str, Any]:
+    """Return the errors of routes over stored objects."""
+    return {
+        status: _json(text, "ErrorAnswer") for status, text in _ERRORS.items() if status in ("400", "404", "408", "413", "503")
+    }
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _changing(summary: str, request: str, answer: str) -> dict[str, Any]:
+    """Return a POST that changes a stored object."""
+    return _generation(summary, request, answer, streams=False)
+
+
+def _chats() -> dict[str, Any]:
+    """Return the paths of chats and of stored completions."""
+    one = "/v1/chat/completions/{completion_id}"
+    wrong = _stored_errors()
+    filters = [{"name": "model", "in": "query", "schema": {"type": "string"}}]
+    return {
+        "/v1/chat/completions": {
+            "post": _generation("Answer a conversation", "ChatRequest", "ChatAnswer"),
+            "get": {
+                "parameters": [*_PAGE, *filters],
+                **_get("Stored completions", {"200": _json("a page of them", "ChatList"), **wrong}),
+            },
+        },
+        one: {
+            "parameters": [_in_path("completion_id")],
+            "get": _get("A stored completion", {"200": _json("the completion", "StoredChat"), **wrong}),
+            "post": _changing("Change its metadata", "MetadataChange", "StoredChat"),
+            "delete": _get("Forget a stored completion", {"200": _json("it is gone", "DeletedChat"), **wrong}),
+        },
+        f"{one}/messages": {
+            "parameters": [_in_path("completion_id"), *_PAGE],
+            "get": _get("The messages it answers", {"200": _json("a page of them", "ChatMessageList"), **wrong}),
+        },
+    }
+
+
+def _conversations() -> dict[str, Any]:
+    """Return the paths of conversations."""
+    one = "/v1/conversations/{conversation_id}"
+    wrong = _stored_errors()
+    item = {"application/json": {"schema": {"type": "object"}}}
+    where = _in_path("conversation_id")
+    return {
+        "/v1/conversations": {"post": _changing("Create a conversation", "NewConversation", "Conversation")},
+        one: {
+            "parameters": [where],
+            "get": _get("A conversation", {"200": _json("the conversation", "Conversation"), **wrong}),
+            "post": _changing("Change its metadata", "MetadataChange", "Conversation"),
+            "delete": _get("Forget a conversation", {"200": _json("it is gone", "DeletedConversation"), **wrong}),
+        },
+        f"{one}/items": {
+            "parameters": [where],
+            "get": {"parameters": _PAGE, **_get("Its items", {"200": _json("a page of them", "ItemList"), **wrong})},
+            "post": _changing("Add items", "AddedItems", "ItemList"),
+        },
+        f"{one}/items/{{item_id}}": {
+            "parameters": [where, _in_path("item_id")],
+            "get": _get("An item", {"200": {"description": "the item", "content": item}, **wrong}),
+            "delete": _get("Remove an item", {"200": _json("the conversation", "Conversation"), **wrong}),
+        },
+    }
+
+
 def _responses() -> dict[str, Any]:
     """Return the paths of the Responses API."""
-    where = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    where = _in_path("response_id")
     wrong = {status: _json(text, "ErrorAnswer") for status, text in _ERRORS.items() if status in ("400", "404", "503")}
-    page = [
-        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}},
-        {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
-        {"name": "after", "in": "query", "schema": {"type": "string"}},
-    ]
     one = "/v1/responses/{response_id}"
     return {
         "/v1/responses": {"post": _generation("Answer items with items", "ResponsesRequest", "ResponseAnswer")},
@@ -177,7 +253,7 @@ def _responses() -> dict[str, Any]:
             "delete": _get("Forget a stored response", {"200": _json("it is gone", "DeletedResponse"), **wrong}),
         },
         f"{one}/input_items": {
-            "parameters": [where, *page],
+            "parameters": [where, *_PAGE],
             "get": _get("The items it answered", {"200": _json("a page of them", "ItemList"), **wrong}),
         },
         f"{one}/cancel": {

@@ -86,6 +86,25 @@ class ResponsePort(Protocol):
         """Delete a response. Raises as `get`."""
 
 
+class RecordPort(Protocol):
+    """`headrace.broker.ingress.record_index.RecordIndex` as the APIs with stored objects see it."""
+
+    async def put(self, kind: str, tenant: str, name: str, value: bytes, /) -> None:
+        """Write a record, new or not. Raises ResponseNotStored."""
+
+    async def get(self, kind: str, tenant: str, name: str, /) -> bytes | None:
+        """Return a record, None if there is none. Raises a JetStreamError."""
+
+    async def change(self, kind: str, tenant: str, name: str, change: Callable[[bytes], bytes], /) -> bytes | None:
+        """Replace a record by what `change` makes of it; None if there is none. Raises as `change`, and a JetStreamError."""
+
+    async def delete(self, kind: str, tenant: str, name: str, /) -> None:
+        """Delete a record; an absent one is fine. Raises a JetStreamError."""
+
+    async def list(self, kind: str, tenant: str, /) -> list[bytes]:
+        """Return all records of a kind, in no order. Raises a JetStreamError."""
+
+
 class JobPort(Protocol):
     """`headrace.broker.ingress.ingress.Ingress` as the routes see it."""
 

@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
 from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.settings import IngressSettings
@@ -112,6 +113,7 @@ class _Work:
                 metrics=front.metrics,
                 lifecycle=front.lifecycle,
                 stored=stored,
+                records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s),
                 adapters=AdapterClient(work, subjects),
             )
             if frontend.background is not None:

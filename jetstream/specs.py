@@ -78,11 +78,15 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSpec:
-    """A key-value bucket as data. One in memory is empty after each restart of the server."""
+    """A key-value bucket as data. One in memory is empty after each restart of the server.
+
+    `discard`: the policy of a full bucket, which refuses the new value or removes the oldest ones.
+    """
 
     name: str
     description: str
     storage: Literal["file", "memory"] = "file"
+    discard: Literal["old", "new"] = "new"
     max_bytes: int = -1
     replicas: int = 1
 
@@ -91,7 +95,7 @@ class BucketSpec:
             name=f"KV_{self.name}",
             subjects=(f"$KV.{self.name}.>",),
             description=self.description,
-            discard="new",
+            discard=self.discard,
             max_msgs_per_subject=1,
             max_bytes=self.max_bytes,
             storage=self.storage,

@@ -52,7 +52,8 @@ class Topology:
     route_max_age_s: float = 2 * DAY_S
     response_max_age_s: float = HOUR_S
     spill_ttl_s: float = 2 * HOUR_S
-    stored_bytes: int = 1024 * MIB  # answers of the Responses API: the oldest are removed
+    stored_bytes: int = 1024 * MIB  # stored answers and items of conversations: the oldest are removed
+    record_bytes: int = 128 * MIB  # what is listed of stored chats and conversations: the oldest are removed
 
     def streams(self) -> tuple[StreamSpec, ...]:
         s, p = self.subjects, self.subjects.prefix
@@ -158,15 +159,25 @@ class Topology:
             "batches": "state of batches",
             "state": "snapshot pointers, leaders, records that outlive a lease",
         }
+        records = BucketSpec(
+            name=self.subjects.bucket("records"),
+            description="stored chats and conversations of tenants, for lists and changes",
+            discard="old",
+            max_bytes=self.record_bytes,
+            replicas=self.replicas,
+        )
         # Leases must be renewed while the disk is full, and are worth nothing after a restart (docs/reliability.md).
-        return tuple(
-            BucketSpec(
-                name=self.subjects.bucket(kind),
-                description=text,
-                storage="memory" if kind == "members" else "file",
-                replicas=self.replicas,
-            )
-            for kind, text in texts.items()
+        return (
+            *(
+                BucketSpec(
+                    name=self.subjects.bucket(kind),
+                    description=text,
+                    storage="memory" if kind == "members" else "file",
+                    replicas=self.replicas,
+                )
+                for kind, text in texts.items()
+            ),
+            records,
         )
 
     def object_stores(self) -> tuple[ObjectStoreSpec, ...]:
@@ -178,7 +189,7 @@ class Topology:
         }
         stored = ObjectStoreSpec(
             name=self.subjects.bucket("responses"),
-            description="answers of the Responses API that clients may come back to",
+            description="answers and items of conversations that clients may come back to",
             own_ttls=True,  # the TTL is a setting of the frontend that stores them
             discard="old",
             max_bytes=self.stored_bytes,

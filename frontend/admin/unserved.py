@@ -19,7 +19,6 @@ NOT_SERVED = {
     "/v1/chatkit": "chat kits",
     "/v1/complete": "Anthropic's text completions",
     "/v1/containers": "containers",
-    "/v1/conversations": "stored conversations",
     "/v1/edits": "edits",
     "/v1/engines": "engines",
     "/v1/evals": "evaluations",

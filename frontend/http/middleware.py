@@ -22,7 +22,10 @@ from headrace.frontend.metrics import Metrics
 log = structlog.get_logger()
 
 _PROBES = frozenset({"/live", "/ready", "/health", "/metrics", "/ping", "/load"})  # requested every second by probes
-_BELOW = (("/v1/models/", "/v1/models/{id}"), ("/v1/responses/", "/v1/responses/{id}"), ("/v1/requests/", "/v1/requests/{id}"))
+_BELOW = tuple(
+    (f"{base}/", f"{base}/{{id}}")
+    for base in ("/v1/models", "/v1/responses", "/v1/requests", "/v1/chat/completions", "/v1/conversations")
+)
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
 
 

@@ -11,6 +11,7 @@ from headrace.broker.messages import Parsing
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.plan import GenerationOptions, GenerationPlan, Plan, plan_generation
 from headrace.frontend.generation.request_checks import check_choices, refuse_unsupported
+from headrace.frontend.generation.tenant import tenant_of
 from headrace.frontend.generation.tools import calls_in, toolbox_of
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import unsupported
@@ -20,21 +21,26 @@ from headrace.frontend.media.parts import Contents, find_media, has_media, with_
 from headrace.frontend.openai.answer_writer import answer_writer
 from headrace.frontend.openai.chat_adapter import ChatOptions
 from headrace.frontend.openai.chat_messages import named_roles, plain_messages
+from headrace.frontend.openai.stored_chats import StoredChats
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit
 from headrace.frontend.schema.chat import ChatRequest
+from headrace.frontend.schema.stored import ChatRecord
 from headrace.frontend.settings import FrontendSettings
+from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.sse import CHAT_EVENTS
+from headrace.frontend.writers.storing import StoringStream, StoringWhole
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 class ChatApi:
-    """Plans chat requests. It keeps no state but the cache of loaded models."""
+    """Plans chat requests. It keeps no state but the cache of loaded models. `stored` None = no completion is stored."""
 
-    def __init__(self, model_cache: ModelCache, settings: FrontendSettings) -> None:
+    def __init__(self, model_cache: ModelCache, settings: FrontendSettings, stored: StoredChats | None = None) -> None:
         self._model_cache = model_cache
         self._settings = settings
+        self._stored = stored
         self._media = MediaLoader(settings)
         self.error_form = FrontendError.body
 
@@ -42,7 +48,34 @@ class ChatApi:
         """Decode a body and plan its answer. Raises a FrontendError or an AdmissionError."""
         request = await decode_request(_decoder, body)
         plan = await self.plan_chat(request, exchange, ChatOptions(id_prefix="chatcmpl-"))
-        return plan.answered_by(answer_writer(request, plan, CHAT_EVENTS, echo=_echo(request, plan.options.role)))
+        echo = _echo(request, plan.options.role)
+        writer = answer_writer(request, plan, CHAT_EVENTS, echo=echo)
+        if request.store and self._stored is not None:
+            writer = self._storing(request, plan, writer, echo, tenant_of(exchange))
+        return plan.answered_by(writer)
+
+    def _storing(
+        self,
+        request: ChatRequest,
+        plan: GenerationPlan,
+        writer: StreamWriter | WholeWriter,
+        echo: list[str],
+        tenant: str,
+    ) -> StreamWriter | WholeWriter:
+        """Return the writer that also stores the answer."""
+        stored, head = self._stored, plan.head
+        assert stored is not None  # noqa: S101  # the caller asked
+        record = ChatRecord(id=head.id, created=head.created, model=head.model, metadata=request.metadata or {})
+
+        async def keep(answer: bytes) -> None:
+            await stored.keep(tenant, record, answer, request.messages)
+
+        if isinstance(writer, WholeWriter):
+            return StoringWhole(writer, keep)
+        alone = msgspec.structs.replace(plan, counter=plan.counter.fresh())  # two writers of the same rows must not add up
+        whole = answer_writer(msgspec.structs.replace(request, stream=False), alone, CHAT_EVENTS, echo=echo)
+        assert isinstance(whole, WholeWriter)  # noqa: S101  # it is not streamed
+        return StoringStream(writer, whole, keep)
 
     async def plan_chat(self, request: ChatRequest, exchange: HttpExchange, options: ChatOptions) -> GenerationPlan:
         """Plan the jobs that answer a conversation. The Responses and Messages APIs come here as well.

@@ -23,14 +23,16 @@ from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
 from headrace.frontend.responses.background import Background
+from headrace.frontend.responses.conversations import Conversations
 from headrace.frontend.responses.eventlog import END, EventLog
 from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
-from headrace.frontend.responses.schema import InputTokensRequest, Items, ResponsesRequest
+from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest
 from headrace.frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
 from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseWriter
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.logprobs import LogprobWriter
+from headrace.jetstream.errors import JetStreamError
 
 log = structlog.get_logger()
 
@@ -48,11 +50,13 @@ class ResponsesApi:
         settings: FrontendSettings,
         metrics: Metrics,
         background: Background | None = None,
+        conversations: Conversations | None = None,
     ) -> None:
         self._chat = chat
         self._store = store
         self._metrics = metrics
         self._background = background
+        self._conversations = conversations
         self._history = History(store, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
         self.error_form = FrontendError.body
 
@@ -64,7 +68,7 @@ class ResponsesApi:
         request = await decode_request(_decoder, body)
         refuse_unknown(request)
         tenant = tenant_of(exchange)
-        past = await self._history.before(request.previous_response_id, tenant)
+        past = await self._before(request, tenant)
         exchange.asked_bytes += past.size
         items = await self._history.items(request.input, past, tenant)
         chat = await exchange.aside(partial(_chat, request, past.items, items))
@@ -85,12 +89,12 @@ class ResponsesApi:
         store = self._store is not None and request.store is not False
         top_logprobs = planned.options.top_logprobs
         logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
-        turn = _Turn(tenant=tenant, job_id=job.id, items=items, past=past)
+        turn = _Turn(tenant=tenant, job_id=job.id, items=items, past=past, conversation=request.conversation_id)
         response = opened(request, planned.head, sampled, store=store, background=bool(request.background))
         progress = Progress(response, job.id, planned.counter, logprobs, planned.options.freeform)
         if request.background:
             return self._in_background(planned, progress, turn, stream=bool(request.stream))
-        keep = self._keeper(turn) if store else None
+        keep = self._keeper(turn, store=store) if store or turn.conversation is not None else None
         writer = ResponseEvents(progress, keep) if request.stream else ResponseWriter(progress, keep)
         return planned.answered_by(writer)
 
@@ -118,7 +122,7 @@ class ResponsesApi:
         request = await decode_request(_counted, body)
         refuse_unknown(request)
         tenant = tenant_of(exchange)
-        past = await self._history.before(request.previous_response_id, tenant)
+        past = await self._before(request, tenant)
         exchange.asked_bytes += past.size
         items = await self._history.items(request.input if request.input is not None else [], past, tenant)
         chat = await exchange.aside(partial(_chat, request, past.items, items))
@@ -132,6 +136,14 @@ class ResponsesApi:
             tokens = error.tokens
         return msgspec.json.encode(InputTokens(input_tokens=tokens))
 
+    async def _before(self, request: ConversationInput, tenant: str) -> Past:
+        """Read what was said before a request. Raises a FrontendError, or a JetStreamError if it cannot be read."""
+        if (name := request.conversation_id) is None:
+            return await self._history.before(request.previous_response_id, tenant)
+        if self._conversations is None:
+            raise unsupported("conversation", "is not supported here: nothing is stored")
+        return await self._conversations.past(tenant, name)
+
     async def _plan(self, chat: ChatRequest, exchange: HttpExchange, options: ChatOptions) -> GenerationPlan:
         try:
             return await self._chat.plan_chat(chat, exchange, options)
@@ -140,22 +152,39 @@ class ResponsesApi:
                 error.param = "input"
             raise
 
-    def _keeper(self, turn: _Turn) -> Keep:
+    def _keeper(self, turn: _Turn, *, store: bool) -> Keep:
         async def keep(response: ResponseAnswer) -> bool:
-            stored = self._metrics.stored
-            store = self._store
-            assert store is not None  # noqa: S101  # responses are kept only with a store
-            try:
-                await store.put(turn.record(response))
-            except ResponseNotStored as error:
-                # the tokens are computed and paid for, so the answer is sent and says that it was not stored
-                stored.labels(error.reason).inc()
-                log.warning("response.not_stored", response=response.id, reason=error.reason, error=str(error))
-                return False
-            stored.labels("stored").inc()
-            return True
+            if turn.conversation is not None and not await self._extend(turn, turn.conversation, response):
+                response.conversation = None
+            return store and await self._keep(turn, response)
 
         return keep
+
+    async def _extend(self, turn: _Turn, conversation: str, response: ResponseAnswer) -> bool:
+        """Add the turn to its conversation. If that fails, the answer is sent all the same and names no conversation."""
+        conversations = self._conversations
+        assert conversations is not None  # noqa: S101  # the conversation was read from there
+        items = [*msgspec.json.decode(named_items(turn.items, turn.job_id)), *msgspec.to_builtins(response.output)]
+        try:
+            await conversations.add(turn.tenant, conversation, items, check=False)
+        except (FrontendError, ResponseNotStored, JetStreamError) as error:
+            self._metrics.stored.labels(error.reason if isinstance(error, ResponseNotStored) else "not_added").inc()
+            log.warning("conversation.not_extended", conversation=conversation, response=response.id, error=str(error))
+            return False
+        return True
+
+    async def _keep(self, turn: _Turn, response: ResponseAnswer) -> bool:
+        stored, store = self._metrics.stored, self._store
+        assert store is not None  # noqa: S101  # responses are kept only with a store
+        try:
+            await store.put(turn.record(response))
+        except ResponseNotStored as error:
+            # the tokens are computed and paid for, so the answer is sent and says that it was not stored
+            stored.labels(error.reason).inc()
+            log.warning("response.not_stored", response=response.id, reason=error.reason, error=str(error))
+            return False
+        stored.labels("stored").inc()
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +195,7 @@ class _Turn:
     job_id: str
     items: Items
     past: Past
+    conversation: str | None = None
 
     def record(self, response: ResponseAnswer) -> StoredResponse:
         """Return the record of the response for the store."""

@@ -118,7 +118,7 @@ class History:
         return {item["id"]: item for item in turn.items() if "id" in item}
 
     async def _get(self, response_id: str, tenant: str, asked: str) -> StoredResponse:
-        if self._store is None:
+        if self._store is None or not response_id.startswith(RESPONSE_PREFIX):
             raise _unknown(asked, response_id)
         try:
             return await self._store.get(response_id, tenant)

@@ -15,14 +15,14 @@ from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.field_checks import unsupported
+from headrace.frontend.http.listing import PageQuery
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import DeletedResponse, ItemList
 from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.eventlog import END, EventLog
+from headrace.frontend.responses.history import RESPONSE_PREFIX
 from headrace.frontend.responses.item_forms import listed
 
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 100
 MAX_ID = 128
 
 
@@ -63,7 +63,7 @@ class ResponseRoutes:
     async def delete(self, request: Request) -> Response:
         """Delete a response, and cancel it if it is running. Raises ResponseUnknown."""
         response_id = request.path_params["id"]
-        if self._store is None or len(response_id) > MAX_ID:
+        if self._store is None or not _is_id(response_id):
             raise _missing(response_id)
         if self._background is not None:
             await self._background.forget(response_id, tenant_in(request))
@@ -75,23 +75,12 @@ class ResponseRoutes:
 
         Raises ResponseUnknown, BadRequest.
         """
-        query = request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise BadRequest(f"order must be asc or desc, got {order[:100]!r}", param="order")
-        limit = _limit(query.get("limit"))
+        query = PageQuery.of(request)
         turn = await self._read(request)
         items = [listed(item, "") for item in msgspec.json.decode(turn.input, type=list[dict[str, Any]])]
-        if order == "desc":
-            items.reverse()
-        if (after := query.get("after")) is not None:
-            place = next((i for i, item in enumerate(items) if item.get("id") == after), None)
-            if place is None:
-                raise BadRequest(f"after: the response has no input item {after[:100]!r}", param="after")
-            items = items[place + 1 :]
-        page = items[:limit]
-        ends = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
-        return _json(ItemList(data=page, first_id=ends[0], last_id=ends[1], has_more=len(items) > limit))
+        page, more = query.page(items, [item["id"] for item in items])
+        ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        return _json(ItemList(data=page, first_id=ends[0], last_id=ends[1], has_more=more))
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a background response and return it; one that has ended does not change.
@@ -109,7 +98,7 @@ class ResponseRoutes:
 
     async def _read(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]
-        if self._store is None or len(response_id) > MAX_ID:
+        if self._store is None or not _is_id(response_id):
             raise _missing(response_id)
         source = self._store if self._background is None else self._background
         return await source.get(response_id, tenant_in(request))
@@ -137,16 +126,13 @@ def _event_number(value: str | None) -> int:
     return int(value) + 1
 
 
+def _is_id(response_id: str) -> bool:
+    """Return whether this can be the id of a response: the store has objects of other APIs, too."""
+    return response_id.startswith(RESPONSE_PREFIX) and len(response_id) <= MAX_ID
+
+
 def _missing(response_id: str) -> ResponseUnknown:
     return ResponseUnknown(response_id[:MAX_ID])
-
-
-def _limit(value: str | None) -> int:
-    if value is None:
-        return DEFAULT_LIMIT
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= MAX_LIMIT:
-        raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, got {value[:100]!r}", param="limit")
-    return int(value)
 
 
 def _json(value: Any) -> Response:

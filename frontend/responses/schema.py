@@ -51,6 +51,12 @@ class ReasoningWishes(msgspec.Struct, kw_only=True):
     generate_summary: str | None = None
 
 
+class ConversationChoice(msgspec.Struct, kw_only=True):
+    """The conversation that a response belongs to."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
 class ConversationInput(msgspec.Struct, kw_only=True):
     """The fields that become the prompt, which are all that counting needs."""
 
@@ -58,7 +64,7 @@ class ConversationInput(msgspec.Struct, kw_only=True):
     input: str | Items
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    conversation: Any = None
+    conversation: str | ConversationChoice | None = None
     prompt: Any = None
     tools: Items | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -67,6 +73,12 @@ class ConversationInput(msgspec.Struct, kw_only=True):
     text: TextWishes | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation, given as it is or in an object."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationChoice) else given
 
 
 class ResponsesRequest(ConversationInput, kw_only=True):

@@ -42,13 +42,15 @@ INCLUDABLE = frozenset(
 
 def refuse_unknown(request: ConversationInput) -> None:
     """Refuse parameters of this API that are not supported here. Raises BadRequest."""
-    if request.conversation is not None:
-        raise unsupported("conversation", "is not supported here; use previous_response_id")
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise BadRequest("conversation cannot be combined with previous_response_id", param="conversation")
     if request.prompt is not None:
         raise unsupported("prompt", "templates are not stored here; send instructions and input")
     if isinstance(request, ResponsesRequest):
         if request.background and request.store is False:
             raise BadRequest("background needs store: the answer is read from the store", param="background")
+        if request.background and request.conversation is not None:
+            raise unsupported("conversation", "cannot be combined with background here")
         if request.stream_options is not None and not request.stream:
             raise BadRequest("stream_options is only allowed when stream is true", param="stream_options")
         for i, name in enumerate(request.include or ()):

@@ -11,17 +11,8 @@ import msgspec
 from headrace.broker.messages import Finish, Row, Text, TokenLogprob
 from headrace.broker.output_parts import parts_of
 from headrace.frontend.errors import FrontendError
-from headrace.frontend.responses.answer import (
-    IncompleteDetails,
-    OutputItem,
-    OutputText,
-    ReasoningText,
-    ResponseAnswer,
-    ResponseFault,
-    Status,
-    item_of,
-    usage_of,
-)
+from headrace.frontend.responses.answer import IncompleteDetails, ResponseAnswer, ResponseFault, usage_of
+from headrace.frontend.responses.output_items import OutputItem, OutputText, ReasoningText, Status, item_of
 from headrace.frontend.schema.answers import ContentLogprob
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.content_blocks import BlockStep, ContentBlock, ContentBlocks

@@ -19,6 +19,10 @@ class UsageCounter:
         self.reasoning: int | None = 0 if reasoning else None
         self._cached: list[int | None] = [None] * len(prompt_tokens)
 
+    def fresh(self) -> UsageCounter:
+        """Return a counter of the same prompts that has counted nothing."""
+        return UsageCounter(list(self._prompts), self._share, reasoning=self.reasoning is not None)
+
     def end(self, choice: int, fin: Finish) -> None:
         """Count the end of a choice. Of the cached tokens of a prompt's choices the minimum counts.
 

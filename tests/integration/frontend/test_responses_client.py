@@ -248,7 +248,6 @@ async def test_a_conversation_is_compacted(client: AsyncOpenAI) -> None:
 
 REFUSED: list[dict[str, Any]] = [
     {"tools": [{"type": "web_search"}]},
-    {"conversation": "conv_1"},
     {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
 ]
 

@@ -11,7 +11,7 @@ from headrace.broker.codec import unpack_u32
 from headrace.frontend.app import build_frontend
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, FakeIngress, Script
-from tests.support.frontend.responses_store import MemoryStore
+from tests.support.frontend.responses_store import MemoryRecords, MemoryStore
 
 
 class Client:
@@ -20,7 +20,8 @@ class Client:
     def __init__(self, script: Script | None = None, **settings: Any) -> None:
         self.ingress = FakeIngress(script)
         self.store = MemoryStore()
-        self.frontend = build_frontend(self.ingress, FrontendSettings(**settings), stored=self.store)
+        self.records = MemoryRecords()
+        self.frontend = build_frontend(self.ingress, FrontendSettings(**settings), stored=self.store, records=self.records)
 
     async def create(self, **request: Any) -> Call:
         return await self.call("POST", "/v1/responses", {"model": MODEL, "input": "hi", **request})

@@ -115,7 +115,7 @@ async def test_an_unknown_route_is_a_404_in_the_same_shape() -> None:
 
 
 async def test_a_wrong_method_is_a_405_in_the_same_shape() -> None:
-    call = await get(frontend(FakeIngress()).app, "/v1/chat/completions")
+    call = await get(frontend(FakeIngress()).app, "/v1/completions")
     assert (call.status, call.error["code"], call.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 

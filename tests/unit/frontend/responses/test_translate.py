@@ -118,7 +118,6 @@ def test_a_json_object_is_asked_for_as_in_chat() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"background": True, "store": False}, "background"),
-    ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [FUNCTION, {"type": "mcp", "server_label": "x"}]}, "tools[1].type"),

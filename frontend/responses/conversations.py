@@ -1,0 +1,197 @@
+"""Keeps conversations: items that several responses add to, in the order in which they ended.
+
+A conversation is a record with the ids of its items; the items themselves are in the store of responses, in an object for each
+time that some were added. So adding costs only the new items, and reading takes two steps however long the conversation is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headrace.broker.errors import ResponseUnknown
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.broker.jobs import new_id
+from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.ports import RecordPort, ResponsePort
+from headrace.frontend.responses.conversation_schema import Batch, ConversationRecord
+from headrace.frontend.responses.history import Past, TooLong
+from headrace.frontend.responses.item_forms import Item, item_name, listed
+from headrace.frontend.responses.items import MessageBuilder
+from headrace.frontend.settings import FrontendSettings
+
+KIND = "conv"
+PREFIX = "conv_"
+MAX_ID = 128
+MAX_ITEMS = 4096
+
+_record = msgspec.json.Decoder(ConversationRecord)
+
+
+class ConversationUnknown(FrontendError, status=404, code="conversation_not_found"):
+    """No such conversation is stored."""
+
+
+class ItemUnknown(FrontendError, status=404, code="item_not_found"):
+    """The conversation has no such item."""
+
+
+class ItemsGone(BadRequest, code="conversation_incomplete"):
+    """The conversation has lost items: their time to live is over, or the store made room."""
+
+
+class Conversations:
+    """The conversations of all tenants. It caches none."""
+
+    def __init__(self, store: ResponsePort, records: RecordPort, settings: FrontendSettings) -> None:
+        self._store = store
+        self._records = records
+        self._max_batches = settings.response_max_turns
+        self._max_bytes = settings.max_body_bytes
+
+    async def create(self, tenant: str, metadata: dict[str, str], items: Sequence[Item]) -> ConversationRecord:
+        """Create a conversation. Raises BadRequest for a wrong item, ResponseNotStored, a JetStreamError."""
+        record = ConversationRecord(id=f"{PREFIX}{new_id()}", created_at=int(time.time()), metadata=metadata)
+        _check(items, ())
+        if items:
+            record.batches.append((await self._write(tenant, items, set()))[0])
+        await self._records.put(KIND, tenant, record.id, msgspec.json.encode(record))
+        return record
+
+    async def get(self, tenant: str, name: str) -> ConversationRecord:
+        """Return a conversation's record. Raises ConversationUnknown, a JetStreamError."""
+        value = await self._records.get(KIND, tenant, name) if len(name) <= MAX_ID else None
+        if value is None:
+            raise _unknown(name)
+        return _record.decode(value)
+
+    async def change(self, tenant: str, name: str, metadata: dict[str, str]) -> ConversationRecord:
+        """Replace the metadata of a conversation. Raises as `get`."""
+
+        def changed(record: ConversationRecord) -> None:
+            record.metadata = metadata
+
+        return await self._change(tenant, name, changed)
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Delete a conversation and its items. Raises as `get`."""
+        record = await self.get(tenant, name)
+        await self._records.delete(KIND, tenant, name)
+        for batch in record.batches:
+            with contextlib.suppress(ResponseUnknown):
+                await self._store.delete(batch.name, tenant)
+
+    async def past(self, tenant: str, name: str) -> Past:
+        """Return the conversation as the past of a request. Raises as `items`, and TooLong."""
+        record = await self.get(tenant, name)
+        if record.size > self._max_bytes:
+            raise _too_long(f"{record.size} bytes of items, the limit is {self._max_bytes}")
+        items = await self.items(tenant, record)
+        return Past(items=items, chain=[batch.name for batch in record.batches], size=record.size)
+
+    async def items(self, tenant: str, record: ConversationRecord) -> list[Item]:
+        """Return the items of a conversation in their order. Raises ItemsGone, a JetStreamError."""
+        try:
+            found = await self._store.get_all([batch.name for batch in record.batches], tenant)
+        except ResponseUnknown:
+            raise ItemsGone(
+                f"conversation {record.id!r} has lost items: they expired, or the store made room", param="conversation"
+            ) from None
+        items = []
+        for batch, stored in zip(record.batches, found, strict=True):
+            kept = set(batch.items)
+            items += [item for item in msgspec.json.decode(stored.input, type=list[Item]) if item["id"] in kept]
+        return items
+
+    async def add(self, tenant: str, name: str, items: Sequence[Item], *, check: bool = True) -> list[Item]:
+        """Add items at the end, and return them as they are listed. `check`: they come from a client and may be wrong.
+
+        Raises as `get`, BadRequest for a wrong item, TooLong, ResponseNotStored.
+        """
+        record = await self.get(tenant, name)
+        self._check_room(record, len(items))
+        if check:
+            _check(items, await self.items(tenant, record))
+        batch, added = await self._write(tenant, items, set(record.item_ids))
+
+        def changed(now: ConversationRecord) -> None:
+            self._check_room(now, len(items))
+            now.batches.append(batch)
+
+        try:
+            await self._change(tenant, name, changed)
+        except FrontendError:  # it was deleted meanwhile, or is full
+            with contextlib.suppress(ResponseUnknown):
+                await self._store.delete(batch.name, tenant)
+            raise
+        return added
+
+    async def drop(self, tenant: str, name: str, item_id: str) -> ConversationRecord:
+        """Remove an item. Raises as `get`, and ItemUnknown."""
+
+        def changed(record: ConversationRecord) -> None:
+            for batch in record.batches:
+                if item_id in batch.items:
+                    batch.items.remove(item_id)
+                    return
+            raise no_item(name, item_id)
+
+        return await self._change(tenant, name, changed)
+
+    async def _change(self, tenant: str, name: str, change: Callable[[ConversationRecord], None]) -> ConversationRecord:
+        def changed(value: bytes) -> bytes:
+            record = _record.decode(value)
+            change(record)
+            return msgspec.json.encode(record)
+
+        value = await self._records.change(KIND, tenant, name, changed) if len(name) <= MAX_ID else None
+        if value is None:
+            raise _unknown(name)
+        return _record.decode(value)
+
+    async def _write(self, tenant: str, items: Sequence[Item], taken: set[str]) -> tuple[Batch, list[Item]]:
+        """Store items as one object; those without an id, or with one that is taken, get a new one."""
+        batch_id = new_id()
+        named: list[Item] = []
+        for i, item in enumerate(items):
+            own = item.get("id")
+            fresh = item_name(item, batch_id, f"i{i}")
+            form = listed(item if own not in taken else {**item, "id": fresh}, fresh)
+            taken.add(form["id"])
+            named.append(form)
+        data = msgspec.json.encode(named)
+        name = f"{KIND}.{tenant}.{batch_id}"
+        await self._store.put(StoredResponse(id=name, tenant=tenant, created=time.time(), input=data))
+        return Batch(name=name, items=[item["id"] for item in named], size=len(data)), named
+
+    def _check_room(self, record: ConversationRecord, more: int) -> None:
+        count = len(record.item_ids) + more
+        if count > MAX_ITEMS:
+            raise _too_long(f"{count} items, the limit is {MAX_ITEMS}")
+        if len(record.batches) >= self._max_batches:
+            raise _too_long(f"{len(record.batches) + 1} additions, the limit is {self._max_batches}")
+
+
+def _check(items: Sequence[Item], before: Sequence[Item]) -> None:
+    """Check that items can follow others in a conversation. Raises BadRequest with the path of the field."""
+    builder = MessageBuilder()
+    for item in before:
+        builder.add(item, "conversation")
+    for i, item in enumerate(items):
+        builder.add(item, f"items[{i}]")
+
+
+def _unknown(name: str) -> ConversationUnknown:
+    return ConversationUnknown(f"there is no conversation {name[:MAX_ID]!r}", param="conversation")
+
+
+def no_item(name: str, item_id: str) -> ItemUnknown:
+    """Return the error for an item that a conversation does not have."""
+    return ItemUnknown(f"conversation {name[:MAX_ID]!r} has no item {item_id[:MAX_ID]!r}", param="item_id")
+
+
+def _too_long(what: str) -> TooLong:
+    return TooLong(f"the conversation has {what}; start a new one and add what matters", param="conversation")
