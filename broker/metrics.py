@@ -12,6 +12,13 @@ SUBMITTED = Counter("headrace_ingress_submitted_total", "Requests accepted into 
 submitted = cache(SUBMITTED.labels)
 REFUSED = Counter("headrace_ingress_refused_total", "Requests not accepted", ["reason"])
 ENDED = Counter("headrace_ingress_ended_total", "Accepted requests by how they ended", ["outcome"])
+HELD = Gauge("headrace_ingress_held_requests", "Requests that wait because no worker can take them")
+HELD_ENDED = Counter("headrace_ingress_held_total", "Requests that waited for a worker, by how that ended", ["outcome"])
+HELD_S = Histogram(
+    "headrace_ingress_held_seconds",
+    "Time that requests waited for a worker while there was none",
+    buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300),
+)
 OPEN = Gauge("headrace_ingress_open_requests", "Requests accepted and not ended")
 CANCELLED = Counter("headrace_ingress_cancelled_total", "Cancel broadcasts by cause", ["cause"])
 RESUBMITTED = Counter("headrace_ingress_resubmitted_total", "Requests submitted again after this ingress lost its lease")

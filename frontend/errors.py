@@ -189,7 +189,8 @@ def _overloaded(error: BaseException) -> FrontendError:
 def _refused(error: BaseException) -> FrontendError:
     assert isinstance(error, broker.JobRefused)  # noqa: S101
     status = 503 if error.reason in UNAVAILABLE else 429
-    return Translated(error, status=status, code=error.reason, retry_after_s=error.retry_after_s)
+    param = "model" if error.reason == "no_worker" else None
+    return Translated(error, status=status, code=error.reason, param=param, retry_after_s=error.retry_after_s)
 
 
 def _invalid(error: BaseException) -> FrontendError:

@@ -19,6 +19,10 @@ class Served(Protocol):
     """A model with a card. `workers` counts the workers that are live, ready and not draining."""
 
     @property
+    def name(self) -> str:
+        """Return the name that it was looked up by: the model's own, an alias or an adapter."""
+
+    @property
     def card(self) -> ModelCard: ...
     @property
     def files(self) -> Mapping[str, bytes]: ...
@@ -34,8 +38,11 @@ class Models(Protocol):
 
     def names(self) -> list[str]: ...
     def ready_names(self) -> list[str]: ...
-    def adapters(self) -> list[str]:
-        """Return the adapters that at least one worker has."""
+    def offered_names(self) -> list[str]:
+        """Return the names of the models that have a ready worker or had one lately."""
+
+    def listed_names(self) -> list[str]:
+        """Return the names of models, aliases and adapters that have a ready worker."""
 
     def get(self, name: str) -> Served:
         """Look up a model by its name, an alias or an adapter. Raises UnknownModel."""

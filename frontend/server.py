@@ -95,7 +95,11 @@ class _Work:
             ingress = self._ingress = Ingress(
                 work,
                 subjects,
-                settings=IngressSettings(slow_client_s=settings.slow_client_s, gather_s=settings.sse_gather_s),
+                settings=IngressSettings(
+                    no_worker_wait_s=settings.no_worker_wait_s,
+                    slow_client_s=settings.slow_client_s,
+                    gather_s=settings.sse_gather_s,
+                ),
                 namespace=settings.namespace,
                 health=standing,
             )

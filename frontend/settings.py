@@ -21,6 +21,14 @@ class FrontendSettings:
     max_deadline_s: Annotated[float, Setting("Longest deadline a request may name.", "--max-deadline", least=0.1)] = (
         3600.0  # a request that asks for more gets this
     )
+    no_worker_wait_s: Annotated[
+        float,
+        Setting(
+            "How long a request for a known model waits while no worker can take it, at most its deadline; 0: it is refused.",
+            "--no-worker-wait",
+            least=0,
+        ),
+    ] = 10.0
     max_choices: Annotated[int, Setting("Most answers of one request: n times its prompts.", least=1)] = 128
     max_inputs: Annotated[int, Setting("Most inputs of an embeddings, score or class request.", least=1)] = 2048
     job_inputs: Annotated[int, Setting("Inputs of one job; a request with more is split.", least=1)] = 16

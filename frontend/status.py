@@ -36,9 +36,9 @@ class StatusRoutes:
         self._lifecycle = lifecycle
 
     async def models(self, request: Request) -> Response:
-        """List the models and adapters that have a ready worker."""
+        """List the models, their aliases and the adapters that have a ready worker, each by its own name."""
         models = self._port.models
-        served = [models.get(name) for name in (*models.ready_names(), *models.adapters())]
+        served = [models.get(name) for name in models.listed_names()]
         if speaks_anthropic(request.headers.raw):
             return _json(model_page(served, request.query_params))
         return _json(ModelList(data=[_entry(each) for each in served]))
@@ -105,7 +105,7 @@ def _model_health(served: Served, *, ready: bool) -> dict[str, Any]:
 def _entry(served: Served) -> ModelEntry:
     card, adapter = served.card, served.adapter
     return ModelEntry(
-        id=adapter or card.model,
+        id=served.name,
         created=int(card.created),
         owned_by=card.owner,
         max_model_len=card.context_length,

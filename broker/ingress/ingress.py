@@ -25,6 +25,7 @@ from headrace.broker.ingress.row_dispatch import RowDispatcher
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.ingress.submitter import Submitter
 from headrace.broker.ingress.timers import IngressTimers
+from headrace.broker.ingress.worker_wait import WorkerWait
 from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Explanation, IngressMember, JobFault
@@ -93,6 +94,9 @@ class Ingress:
         self._submitter = Submitter(messaging, subjects, self.settings, health)
         self._resubmitter = Resubmitter(messaging, subjects, self._judge, self._open, self._tasks, timing=timing, wall=wall)
         self._timers = IngressTimers(messaging, subjects, self._judge, self._open, self._canceller, settings=self.settings)
+        self._worker_wait = WorkerWait(
+            messaging, self._members, self._judge, self._canceller, longest_s=self.settings.no_worker_wait_s
+        )
         self._decisions = Decisions(messaging, subjects)
         claims = ClaimDecider(messaging, subjects, self._judge, outbox, self._members, self._tasks)
         self._inbox = IngressInbox(self._judge, self._open, outbox, claims, self._canceller, self._decisions)
@@ -119,6 +123,7 @@ class Ingress:
             self._tasks.spawn(self._members.run())
             self._tasks.spawn(self.models.run())
             self._tasks.spawn(self._timers.run())
+            self._tasks.spawn(self._worker_wait.run())
             self._started.set()
 
     async def wait_started(self, timeout_s: float) -> None:
@@ -177,7 +182,9 @@ class Ingress:
     async def submit(self, job: Job) -> JobStream:
         """Queue a job durably and return its stream.
 
-        Raises NoWorker, Overloaded, BrokerUnavailable or RequestTooLarge; the job does not run then.
+        While no worker can take it, it waits in the queue, at most `no_worker_wait_s`. Its stream ends as JobRefused then.
+
+        Raises NoWorker (if nothing may wait), Overloaded, BrokerUnavailable or RequestTooLarge; the job does not run then.
         """
         try:
             return await self._submit(job)
@@ -209,13 +216,14 @@ class Ingress:
             OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
         )
         try:
-            await self._submitter.publish(job, body)
+            stored = await self._submitter.publish(job, body)
         except BaseException:
             # A request that was stored all the same is dropped by the worker that asks this judge about it.
             self._judge.close(job.id, None)
             self._open.remove(job.id)
             raise
         metrics.submitted(job.card.pool).inc()
+        self._worker_wait.hold(job, stored, now)
         return stream
 
     def _admit(self, job: Job) -> None:
@@ -223,7 +231,7 @@ class Ingress:
             raise BrokerUnavailable(f"this ingress {why}; try again shortly")
         if len(self._judge) >= self.settings.max_open:
             raise Overloaded(f"{len(self._judge)} requests are open at this ingress", reason="too_many_open")
-        if not self._members.having(job.card.pool, job.adapter):
+        if not self._worker_wait.longest_s and not self._worker_wait.served(job):
             raise NoWorker(f"model {job.adapter or job.card.model!r} has no ready worker")
 
     async def cancel(self, name: str, tenant: str, *, timeout_s: float) -> bool:

@@ -11,7 +11,7 @@ from headrace.broker.messages import Spill
 from headrace.broker.settings import IngressSettings
 from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
-from headrace.jetstream.ports import HealthPort, Messaging
+from headrace.jetstream.ports import HealthPort, Messaging, PubAck
 from headrace.jetstream.subjects import Subjects
 
 SUBMIT_TRIES = 3
@@ -38,15 +38,17 @@ class Submitter:
             raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
         return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))
 
-    async def publish(self, job: Job, body: bytes) -> None:
+    async def publish(self, job: Job, body: bytes) -> PubAck:
         """Store a request in the queue of its pool. Raises Overloaded, RequestTooLarge, BrokerUnavailable."""
         subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)
         timing = self._settings.timing
         loop = asyncio.get_running_loop()
         started = loop.time()
-        for attempt in range(SUBMIT_TRIES):
+        tries = 0
+        while True:
+            tries += 1
             try:
-                await self._messaging.publish(
+                stored = await self._messaging.publish(
                     subject,
                     body,
                     msg_id=f"{job.id}.1",
@@ -54,7 +56,7 @@ class Submitter:
                     timeout_s=timing.publish_timeout_s,
                 )
             except PublishUnknown as error:  # tried again under the same id: a duplicate does no harm, a loss does
-                if attempt + 1 == SUBMIT_TRIES:
+                if tries == SUBMIT_TRIES:
                     self._report(error)
                     raise BrokerUnavailable("the broker does not confirm the request; try again shortly") from error
             except QueueFull as error:
@@ -70,7 +72,7 @@ class Submitter:
                 if self._health is not None:
                     self._health.stored()
                 metrics.SUBMIT_S.observe(loop.time() - started)
-                return
+                return stored
 
     def _report(self, error: JetStreamError) -> None:
         if self._health is not None:

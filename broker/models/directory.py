@@ -15,6 +15,7 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import BrokerUnavailable, UnknownModel, WireError
 from headrace.broker.membership.members import Members
 from headrace.broker.models.cards import CardFile, ModelCard
+from headrace.broker.models.served_pools import LATELY_S, ServedPools
 from headrace.jetstream.errors import JetStreamError, ObjectNotFound, RequestTimeout, RevisionConflict
 from headrace.jetstream.ports import Change, Messaging, ObjectBucket
 from headrace.jetstream.subjects import Subjects
@@ -23,24 +24,21 @@ log = structlog.get_logger()
 
 FETCH_RETRY_S = 0.5
 LISTING_S = 60.0
+LOST_CHECK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model whose card and files are here, or one of its adapters.
+    """A model whose card and files are here, or one of its adapters, under the name that it was looked up by.
 
     `workers` is the number of workers that have it, are live and do not drain.
     """
 
+    name: str
     card: ModelCard
     files: Mapping[str, bytes]
     workers: int
     adapter: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The name that clients use."""
-        return self.adapter or self.card.model
 
 
 async def publish_card(messaging: Messaging, subjects: Subjects, card: ModelCard, files: Mapping[str, bytes]) -> ModelCard:
@@ -94,7 +92,11 @@ async def _store_card(messaging: Messaging, subjects: Subjects, card: ModelCard)
 
 
 class ModelDirectory:
-    """The model cards as an ingress sees them. A model becomes known once its files have been read."""
+    """The model cards as an ingress sees them. A model becomes known once its files have been read.
+
+    A card that was deleted is forgotten at once. One that vanished without a trace was lost with its bucket: its workers store
+    it again, so it is kept while the pool has a worker, and for `LATELY_S`.
+    """
 
     def __init__(self, messaging: Messaging, subjects: Subjects, members: Members, *, namespace: str | None = None) -> None:
         """`namespace`: know only the models in it; None = those of all namespaces."""
@@ -107,6 +109,9 @@ class ModelDirectory:
         self._pools: dict[str, str] = {}  # model name or alias → pool
         self._adapters: dict[str, str] = {}  # adapter → pool, for the adapters of the cards and of live workers
         self._files: dict[str, bytes] = {}  # by digest
+        self._lost: dict[str, float] = {}  # pools whose card has vanished, and since when
+        self._served = ServedPools(members)
+        self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[], None]] = []
         self._listed = False  # True once all cards that existed at the start have been read
         members.on_change(self._changed)
@@ -117,6 +122,7 @@ class ModelDirectory:
             tasks.create_task(self._watch.run())
             tasks.create_task(self._load())
             tasks.create_task(self._list())
+            tasks.create_task(self._forget_lost())
 
     async def ready(self, timeout_s: float) -> None:
         """Return once all cards that existed at the start have been read. Raises RequestTimeout or TimeoutError."""
@@ -137,6 +143,18 @@ class ModelDirectory:
         """Return the names of the models that have a worker which accepts requests."""
         return sorted(card.model for card, _ in self._known.values() if self._members.serving_workers(card.pool))
 
+    def offered_names(self) -> list[str]:
+        """Return the names of the models that have a worker which accepts requests, or had one lately."""
+        now = self._loop.time()
+        return sorted(card.model for card, _ in self._known.values() if self._served.lately(card.pool, now))
+
+    def listed_names(self) -> list[str]:
+        """Return every name under which a worker accepts requests: models, their aliases, and adapters."""
+        models = [card for card, _ in self._known.values() if self._members.serving_workers(card.pool)]
+        aliases = {alias for card in models for alias in card.aliases if self._pools.get(alias) == card.pool}
+        names = {card.model for card in models}
+        return [*sorted(names), *sorted(aliases - names), *self.adapters()]
+
     def adapters(self) -> list[str]:
         """Return the adapters that are loaded in at least one worker that accepts requests."""
         return sorted(name for name, pool in self._adapters.items() if self._members.having(pool, name))
@@ -144,7 +162,7 @@ class ModelDirectory:
     def get(self, name: str) -> ServedModel:
         """Return the model or adapter with this name.
 
-        Raises UnknownModel, which names the known ones, and BrokerUnavailable while the cards are still being read.
+        Raises UnknownModel, which names those on offer, and BrokerUnavailable while the cards are still being read.
         """
         pool = self._pools.get(name)
         adapter = None
@@ -153,11 +171,12 @@ class ModelDirectory:
         if pool is None:
             if not self._listed:
                 raise BrokerUnavailable("the models that are served are still being read; try again shortly")
-            raise UnknownModel(name, (*self.names(), *self.adapters()))
+            raise UnknownModel(name, (*self.offered_names(), *self.adapters()))
         card, files = self._known[pool]
-        return ServedModel(card, files, len(self._members.having(pool, adapter)), adapter)
+        return ServedModel(name, card, files, len(self._members.having(pool, adapter)), adapter)
 
     def _changed(self) -> None:
+        self._served.refresh(self._known, self._loop.time())
         self._find_adapters()
         for callback in self._callbacks:
             callback()
@@ -181,6 +200,11 @@ class ModelDirectory:
                     log.warning("adapter.name_taken", adapter=name, pool=pool, by=self._adapters[name])
 
     def _on_card(self, change: Change) -> None:
+        if change.kind == "missing":
+            self._lost[change.key] = self._loop.time()
+            log.warning("card.lost", pool=change.key)
+            return
+        self._lost.pop(change.key, None)
         card = None
         if change.value is not None:
             try:
@@ -196,6 +220,15 @@ class ModelDirectory:
         while not self._listed:
             with contextlib.suppress(RequestTimeout, TimeoutError):
                 await self.ready(LISTING_S)
+
+    async def _forget_lost(self) -> None:
+        while True:
+            await asyncio.sleep(LOST_CHECK_S)
+            now = self._loop.time()
+            for pool, since_s in list(self._lost.items()):
+                if now - since_s >= LATELY_S and not self._served.lately(pool, now):
+                    del self._lost[pool]
+                    self._wanted.put_nowait((pool, None))
 
     async def _load(self) -> None:
         while True:

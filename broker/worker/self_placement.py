@@ -37,6 +37,7 @@ from headrace.jetstream.topology import request_consumer
 log = structlog.get_logger()
 
 WORKER_PRIORITY = 9
+ADAPTER_WAIT_S = 10.0  # as long a request waits in the queue for a worker with its adapter, before this one refuses it
 
 
 class SelfPlacer:
@@ -108,6 +109,10 @@ class SelfPlacer:
         having = self._members.having(self._state.pool, envelope.adapter)
         return rendezvous_first(envelope.id, [m.worker for m in having if m.worker != self._state.worker]) or ""
 
+    def _waits(self, envelope: Envelope) -> bool:
+        """Return whether no worker has the adapter of a request that may wait for one: its worker may be restarting."""
+        return not self._state.usable(envelope.adapter) and self._wall() - envelope.created < ADAPTER_WAIT_S
+
     def _on_request(self, delivery: Delivery) -> None:
         try:
             envelope = decode(Envelope, delivery.data)
@@ -122,6 +127,8 @@ class SelfPlacer:
             delivery.ack()
         elif self._may_place() and (worker := self._elsewhere(envelope)):
             self._tasks.spawn(self._place(delivery, envelope, attempt, history, worker=worker))
+        elif self._waits(envelope):
+            delivery.nak(self._timing.retry_s)
         elif self._state.room < 1 or not self._may_place():
             delivery.nak()  # several classes were answered at once and the slot is taken: another worker may have one
         else:

@@ -91,9 +91,9 @@ class AnthropicModelList(msgspec.Struct, kw_only=True):
 
 
 def model_entry(served: Served) -> AnthropicModel:
-    """Return the entry of a model or an adapter."""
+    """Return the entry of a model, an alias or an adapter."""
     card = served.card
-    name = served.adapter or card.model
+    name = served.name
     return AnthropicModel(
         id=name,
         display_name=name,

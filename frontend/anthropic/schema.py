@@ -66,7 +66,7 @@ class RequestMetadata(msgspec.Struct, kw_only=True):
 class Conversation(msgspec.Struct, kw_only=True):
     """The fields that become the prompt, which are all that counting needs."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # None = the only one that is served
     messages: Annotated[list[MessageIn], Meta(min_length=1)]
     system: str | list[Block] | None = None
     tools: list[dict[str, Any]] | None = None

@@ -40,10 +40,13 @@ def list_at(value: Any, where: str) -> Sequence[Any]:
 
 
 def model_name(name: str | None, models: Models) -> str:
-    """Return `name`, or the only served model if the request names none. Raises BadRequest if there is not exactly one."""
+    """Return `name`, or the only served model if the request names none. Raises BadRequest if there is not exactly one.
+
+    A model that had a worker lately counts as served. If there is none of these, the only known model is meant.
+    """
     if name is not None:
         return name
-    names = models.names()
+    names = models.offered_names() or models.names()
     if len(names) != 1:
         raise missing("model", f", one of: {', '.join(names) or 'nothing'}")
     return names[0]

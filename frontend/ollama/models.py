@@ -82,12 +82,12 @@ class OllamaModelRoutes:
 
     def _ready(self) -> list[Served]:
         models = self._models
-        return [models.get(name) for name in (*models.ready_names(), *models.adapters())]
+        return [models.get(name) for name in models.listed_names()]
 
 
 def _entry(served: Served) -> OllamaModel:
     card = served.card
-    name = served.adapter or card.model
+    name = served.name
     return OllamaModel(
         name=name,
         model=name,

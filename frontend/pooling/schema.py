@@ -17,7 +17,7 @@ Texts = Text | Annotated[list[Text], Meta(min_length=1)]
 class PoolingBase(msgspec.Struct, kw_only=True):
     """The fields of all pooling requests. `None` always means: not given."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # None = the only one that is served
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 = to the context length
     truncation_side: Literal["left", "right"] | None = None  # the side to cut off; None = right
     add_special_tokens: bool | None = None

@@ -23,6 +23,7 @@ from headrace.broker.codec import encode
 from headrace.broker.errors import UnknownModel
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.http.field_checks import model_name
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models, Served
 from headrace.frontend.prompts.prompt_cache import PromptCache
@@ -108,9 +109,12 @@ class ModelCache:
         """Return the names of the loaded models."""
         return set(self._ready)
 
-    async def get(self, name: str) -> LoadedModel:
-        """Return a model, loading it if necessary. Raises UnknownModel, ModelUnusable."""
-        served = self._models.get(name)
+    async def get(self, name: str | None) -> LoadedModel:
+        """Return a model, loading it if necessary; without a name, the only one that is served.
+
+        Raises UnknownModel, ModelUnusable, and BadRequest if there is no name and not exactly one served model.
+        """
+        served = self._models.get(model_name(name, self._models))
         ready = self._ready.get(served.card.model)
         if ready is None or ready.card is not served.card:
             ready = self._unchanged(ready, served.card) or await self._load(served)

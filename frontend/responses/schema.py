@@ -60,7 +60,7 @@ class ConversationChoice(msgspec.Struct, kw_only=True):
 class ConversationInput(msgspec.Struct, kw_only=True):
     """The fields that become the prompt, which are all that counting needs."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # None = the only one that is served
     input: str | Items
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -131,7 +131,7 @@ class InputTokensRequest(ConversationInput, kw_only=True):
 class CompactRequest(msgspec.Struct, kw_only=True):
     """A conversation to be compacted."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # None = the only one that is served
     input: str | Items | None = None  # none: the conversation that `previous_response_id` names
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None

@@ -65,7 +65,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """The fields of both APIs. `None` always means: not given."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # None = the only one that is served
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     max_tokens: Positive | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None

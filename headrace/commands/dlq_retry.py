@@ -21,6 +21,7 @@ from headrace.broker.jobs import NOTHING, Job, new_id
 from headrace.broker.messages import Envelope, Generation, Pooling
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.output_parts import plain
+from headrace.broker.settings import IngressSettings
 from headrace.commands.control_client import connected
 from headrace.commands.dlq import find_letter, letters
 from headrace.config.settings import Settings
@@ -139,7 +140,7 @@ async def _run(
     deadline_s: float | None,
 ) -> str:
     """Submit the request, read its answer to the end, and give up the lease. Returns the id under which it ran."""
-    ingress = Ingress(messaging, names)
+    ingress = Ingress(messaging, names, settings=IngressSettings(no_worker_wait_s=0.0))
     running = asyncio.create_task(ingress.run(), name="ingress")
     try:
         try:

@@ -175,7 +175,11 @@ class Deployment:
 
     async def serve(self, machine: Machine) -> None:
         ingress = Ingress(
-            machine.messaging, SUBJECTS, ingress_id=machine.id, settings=IngressSettings(timing=TIMING), wall=machine.wall
+            machine.messaging,
+            SUBJECTS,
+            ingress_id=machine.id,
+            settings=IngressSettings(timing=TIMING, no_worker_wait_s=0.0),  # clients try again instead
+            wall=machine.wall,
         )
         self.ingresses[machine.id] = ingress
         async with asyncio.TaskGroup() as tasks:

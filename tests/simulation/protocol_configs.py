@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tests.simulation.protocol_deployment import SLOW_CLIENT_S, SPILL_BYTES, Deployment, Shape
+from tests.simulation.protocol_deployment import GIVE_UP_S, SLOW_CLIENT_S, SPILL_BYTES, Deployment, Shape
 from tests.simulation.protocol_requests import Wish
 from tests.simulation.protocol_router import real_scheduler
 from tests.simulation.search import Scenario
@@ -147,6 +147,8 @@ CONFIGS = {
             faults=5,
             config=SimConfig(dedupe=False, full=0.05),
         ),
+        scenario("held", Shape(wishes=plain(4), workers=1, routers=1, no_worker_wait_s=GIVE_UP_S), faults=4),
+        scenario("held-norouter", Shape(wishes=plain(4), workers=1, no_worker_wait_s=2.0), faults=4, config=NODEDUPE),
         scenario("norouter", Shape(wishes=plain(3), workers=3), faults=4, config=NODEDUPE),
         scenario("norouter-dedupe", Shape(wishes=plain(3), workers=3), faults=4),
         scenario("shed", Shape(wishes=plain(3), workers=2, routers=2, shed=0.3), faults=4),

@@ -62,6 +62,7 @@ class Shape:
     refused_unstarted: bool = False  # no request is refused that has given tokens
     max_rows: int = 4096
     parked_tokens: int = 4096
+    no_worker_wait_s: float = 0.0  # 0: a client that finds no worker tries again
 
 
 @dataclass(eq=False, slots=True)
@@ -159,7 +160,11 @@ class Deployment:
             SUBJECTS,
             ingress_id=machine.id,
             settings=IngressSettings(
-                timing=TIMING, max_rows=self.shape.max_rows, slow_client_s=SLOW_CLIENT_S, spill_bytes=SPILL_BYTES
+                timing=TIMING,
+                no_worker_wait_s=self.shape.no_worker_wait_s,
+                max_rows=self.shape.max_rows,
+                slow_client_s=SLOW_CLIENT_S,
+                spill_bytes=SPILL_BYTES,
             ),
             wall=machine.wall,
         )
@@ -245,13 +250,19 @@ class Deployment:
             "answered": not wish.poison and not wish.invalid,
             "cancelled": request.cancelled or request.judge.id in self.drained,
             "deadline_exceeded": self.world.now >= request.accepted_s + wish.deadline_s,
-            "refused": self.shape.shed > 0 and not (self.shape.refused_unstarted and any(request.tokens)),
+            "refused": (self.shape.shed > 0 and not (self.shape.refused_unstarted and any(request.tokens)))
+            or self._had_no_worker(request),
             "invalid_request": wish.invalid,
             "slow_client": wish.pause_s > 0,
             "engine_error": self.attempts.get(request.id, 0) >= SessionSettings().max_attempts,
         }
         if not allowed.get(code, False):
             raise Violation(f"wrong end: {request.id} {code}")
+
+    def _had_no_worker(self, request: Request) -> bool:
+        """Return whether the request may have ended because no worker came in time."""
+        wait_s = min(self.shape.no_worker_wait_s, request.wish.deadline_s)
+        return wait_s > 0 and not any(request.tokens) and self.world.now >= request.accepted_s + wait_s
 
     # -- faults of our own --------------------------------------------------------------------------------------
 

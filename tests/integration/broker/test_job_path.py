@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from headrace.broker.errors import JobCancelled, NoWorker, Overloaded
+from headrace.broker.errors import JobCancelled, JobRefused, NoWorker, Overloaded
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.jobs import Job, new_id
 from headrace.broker.messages import Generation, WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.directory import publish_card
-from headrace.broker.settings import SessionSettings, Timing
+from headrace.broker.settings import IngressSettings, SessionSettings, Timing
 from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
 from headrace.broker.worker_deps import WorkerDeps
@@ -46,10 +46,16 @@ async def collect(stream: JobStream, choice: int = 0) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def worker(
-    connection: Connection, subjects: Subjects, name: str, *, step_s: float = 0.001, slots: int = 8
+    connection: Connection,
+    subjects: Subjects,
+    name: str,
+    *,
+    step_s: float = 0.001,
+    slots: int = 8,
+    adapters: Sequence[str] = (),
 ) -> AsyncIterator[WorkerSession]:
     executor = ScriptedExecutor(step_s=step_s)
-    member = WorkerMember(worker=name, pool=POOL, model="m", slots=slots)
+    member = WorkerMember(worker=name, pool=POOL, model="m", slots=slots, adapters=list(adapters))
     deps = WorkerDeps(messaging=connection, subjects=subjects, settings=SessionSettings(slots=slots, timing=Timing()))
     session = WorkerSession(deps, member, EnginePorts(executor=executor))
     executor.session = session
@@ -62,9 +68,9 @@ async def worker(
 
 
 @contextlib.asynccontextmanager
-async def ingress(connection: Connection, subjects: Subjects) -> AsyncIterator[Ingress]:
+async def ingress(connection: Connection, subjects: Subjects, *, wait_s: float = 10.0) -> AsyncIterator[Ingress]:
     await publish_card(connection, subjects, CARD, {"tokenizer.json": b"{}"})
-    served = Ingress(connection, subjects)
+    served = Ingress(connection, subjects, settings=IngressSettings(no_worker_wait_s=wait_s))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(served.run())
         await served.wait_started(10)
@@ -126,10 +132,50 @@ async def test_a_large_payload_travels_through_the_object_store(connection: Conn
 
 
 async def test_without_a_worker_a_request_is_refused_before_it_is_stored(connection: Connection, subjects: Subjects) -> None:
-    async with ingress(connection, subjects) as served:
+    async with ingress(connection, subjects, wait_s=0.0) as served:
         with pytest.raises(NoWorker, match="'m' has no ready worker"):
             await served.submit(job())
         assert await stored(connection, subjects) == 0
+
+
+async def test_a_request_waits_in_the_queue_for_the_first_worker(connection: Connection, subjects: Subjects) -> None:
+    async with ingress(connection, subjects, wait_s=60.0) as served:
+        requests = [job(5) for _ in range(20)]
+        streams = [await served.submit(request) for request in requests]
+        assert await stored(connection, subjects) == 20
+        async with worker(connection, subjects, "w1"):
+            assert await asyncio.gather(*(collect(s) for s in streams)) == [expected(r.id, 0, 5) for r in requests]
+            await nothing_stored(connection, subjects)
+
+
+async def test_a_request_for_which_no_worker_comes_in_time_ends_and_leaves_the_queue(
+    connection: Connection, subjects: Subjects
+) -> None:
+    """There is neither a router nor a worker that could take it out."""
+    async with ingress(connection, subjects, wait_s=0.2) as served:
+        stream = await served.submit(job())
+        with pytest.raises(JobRefused, match="'m' has no ready worker") as refused:
+            await collect(stream)
+        assert (refused.value.reason, refused.value.retry_after_s) == ("no_worker", 1.0)
+        await nothing_stored(connection, subjects)
+
+
+async def test_a_client_that_leaves_while_there_is_no_worker_leaves_nothing(connection: Connection, subjects: Subjects) -> None:
+    async with ingress(connection, subjects, wait_s=60.0) as served:
+        (await served.submit(job())).cancel()
+        await nothing_stored(connection, subjects)
+
+
+async def test_a_request_waits_for_the_worker_that_has_its_adapter(connection: Connection, subjects: Subjects) -> None:
+    """The worker without it gives the request back to the queue."""
+    async with ingress(connection, subjects, wait_s=60.0) as served, worker(connection, subjects, "w1"):
+        await has_worker(served)
+        request = job(5, adapter="law")
+        stream = await served.submit(request)
+        await asyncio.sleep(0.5)
+        async with worker(connection, subjects, "w2", adapters=["law"]):
+            assert await collect(stream) == expected(request.id, 0, 5)
+            await nothing_stored(connection, subjects)
 
 
 async def test_a_cancelled_request_is_stopped_and_not_delivered_again(connection: Connection, subjects: Subjects) -> None:

@@ -54,7 +54,7 @@ async def test_a_model_without_workers_is_known_but_not_ready(
 ) -> None:
     await publish(connection, subjects, "mine", "default")
     await publish(connection, subjects, "theirs", "other")
-    async with running(nats_server.url, subjects) as client:
+    async with running(nats_server.url, subjects, no_worker_wait_s=0.2) as client:
         async with asyncio.timeout(10):
             while not (health := (await client.get("/health")).json())["models"] or not health["broker"]["ready"]:
                 await asyncio.sleep(0.02)
@@ -69,6 +69,7 @@ async def test_a_model_without_workers_is_known_but_not_ready(
         assert "retry-after" in answer.headers
         answer = await client.post("/v1/completions", json={"model": "theirs", "prompt": "x"})
         assert answer.status_code == 404
+        assert "served: none" in answer.json()["error"]["message"]  # a model that had no worker lately is not on offer
 
 
 @pytest.mark.slow

@@ -53,12 +53,13 @@ def expected(adapter: str | None = None) -> str:
 
 async def test_models_and_adapters_are_listed_and_found(client: AsyncOpenAI) -> None:
     listed = {model.id: model async for model in client.models.list()}
-    assert list(listed) == ["acme/one", "acme/two", "law", "sql"]
+    assert list(listed) == ["acme/one", "acme/two", "gpt-4o-mini", "small", "law", "sql"]
     extra = {name: model.model_extra or {} for name, model in listed.items()}
     assert (extra["acme/one"]["parent"], extra["sql"]["parent"]) == (None, "acme/one")
     assert extra["acme/two"]["max_model_len"] == 4096
     assert (await client.models.retrieve("sql")).id == "sql"
-    assert (await client.models.retrieve("small")).id == "acme/one"
+    small = await client.models.retrieve("small")
+    assert (small.id, (small.model_extra or {})["root"]) == ("small", "acme/one")
 
 
 async def test_a_request_reaches_the_model_or_adapter_it_names(client: AsyncOpenAI) -> None:
@@ -118,13 +119,16 @@ async def test_a_models_name_wins_over_an_adapters(nats_server: EmbeddedServer, 
 
 @pytest.mark.slow
 async def test_models_vanish_and_come_back_with_their_workers(nats_server: EmbeddedServer, subjects: Subjects) -> None:
-    async with serving(nats_server, subjects, TWO) as running, httpx.AsyncClient(base_url=running.url, timeout=30) as client:
+    async with (
+        serving(nats_server, subjects, TWO, no_worker_wait_s=0.3) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as client,
+    ):
 
         async def listed() -> list[str]:
             return [m["id"] for m in (await client.get("/v1/models")).json()["data"]]
 
         task = await running.start(ONE)
-        assert await listed() == ["acme/one", "acme/two", "law", "sql"]
+        assert await listed() == ["acme/one", "acme/two", "gpt-4o-mini", "small", "law", "sql"]
         await running.stop(task, ONE)
         assert await listed() == ["acme/two"]
         for name in ("acme/one", "small", "sql"):
@@ -136,6 +140,6 @@ async def test_models_vanish_and_come_back_with_their_workers(nats_server: Embed
         other = await client.post("/v1/completions", json={"model": "acme/two", "prompt": "x"})
         assert other.status_code == 200
         await running.start(ONE)
-        assert await listed() == ["acme/one", "acme/two", "law", "sql"]
+        assert await listed() == ["acme/one", "acme/two", "gpt-4o-mini", "small", "law", "sql"]
         back = await client.post("/v1/completions", json={"model": "sql", "prompt": "x"})
         assert back.status_code == 200

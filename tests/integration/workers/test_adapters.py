@@ -234,7 +234,7 @@ async def test_a_model_without_workers_is_known_until_it_is_removed(
         return await asyncio.to_thread(main, [*words, "--nats", nats_server.url, "--prefix", subjects.prefix])
 
     one, two = sim("acme/one", args={"adapters": ["law"]}), sim("acme/two")
-    async with serving(nats_server, subjects, two, adapter_routes=True) as running:
+    async with serving(nats_server, subjects, two, adapter_routes=True, no_worker_wait_s=0.2) as running:
         worker = await running.start(one)
         async with httpx.AsyncClient(base_url=running.url, timeout=30) as api:
             body = {"lora_name": "sql", "lora_path": "x", "model": "acme/one"}

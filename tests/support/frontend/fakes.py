@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -85,6 +86,10 @@ class FakeServed:
     files: Mapping[str, bytes]
     workers: int = 1
     adapter: str | None = None
+    name: str = ""  # "" = the model's own
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.card.model
 
 
 @dataclass
@@ -98,14 +103,18 @@ class FakeModels:
     def ready_names(self) -> list[str]:
         return sorted(n for n, s in self.served.items() if s.workers)
 
-    def adapters(self) -> list[str]:
-        return []
+    def offered_names(self) -> list[str]:
+        return self.ready_names()
+
+    def listed_names(self) -> list[str]:
+        ready = [served.card for served in self.served.values() if served.workers]
+        return [*self.ready_names(), *(alias for card in ready for alias in card.aliases)]
 
     def get(self, name: str) -> FakeServed:
         for served in self.served.values():
             if name == served.card.model or name in served.card.aliases:
-                return served
-        raise UnknownModel(name, tuple(self.names()))
+                return dataclasses.replace(served, name=name)
+        raise UnknownModel(name, tuple(self.offered_names()))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)

@@ -86,8 +86,59 @@ async def test_a_bad_parameter_is_a_400_that_names_it(change: dict[str, object],
 
 
 async def test_a_missing_parameter_is_named() -> None:
-    call = await post(frontend(FakeIngress()).app, {"messages": [{"role": "user", "content": "x"}]})
-    assert (call.status, call.error["param"], call.error["code"]) == (400, "model", "missing_required_parameter")
+    call = await post(frontend(FakeIngress()).app, {"model": MODEL})
+    assert (call.status, call.error["param"], call.error["code"]) == (400, "messages", "missing_required_parameter")
+
+
+SAID = [{"role": "user", "content": "x"}]
+GENERATING = {
+    "/v1/chat/completions": {"messages": SAID},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": SAID, "max_tokens": 4},
+    "/tokenize": {"prompt": "x"},
+}
+POOLING = {
+    "/v1/embeddings": {"input": "x"},
+    "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/score": {"queries": "x", "documents": "y"},
+    "/classify": {"input": "x"},
+    "/pooling": {"input": "x"},
+}
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATING.items())
+async def test_where_one_model_is_served_none_need_be_named(path: str, body: dict[str, object]) -> None:
+    ingress = FakeIngress()
+    gone = msgspec.structs.replace(CARD, model="gone", pool="g", aliases=[])
+    ingress.models.served["gone"] = FakeServed(gone, FILES, workers=0)
+    call = await post(frontend(ingress).app, body, path)
+    assert call.status == 200, call.body
+    assert [job.card.model for job in ingress.jobs] == ([] if path == "/tokenize" else [MODEL])
+
+
+@pytest.mark.parametrize(("path", "body"), (GENERATING | POOLING).items())
+async def test_where_several_models_are_served_the_missing_name_is_asked_for(path: str, body: dict[str, object]) -> None:
+    ingress = FakeIngress()
+    ingress.models.served["other"] = FakeServed(msgspec.structs.replace(CARD, model="other", pool="o", aliases=[]), FILES)
+    call = await post(frontend(ingress).app, body, path)
+    assert call.status == 400
+    assert f"missing required parameter: model, one of: {MODEL}, other" in call.error["message"]
+    assert not ingress.jobs
+
+
+async def test_the_only_known_model_is_meant_even_if_its_workers_are_gone() -> None:
+    ingress = FakeIngress()
+    ingress.models.served[MODEL].workers = 0
+    assert (await post(frontend(ingress).app, {"prompt": "x"}, "/v1/completions")).status == 200
+    assert [job.card.model for job in ingress.jobs] == [MODEL]
+
+
+async def test_a_refusal_for_want_of_a_worker_is_a_503_that_names_the_model_parameter() -> None:
+    refused = broker.JobRefused("model 'm' has no ready worker", reason="no_worker", retry_after_s=1.0)
+    call = await post(frontend(FakeIngress(lambda job: [refused])).app, chat(stream=True))
+    assert (call.status, call.error["code"], call.error["param"]) == (503, "no_worker", "model")
+    assert call.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(

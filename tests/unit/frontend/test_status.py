@@ -36,15 +36,17 @@ from tests.support.frontend.fakes import (
 
 async def test_models_are_listed_with_what_clients_look_for() -> None:
     call = await get(frontend(FakeIngress()).app, "/v1/models")
-    (entry,) = call.json()["data"]
-    Model.model_validate(entry, strict=True)
+    entry, alias = call.json()["data"]
+    for listed in (entry, alias):
+        Model.model_validate(listed, strict=True)
     assert (entry["id"], entry["max_model_len"], entry["created"]) == (MODEL, 512, 1_700_000_000)
+    assert alias == entry | {"id": "tiny", "root": MODEL}
 
 
 @pytest.mark.parametrize("name", [MODEL, "tiny"])
 async def test_one_model_is_found_by_a_name_with_slashes_or_an_alias(name: str) -> None:
     call = await get(frontend(FakeIngress()).app, f"/v1/models/{name}")
-    assert (call.status, call.json()["id"]) == (200, MODEL)
+    assert (call.status, call.json()["id"], call.json()["root"]) == (200, name, MODEL)
 
 
 async def test_the_listing_has_a_slash_behind_it_or_none() -> None:

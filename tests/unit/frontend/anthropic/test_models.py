@@ -27,8 +27,9 @@ async def ask(path: str, query: str = "") -> Call:
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/"])
 async def test_the_listing_has_anthropics_keys(path: str) -> None:
     answer = (await ask(path)).json()
-    assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (False, MODEL, MODEL)
-    (entry,) = answer["data"]
+    assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (False, MODEL, "tiny")
+    entry, alias = answer["data"]
+    assert alias == entry | {"id": "tiny", "display_name": "tiny"}
     known: Any = ModelInfo.model_validate(entry)
     assert (known.id, known.created_at.year, known.max_input_tokens) == (MODEL, 2023, 512)
 

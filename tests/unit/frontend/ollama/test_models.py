@@ -11,11 +11,12 @@ from tests.support.frontend.fakes import CARD, FILES, MODEL, TEMPLATE, FakeIngre
 async def test_what_has_a_worker_is_listed() -> None:
     ingress = FakeIngress()
     app = frontend(ingress).app
-    (entry,) = (await get(app, "/api/tags")).json()["models"]
+    entry, alias = (await get(app, "/api/tags")).json()["models"]
     assert (entry["name"], entry["model"], entry["modified_at"]) == (MODEL, MODEL, "2023-11-14T22:13:20Z")
+    assert (alias["name"], alias["model"]) == ("tiny", "tiny")
     assert len(entry["digest"]) == 64
     assert entry["details"]["families"] == []
-    (loaded,) = (await get(app, "/api/ps")).json()["models"]
+    loaded, _ = (await get(app, "/api/ps")).json()["models"]
     assert (loaded["name"], loaded["context_length"]) == (MODEL, 512)
     ingress.models.served[MODEL].workers = 0
     assert (await get(app, "/api/tags")).json() == {"models": []}
