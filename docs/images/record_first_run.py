@@ -7,6 +7,7 @@ The flags go to `headrace up`. Every line and every time is as it was.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -45,7 +46,8 @@ def record(command: Sequence[str], folder: Path) -> str:
     process.send_signal(signal.SIGINT)
     while process.poll() is None and time.monotonic() < deadline + STOP_S:
         if select.select([ours], [], [], 0.1)[0]:
-            os.read(ours, 65536)  # or it could not write its last lines
+            with contextlib.suppress(OSError):  # so the end of a pseudo terminal shows
+                os.read(ours, 65536)  # or it could not write its last lines
     os.close(ours)
     return written.decode()
 

@@ -274,6 +274,7 @@ class Background:
         record = await self.get(response_id, tenant)
         one = self._running.get(response_id)
         if one is not None and one.task is not None:
+            await asyncio.sleep(0)  # for its first step: a task that is cancelled before that never runs, and its job goes on
             one.cancelled = True
             one.task.cancel()
             await asyncio.wait([one.task])

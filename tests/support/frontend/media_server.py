@@ -71,12 +71,14 @@ async def web_server(play: Play | bytes) -> AsyncIterator[WebServer]:
     server = await asyncio.start_server(web.serve, "127.0.0.1", 0)
     web.port = server.sockets[0].getsockname()[1]
     async with server:
-        yield web
-        server.close()
-        web.closing = True
-        for task in web.tasks:
-            task.cancel()
-        await asyncio.gather(*web.tasks, return_exceptions=True)
+        try:
+            yield web
+        finally:  # a server waits for its handlers when it is closed, from Python 3.12 on
+            server.close()
+            web.closing = True
+            for task in web.tasks:
+                task.cancel()
+            await asyncio.gather(*web.tasks, return_exceptions=True)
 
 
 def names(table: dict[str, Sequence[str]]) -> Callable[[str, int], Awaitable[Sequence[str]]]:
