@@ -6,8 +6,9 @@ import asyncio
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
+from headrace.broker.deadline_texts import never_started, unfinished
 from headrace.broker.ingress.cancellation import Canceller
-from headrace.broker.ingress.open_jobs import OpenJobs
+from headrace.broker.ingress.open_jobs import OpenJob, OpenJobs
 from headrace.broker.messages import JobFault, Since, SinceItem
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
@@ -63,11 +64,19 @@ class IngressTimers:
         for job in self._open:
             paused_s = job.stream.paused_since_s
             if now_s >= job.deadline_s:
-                fault = JobFault("deadline_exceeded", "the request did not finish before its deadline", retriable=True)
+                fault = JobFault("deadline_exceeded", self._missed(job), retriable=True)
                 self._canceller.end(job.id, fault, cause="deadline")
             elif paused_s is not None and now_s - paused_s > self._settings.slow_client_s:
                 fault = JobFault("slow_client", "the stream was not read in time")
                 self._canceller.end(job.id, fault, cause="slow_client")
+
+    def _missed(self, job: OpenJob) -> str:
+        envelope = job.envelope()
+        after_s = envelope.deadline - envelope.created
+        record = self._judge.get(job.id)
+        if record is None or (record.run is None and not record.held):
+            return never_started(after_s)
+        return unfinished(after_s, sum(len(ids) for ids in record.emitted))
 
     def _ask_pools(self, records: list[JobRecord], *, cause: str) -> None:
         """Ask all workers of each pool: a stream may be silent because another worker than the one known here has it."""

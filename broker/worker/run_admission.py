@@ -9,6 +9,7 @@ import structlog
 from headrace.broker import metrics
 from headrace.broker.codec import decode, parse_job_headers, parse_prefill_header
 from headrace.broker.dead_letters import dead_letter
+from headrace.broker.deadline_texts import missed
 from headrace.broker.errors import BrokerError, WireError
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
@@ -83,7 +84,8 @@ class RunAdmission:
             self._runs.drop(run, how="cancelled" if run.id in self._state.tombstones else "judge_gone")
             return
         if run.envelope.deadline <= self._wall():
-            await self._judges.refuse(run, JobFault("deadline_exceeded", "the deadline passed in the queue", retriable=True))
+            message = missed(self._wall() - run.envelope.created, run.attempt)
+            await self._judges.refuse(run, JobFault("deadline_exceeded", message, retriable=True))
             self._runs.drop(run, how="deadline")
             return
         if not await self._take_over(run) or not await self._has_adapter(run):

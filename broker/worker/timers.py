@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.broker.deadline_texts import unfinished
 from headrace.broker.messages import JobFault
 from headrace.broker.protocol.run import RunState
 from headrace.broker.worker.gone_judges import GoneJudges
@@ -67,4 +68,5 @@ class WorkerTimers:
             if run.state is RunState.ENDED:
                 self._outbox.repeat_end(run, now_s, every_s=self._timing.resend_s)
             elif run.state is RunState.RUNNING and run.envelope.deadline <= wall:
-                self._outbox.fail(run, JobFault("deadline_exceeded", "the request did not finish before its deadline"))
+                message = unfinished(wall - run.envelope.created, sum(len(choice.ids) for choice in run.choices))
+                self._outbox.fail(run, JobFault("deadline_exceeded", message))

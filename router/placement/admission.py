@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from zlib import crc32
 
+from headrace.broker.deadline_texts import missed
 from headrace.router.placement.backlog import Amount
 from headrace.router.placement.fairness.fair_queue import FairQueue
 from headrace.router.placement.settings import AdmissionSettings
@@ -71,8 +72,7 @@ class Admission:
 
     def late(self, request: Waiting, now_s: float) -> Shed:
         """Refuse a request whose deadline has passed."""
-        message = f"the deadline passed {now_s - request.deadline_s:.3f} s ago, {now_s - request.arrived_s:.3f} s after arrival"
-        return Shed(request=request, code="deadline", message=message)
+        return Shed(request=request, code="deadline", message=missed(now_s - request.arrived_s, request.attempt))
 
     def _over_tenant(self, request: Waiting, uncached: float, queue: FairQueue, pool: PoolSpeed) -> Shed | None:
         settings, tenant = self._settings, request.tenant
