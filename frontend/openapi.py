@@ -115,7 +115,7 @@ def build_openapi() -> bytes:
 
 def _models() -> dict[str, Any]:
     """Return the paths that describe models. With the header of Anthropic's clients they answer in Anthropic's shape."""
-    where = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    where = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     version = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
     page = [
         {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
@@ -347,6 +347,6 @@ def _states(good: str, bad: str) -> dict[str, Any]:
 def _generation(summary: str, request: str, answer: str, *, error: str = "ErrorAnswer", streams: bool = True) -> dict[str, Any]:
     whole = _streamed(answer) if streams else _json("the answer", answer)
     body = {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}}
-    statuses = {**_ERRORS, "529": _ERRORS["503"]} if error != "ErrorAnswer" else _ERRORS
+    statuses = {**_ERRORS, "529": _ERRORS["503"]} if error == "AnthropicError" else _ERRORS
     responses = {"200": whole} | {status: _json(text, error) for status, text in statuses.items()}
     return {"summary": summary, "requestBody": body, "responses": responses}

@@ -172,6 +172,18 @@ async def test_errors_are_the_ones_the_client_knows(client: AsyncAnthropic) -> N
 
 
 @pytest.mark.slow
+async def test_models_are_listed_and_described_in_the_clients_shape(client: AsyncAnthropic) -> None:
+    import anthropic
+
+    assert [model.id async for model in client.models.list(limit=1)] == [MODEL]
+    model = await client.models.retrieve(MODEL)
+    assert (model.type, model.display_name, model.max_input_tokens) == ("model", MODEL, 32768)
+    for missing in (client.models.retrieve("acme/nope"), client.messages.batches.retrieve("b")):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await missing
+        assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+
+
 async def test_a_long_session_of_an_agent_reuses_its_prefix(client: AsyncAnthropic) -> None:
     """Thirty turns with tool use, as Claude Code plays them: several system blocks, the first of which is never the same."""
     rules = [{"type": "text", "text": f"Rule {i}: be careful with the files of the user. " * 3} for i in range(10)]

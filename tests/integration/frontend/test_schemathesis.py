@@ -32,12 +32,13 @@ ENGINES = {
     "score": ("--engine-arg", "pooling=score"),
     "classify": ("--engine-arg", "pooling=classify"),
 }
-KINDS = {"embeddings": "embed", "pooling": "embed", "score": "score", "rerank": "score", "classify": "classify"}
+KINDS = {"embed": "embed", "pooling": "embed", "score": "score", "rerank": "score", "classify": "classify"}
 SENSIBLE = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Where does the water go?"}],
     "prompt": "Once upon a time",
     "input": "Where does the water go?",
+    "token_ids": [300, 301, 302],
 }
 SHORT = {"max_tokens": 8, "max_completion_tokens": 8, "max_output_tokens": 16, "min_tokens": 0}  # or answers fill the context
 
@@ -86,8 +87,13 @@ def tame(case: Any, kept: float) -> None:
     if isinstance(case.body, dict):
         random = Random(repr(sorted(case.body)))
         optional = {key: whole(value) for key, value in case.body.items() if random.random() < kept}
-        given_as = case.body.keys() & {"messages", "input"} or {"prompt"}
+        given_as = case.body.keys() & {"messages", "input", "token_ids"} or {"prompt"}
         case.body = {**optional, **{key: SENSIBLE[key] for key in ("model", *given_as)}, **SHORT}
+        for key in {"options", "sampling_params"} & case.body.keys():  # where other APIs have the limits
+            if isinstance(case.body[key], dict):
+                case.body[key] |= SHORT | {"num_predict": 8}
+        if "token_ids" in given_as:
+            case.body.setdefault("sampling_params", SHORT)
 
 
 @pytest.mark.parametrize("label", OPERATIONS)

@@ -41,3 +41,8 @@ def test_every_post_route_says_what_its_errors_look_like() -> None:
     for path, item in DOCUMENT["paths"].items():
         if "requestBody" in item.get("post", {}):
             assert {"400", "404", "413", "429", "503"} <= item["post"]["responses"].keys(), path
+
+
+def test_only_the_messages_api_has_a_status_of_its_own() -> None:
+    having = {path for path, item in DOCUMENT["paths"].items() if "529" in item.get("post", {}).get("responses", {})}
+    assert having == {"/v1/messages", "/v1/messages/count_tokens"}
