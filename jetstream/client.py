@@ -13,7 +13,7 @@ import structlog
 from headrace.jetstream import metrics
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream.core.api import CONSUMER_NOT_FOUND, CONSUMER_NOT_MADE, STREAM_NOT_FOUND, ApiError, JsApi
 from headrace.jetstream.core.direct_get import Reader
 from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.natspy import errors as nats_errors
@@ -270,11 +270,26 @@ class Connection:
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         try:
-            await self.api.call(
-                f"CONSUMER.CREATE.{spec.stream}.{spec.name}", {"stream_name": spec.stream, "config": consumer_config(spec)}
-            )
+            await self._make_consumer(spec)
         except ApiError as error:
-            raise TopologyError(f"consumer {spec.name} of {spec.stream} cannot be made: {error}") from None
+            if error.err_code != CONSUMER_NOT_MADE or not await self._made_in_memory(spec):
+                raise TopologyError(f"consumer {spec.name} of {spec.stream} cannot be made: {error}") from None
+
+    async def _make_consumer(self, spec: ConsumerSpec, **changed: object) -> None:
+        config = {**consumer_config(spec), **changed}
+        await self.api.call(f"CONSUMER.CREATE.{spec.stream}.{spec.name}", {"stream_name": spec.stream, "config": config})
+
+    async def _made_in_memory(self, spec: ConsumerSpec) -> bool:
+        """Make a consumer in memory whose file is damaged: the server never makes it again from that, and cannot delete it.
+
+        Its acks are forgotten at the next restart of the server, so messages are delivered again then: workers ask about them.
+        """
+        try:
+            await self._make_consumer(spec, mem_storage=True, num_replicas=1)
+        except ApiError:  # there is another reason
+            return False
+        log.warning("consumer.in_memory", stream=spec.stream, consumer=spec.name)
+        return True
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         try:

@@ -85,6 +85,17 @@ class Mover:
         event = JobEvent("moved", envelope.id, attempt, worker, envelope.tokens)
         self._messaging.send(self._subjects.events(self._pool), encode(JobEvents(events=[event])))
 
+    async def store_again(self, seq: int, data: bytes, headers: Mapping[str, str] | None) -> None:
+        """Store the next attempt of a message that the stream has lost, once it had the sequence `seq`. Retries until it is.
+
+        Raises WireError for a message that cannot be decoded.
+        """
+        envelope = decode(Envelope, data)
+        attempt, history = parse_job_headers(headers)
+        await self._publish(envelope, data, attempt + 1, history, seq)
+        metrics.MOVED.labels("displaced").inc()
+        log.info("job.stored_again", **log_ids(envelope), attempt=attempt + 1)
+
     async def _publish(
         self, envelope: Envelope, data: bytes, attempt: int, history: list[HistoryEntry], source_seq: int
     ) -> None:

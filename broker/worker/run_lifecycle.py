@@ -117,10 +117,17 @@ class RunLifecycle:
         self._forget(run, how)
 
     def abandon(self, run: Run) -> None:
-        """Stop a run whose message is no longer stored. Without an ack: its sequence is another message's now."""
+        """Stop a run whose message is no longer stored, and store it again as the next attempt.
+
+        Without an ack: its sequence is another message's now. The judge need not know that the stream was cut short or made
+        again; if it does and has submitted the request itself, its attempt has the higher number.
+        """
+        lost = not run.stopping
         if run.state is not RunState.WAITING:
             self._executor.stop(run)
         self._forget(run, "displaced")
+        if lost and self._tasks.is_open:
+            self._tasks.spawn(self._mover.store_again(run.seq, run.delivery.data, run.delivery.headers))
 
     def _forget(self, run: Run, how: str) -> None:
         runs = self._state.runs

@@ -96,6 +96,7 @@ class RunFile:
                 "stop it or choose another --data-dir"
             ) from None
         self._lock = lock
+        self.path.unlink(missing_ok=True)  # of an `up` that was killed
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

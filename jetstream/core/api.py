@@ -27,6 +27,7 @@ API = "$JS.API."
 
 STREAM_NOT_FOUND = 10059
 STREAM_IN_USE = 10058  # the name exists with another configuration
+CONSUMER_NOT_MADE = 10012  # for whatever reason; the file that keeps its state may be damaged
 CONSUMER_NOT_FOUND = 10014
 MESSAGE_NOT_FOUND = (10037, 10043, 10057)  # no message at that place, no such sequence, deleted already
 STORE_FAILED = 10077

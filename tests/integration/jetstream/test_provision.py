@@ -75,6 +75,31 @@ async def test_consumers_are_made_changed_and_removed_again_and_again(connection
         await connection.ensure_consumer(dataclasses.replace(work_consumer(subjects, "p", "w"), stream="NOPE"))
 
 
+@pytest.mark.slow
+async def test_a_consumer_whose_file_is_damaged_is_made_in_memory_and_delivers(
+    own_server: EmbeddedServer, connect: Connect, subjects: Subjects
+) -> None:
+    connection = await connect(own_server, topology=Topology(subjects))
+    spec = work_consumer(subjects, "p", "w")
+    await connection.ensure_consumer(spec)
+    await connection.publish(subjects.work("p", "w"), b"job")
+    async with running(connection.pull(spec.stream, spec.name, lambda _delivery: None, credit=1)):
+        await until(lambda: connection.connected)
+    own_server.kill()
+    states = [file for file in own_server.data_dir.rglob(f"obs/{spec.name}/o.dat") if file.stat().st_size]
+    assert states
+    for file in states:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    await own_server.start_async()
+    await until(lambda: connection.connected)
+    got: list[Delivery] = []
+    for _ in range(2):
+        await connection.ensure_consumer(spec)
+    async with running(connection.pull(spec.stream, spec.name, got.append, credit=1)):
+        await until(lambda: bool(got))
+    assert got[0].data == b"job"
+
+
 async def test_stored_messages_are_read_counted_and_deleted(connection: Connection, subjects: Subjects) -> None:
     stream = subjects.stream("WORK")
     for n in range(5):

@@ -25,6 +25,7 @@ class World:
     """The engine, the send path, the mover and the events."""
 
     def __init__(self) -> None:
+        self.stored_again: list[int] = []
         self.started: list[Run] = []
         self.stopped: list[Run] = []
         self.failed: list[Run] = []
@@ -46,6 +47,9 @@ class World:
         self, *, seq: int, headers: Mapping[str, str], suspect: str | None, reason: str, group: int = 0, **_of: Any
     ) -> None:
         self.moved.append((seq, suspect, reason, group))
+
+    async def store_again(self, seq: int, _data: bytes, _headers: Any) -> None:
+        self.stored_again.append(seq)
 
     def add(self, kind: str, *_others: Any, **_named: Any) -> None:
         self.events.append(kind)
@@ -110,11 +114,14 @@ async def test_while_it_is_moved_nothing_else_ends_it() -> None:
     assert (bench.acked, bench.run.state, bench.world.moved) == (0, RunState.MOVING, [])
 
 
-def test_a_displaced_run_is_stopped_without_an_ack() -> None:
+async def test_a_displaced_run_is_stopped_without_an_ack_and_its_message_stored_again() -> None:
+    """Its judge may not know that the stream was cut short."""
     bench = Bench()
-    bench.runs.start(bench.run, b"")
-    bench.runs.abandon(bench.run)
+    async with bench.tasks:
+        bench.runs.start(bench.run, b"")
+        bench.runs.abandon(bench.run)
     assert (bench.acked, bench.run.gone, bench.world.stopped) == (0, True, [bench.run])
+    assert bench.world.stored_again == [1]
 
 
 @pytest.mark.parametrize(("attempt", "moved"), [(1, True), (2, True), (3, False), (1001, True), (1003, False)])
