@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from headrace.broker.codec import encode
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import WorkerMember
-from headrace.jetstream.ports import Change, Messaging
+from headrace.jetstream.ports import Change, KeyState, Messaging
 from headrace.jetstream.subjects import Subjects
 
 SUBJECTS = Subjects("hr")
@@ -18,7 +20,18 @@ KEY = SUBJECTS.worker_key("p", "w")
 
 
 class Leases:
-    """A bucket whose changes the test makes up."""
+    """A bucket whose changes the test makes up, over a connection that is old."""
+
+    connected = True
+    connected_since_s = float("-inf")
+    known: KeyState = "unknown"
+    age = 100.0
+
+    async def state(self, _key: str) -> KeyState:
+        return self.known
+
+    async def age_s(self) -> float:
+        return self.age
 
     def bucket(self, _name: str) -> Leases:
         return self
@@ -68,3 +81,23 @@ async def test_a_lease_that_was_deleted_or_ran_out_is_gone_at_once() -> None:
         tell(put(1))
         tell(Change(KEY, None, 2, kind))  # type: ignore[arg-type]
         assert not members.worker_live("p", "w")
+
+
+@pytest.mark.parametrize(
+    ("known", "age_s", "gone"),
+    [
+        ("present", 100.0, False),
+        ("expired", 100.0, True),
+        ("deleted", 0.01, True),
+        ("unknown", 100.0, True),
+        ("unknown", 0.01, False),
+    ],
+)
+async def test_a_young_bucket_that_has_no_record_of_a_lease_gives_no_verdict(
+    known: KeyState, age_s: float, *, gone: bool
+) -> None:
+    """The server was restarted: the holder may be about to write it again."""
+    leases = Leases()
+    leases.known, leases.age = known, age_s
+    members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=TTL_S)
+    assert await members.worker_gone("p", "w") is gone
