@@ -13,6 +13,11 @@ from headrace.router.index import factory as create_module
 from headrace.router.index.factory import create_index
 
 
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(create_module.IMPLEMENTATION_VARIABLE, raising=False)
+
+
 def test_pure_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert create_index("pure").implementation == "pure"
     monkeypatch.setenv(create_module.IMPLEMENTATION_VARIABLE, "pure")
