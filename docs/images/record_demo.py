@@ -23,6 +23,7 @@ LONGEST_S = 2.5
 REST_S = 6.0  # the last frame stands, then all begins again
 TOGETHER_S = 0.03  # pieces closer than this appear together
 COLOURS = {"": "#d4d9e0", "1": "#ffffff", "2": "#8b949e", "31": "#ff7b72", "32": "#7ee787", "33": "#f2cc60", "36": "#79c0ff"}
+NO_BREAK = "\u00a0"  # several spaces in a row are drawn as one
 BACKGROUND = "#0d1117"
 
 _TOKEN = re.compile(r"\x1b\[(\d*)m|(\r?\n)|([^\x1b\r\n]+)")
@@ -117,7 +118,7 @@ def svg(found: Sequence[Span], title: str) -> str:
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     font = f'font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,monospace" font-size="{FONT}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {font} xml:space="preserve" style="white-space:pre">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {font}>',
         f"<title>{escape(title)}</title>",
         f'<rect width="{width}" height="{height}" rx="8" fill="{BACKGROUND}">',
         f'<animate id="a" attributeName="opacity" from="1" to="1" begin="0s;b.end" dur="{whole_s:.2f}s"/>',
@@ -128,7 +129,7 @@ def svg(found: Sequence[Span], title: str) -> str:
         weight = ' font-weight="bold"' if span.code == "1" else ""
         hidden = f'<set attributeName="visibility" to="hidden" begin="a.begin" dur="{span.at_s:.2f}s"/>' if span.at_s else ""
         lead = len(span.text) - len(span.text.lstrip(" "))
-        text = span.text.strip(" ")
+        text = span.text.strip(" ").replace(" ", NO_BREAK)
         parts.append(
             f'<text x="{x + lead * CHARACTER:.1f}" y="{y}" fill="{COLOURS[span.code]}"{weight} '
             f'textLength="{len(text) * CHARACTER:.1f}" lengthAdjust="spacingAndGlyphs">{escape(text)}{hidden}</text>'

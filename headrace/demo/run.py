@@ -57,12 +57,9 @@ class _Demo:
         self._say()
         self._say("  headrace demo: an answer survives the worker that writes it", Colour.BOLD)
         self._say()
-        began = time.monotonic()
+        self._say("  starting …", Colour.DIM)
         with DemoDeployment(token_s=TOKEN_S / self._speed) as deployment:
-            self._say(
-                f"  ready after {time.monotonic() - began:.1f} s: nats-server, a frontend, a router, worker-1 and worker-2",
-                Colour.DIM,
-            )
+            self._say("  running: nats-server, a frontend, a router, worker-1 and worker-2", Colour.DIM)
             self._say("  (the engine is a simulator that recites; all else is what serves real models)", Colour.DIM)
             self._say()
             self._say(f"  » {QUESTION}", Colour.BOLD)

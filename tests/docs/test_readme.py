@@ -53,6 +53,10 @@ def test_pieces_appear_where_and_when_they_were_written(recorder: ModuleType) ->
     assert texts(recorder.svg(found, "a < b")) == ["one", "two", "three", "four"]
 
 
+def test_spaces_keep_their_width(recorder: ModuleType) -> None:
+    assert texts(recorder.svg(recorder.spans([(0.0, "  a   b ")]), "")) == ["a\u00a0\u00a0\u00a0b"]
+
+
 def test_a_character_that_is_cut_in_the_middle_waits_for_its_rest(recorder: ModuleType) -> None:
     whole = "a → b\x1b[31mc".encode()
     for cut in range(len(whole)):
