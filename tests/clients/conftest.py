@@ -20,6 +20,8 @@ COMMAND = os.environ.get("HEADRACE") or str(Path(__file__).parents[2] / ".venv" 
 CHAT, EMBED = "acme/chat", "acme/embed"
 START_S = 60.0
 
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it looks for prices on the internet
+
 
 def _state(folder: Path) -> dict[str, Any]:
     try:
