@@ -53,6 +53,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Reaped:
+    """A worker process that has ended. It was started at Unix time `started` or later."""
+
+    pid: int
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """All processes except the NATS server."""
 

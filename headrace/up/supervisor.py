@@ -12,25 +12,24 @@ stream: workers (they drain) and routers, frontend, nats-server.  Nothing waits 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from headrace.config.build_settings import bundled_model_dir, connect_options, needs_bundled_model, subjects
+from headrace.config.build_settings import bundled_model_dir, needs_bundled_model
 from headrace.config.settings import Settings
-from headrace.errors import EXIT_OK, CommandError, PartFailed, SettingsError
+from headrace.errors import EXIT_OK, CommandError, PartFailed
 from headrace.signals import stop_signals
 from headrace.up.announce import say_ready, until_answering
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
 from headrace.up.nats_part import NatsPart
-from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Part, Parts, first_of, make_parts
+from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Part, Parts, Reaped, first_of, make_parts
 from headrace.up.process import Child, headrace_command, last_words
+from headrace.up.reaped_workers import ReapedWorkers
 from headrace.up.restart_policy import Leave
 from headrace.up.runfile import RunFile
 from headrace.up.terminal import Terminal
@@ -60,6 +59,7 @@ class Supervisor:
         self._port = 0
         self._part_env = {**os.environ, **part_env}
         self._nats = NatsPart(settings)
+        self._reaped = ReapedWorkers(settings, self._nats)
         self._wanted_workers = sum(worker_counts(settings).values())
         self._parts = Parts()
         self._stopping = asyncio.Event()
@@ -69,7 +69,6 @@ class Supervisor:
         self._ready = False
         self._failure: CommandError | None = None
         self._began_s = time.monotonic()
-        self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> int:
         """Run until a stop signal (returns 0) or a failure that a restart cannot cure (raises CommandError)."""
@@ -82,13 +81,12 @@ class Supervisor:
                 self._publish_state()
                 self._say_who_answers()
                 async with asyncio.TaskGroup() as group:
-                    self._group = group
                     helpers = [
                         group.create_task(self._nats.keep(self._publish_state)),
                         group.create_task(self._nats.mend(self._stores_nothing, self._publish_state)),
                         group.create_task(self._prepare_model()),
                         group.create_task(self._announce()),
-                        group.create_task(self._learn_obituaries()),
+                        group.create_task(self._reaped.run(self._answering)),
                     ]
                     for part in self._parts:
                         group.create_task(self._keep(part))
@@ -152,30 +150,13 @@ class Supervisor:
             child.kill()
         try:
             code = await child.wait()
-            if code != EXIT_OK and part.role and not part.stop_asked.is_set() and self._group is not None:
-                self._group.create_task(self._announce_death(child.pid, started))
+            if code != EXIT_OK and part.role and not part.stop_asked.is_set():
+                self._reaped.add(Reaped(child.pid, started))
             return code, child.tail
         finally:
             part.child = None
             part.ran.set()
             self._publish_state()
-
-    async def _learn_obituaries(self) -> None:
-        """Import the NATS client in a thread once the deployment answers: when a worker dies there is no time for it."""
-        await self._answering.wait()
-        await asyncio.to_thread(import_module, "headrace.up.lease_revocation")
-
-    async def _announce_death(self, pid: int, started: float) -> None:
-        from headrace.up.lease_revocation import announce_death
-
-        try:
-            options = connect_options(self._settings, name="headrace up")
-        except SettingsError as error:  # its file is gone since the start
-            _log.warning("lease.left", pid=pid, error=str(error))
-            return
-        if self._nats.url is not None:
-            options = dataclasses.replace(options, servers=(self._nats.url,))
-        await announce_death(options, subjects(self._settings), pid=pid, started=started)
 
     def _part_left(self, part: Part, decision: Leave, tail: Sequence[str]) -> None:
         if decision.reason == "configuration":

@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.config.settings import load
-from headrace.up.parts import Part, Parts
+from headrace.up.parts import Part, Parts, Reaped
+from headrace.up.reaped_workers import ReapedWorkers
 from headrace.up.restart_policy import RestartState
 from headrace.up.supervisor import Supervisor
 from headrace.up.terminal import Terminal
@@ -29,34 +30,23 @@ def part(role: str) -> Part:
 async def test_only_a_worker_that_ended_badly_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, script: str, announced: int
 ) -> None:
-    heard: list[int] = []
-
-    async def announce(options: Any, names: Any, *, pid: int, started: float) -> bool:
-        heard.append(pid)
-        return True
-
-    monkeypatch.setattr("headrace.up.lease_revocation.announce_death", announce)
+    heard: list[Reaped] = []
+    monkeypatch.setattr(ReapedWorkers, "add", lambda _self, reaped: heard.append(reaped))
     monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", script])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
-    async with asyncio.TaskGroup() as group:
-        supervisor._group = group
-        await supervisor._run_once(part(role))
+    await supervisor._run_once(part(role))
     assert len(heard) == announced
 
 
 async def test_one_that_was_to_stop_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "headrace.up.lease_revocation.announce_death", lambda *_args, **_more: pytest.fail("it was told to stop")
-    )
+    monkeypatch.setattr(ReapedWorkers, "add", lambda _self, _reaped: pytest.fail("it was told to stop"))
     monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", "exit 9"])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
     stopping = part("aggregated")
     stopping.stop_asked.set()
-    async with asyncio.TaskGroup() as group:
-        supervisor._group = group
-        await supervisor._run_once(stopping)
+    await supervisor._run_once(stopping)
 
 
 async def test_a_run_file_that_cannot_be_written_ends_nothing_and_is_written_later(

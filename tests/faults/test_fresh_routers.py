@@ -1,0 +1,112 @@
+"""Workers killed while the routers are fresh, or together with the broker: no hold-down keeps their streams waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import openai
+import pytest
+
+from headrace.workers.sim.answers.tokens import expected_text
+from tests.support.running_up import RunningUp
+
+pytestmark = pytest.mark.fault
+
+FLAGS = ("--workers", "3", "--engine-arg", 'timing_overrides={"decode_base_s": 0.02}')
+STREAMS = 18
+TOKENS = 350  # seven seconds
+LONGEST_S = 2.0  # on a busy machine; it was at least 3.3 s from a kill within half a second to the end of the hold-down
+
+
+class Streams:
+    """Streams that run side by side. `came`: when the pieces of each came, on the monotonic clock."""
+
+    def __init__(self, up: RunningUp) -> None:
+        self.url = f"{up.state()['url']}/v1"
+        self.came: list[list[float]] = [[] for _ in range(STREAMS)]
+        self.wrong: list[str] = []
+
+    def read(self, number: int) -> None:
+        prompt = [*range(300, 340), 1000 + number]
+        text = ""
+        try:
+            with openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60) as api:
+                stream = api.completions.create(
+                    model="sim", prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True, extra_body={"ignore_eos": True}
+                )
+                for chunk in stream:
+                    self.came[number].append(time.monotonic())
+                    text += "".join(choice.text for choice in chunk.choices)
+        except openai.OpenAIError as error:
+            self.wrong.append(repr(error))
+        if text != expected_text(prompt, TOKENS):
+            self.wrong.append(f"{number}: {text[-80:]!r}")
+
+    def begun(self) -> bool:
+        return all(self.came) or bool(self.wrong)
+
+    def longest_pause_s(self, after_s: float) -> float:
+        return max(b - a for came in self.came for a, b in pairwise(came) if b > after_s)
+
+
+@contextmanager
+def streaming(up: RunningUp) -> Iterator[Streams]:
+    """All streams have begun; after the block all have ended as they should."""
+    streams = Streams(up)
+    threads = [threading.Thread(target=streams.read, args=(number,)) for number in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    try:
+        up.until("all streams have begun", streams.begun)
+        yield streams
+    finally:
+        for thread in threads:
+            thread.join(90)
+    assert streams.wrong == []
+
+
+def kill_a_worker(up: RunningUp) -> float:
+    os.kill(up.state()["workers"][0]["pid"], signal.SIGKILL)
+    return time.monotonic()
+
+
+def moved_after_restart(up: RunningUp) -> bool:
+    return any(event["reason"] == "worker_gone" for event in up.events("job.moved"))
+
+
+def test_a_worker_that_is_killed_right_after_the_start_is_missed_at_once(start: Callable[..., RunningUp]) -> None:
+    up = start(*FLAGS)
+    up.until("a router works", lambda: bool(up.events("router.ready")))
+    with streaming(up) as streams:
+        at_s = kill_a_worker(up)
+    assert moved_after_restart(up)
+    assert streams.longest_pause_s(at_s) < LONGEST_S
+
+
+def test_a_worker_that_is_killed_right_after_the_routers_came_back_is_missed_at_once(start: Callable[..., RunningUp]) -> None:
+    up = start(*FLAGS)
+    up.until("a router works", lambda: bool(up.events("router.ready")))
+    time.sleep(4.0)  # no worker is new: only the router is
+    with streaming(up) as streams:
+        os.kill(up.state()["routers"][0]["pid"], signal.SIGKILL)
+        up.until("the router is back", lambda: len(up.events("router.ready")) > 1)
+        at_s = kill_a_worker(up)
+    assert moved_after_restart(up)
+    assert streams.longest_pause_s(at_s) < LONGEST_S
+
+
+def test_a_worker_that_is_killed_together_with_the_broker_is_missed_when_that_is_back(start: Callable[..., RunningUp]) -> None:
+    """All leases are forgotten with the broker; the supervisor says of this one that it does not come back."""
+    up = start(*FLAGS)
+    up.until("a router works", lambda: bool(up.events("router.ready")))
+    with streaming(up) as streams:
+        os.kill(up.state()["nats"]["pid"], signal.SIGKILL)
+        at_s = kill_a_worker(up)
+    assert moved_after_restart(up)
+    assert streams.longest_pause_s(at_s) < LONGEST_S + 1.0  # the broker is away for the better part of a second
