@@ -298,6 +298,9 @@ class Connection:
             if error.err_code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
                 raise TopologyError(f"consumer {name} of {stream} cannot be deleted: {error}") from None
 
+    async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
+        return await self.reader.consumer_subjects(stream)
+
     def bucket(self, name: str) -> KvBucket:
         return KvBucket(self, name)
 

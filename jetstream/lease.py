@@ -329,10 +329,13 @@ class LeaseKeeper:
         self._on_change(False)
 
 
-async def lease_gone(bucket: Bucket, key: str, *, ttl_s: float) -> bool:
+async def lease_gone(bucket: Bucket, key: str, *, ttl_s: float, hold_down: bool = False) -> bool:
     """Return True if the lease is absent now, by a fresh read.
 
+    In the hold-down only one that was deleted counts: its holder has released it, or its process is known to be gone.
     False while a bucket that has no record of the key is younger than a lease's TTL: its holder may be about to write it again.
     """
     state = await bucket.state(key)
-    return await bucket.age_s() >= ttl_s if state == "unknown" else state != "present"
+    if state == "present" or (hold_down and state != "deleted"):
+        return False
+    return state != "unknown" or await bucket.age_s() >= ttl_s

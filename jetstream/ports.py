@@ -200,7 +200,8 @@ class Watch(Protocol):
     async def run(self) -> None:
         """Report every present key, then every change, until cancelled.
 
-        After a reconnect or a gap it lists the keys again and reports those that vanished meanwhile as `missing`.
+        After a reconnect or a gap it lists the keys again and reports those that vanished meanwhile as `missing`. Deletions by
+        writers are reported of such keys, and of unknown ones, too, possibly more than once.
         """
 
     async def ready(self, timeout_s: float) -> None:
@@ -321,6 +322,9 @@ class Messaging(Protocol):
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         """Delete a consumer; an absent one is fine."""
+
+    async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
+        """Return the name of each consumer of a stream, and the subjects that it reads. Raises TopologyError."""
 
     def bucket(self, name: str) -> Bucket: ...
 

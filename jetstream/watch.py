@@ -195,7 +195,9 @@ class BucketWatch:
         reason = fields.get(wire.MARKER_REASON)
         operation = fields.get(wire.KV_OPERATION)
         if reason is not None or operation in ("DEL", "PURGE"):
-            if self._known.pop(key, None) is not None:
+            known = self._known.pop(key, None) is not None
+            if known or (reason is None and self._ready.is_set()):
+                # A writer's deletion says more than that the key is absent, so it is reported of a key that was missing, too.
                 self._report(Change(key, None, revision, "expired" if reason == "MaxAge" else "delete"))
         elif self._known.get(key) != revision:
             self._known[key] = revision

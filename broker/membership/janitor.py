@@ -1,4 +1,9 @@
-"""Moves the jobs of dead workers to the live ones, from a periodic round over the work queue of a pool."""
+"""Moves the jobs of dead workers to the live ones, from a periodic round over the work queue of a pool.
+
+A worker that died without work leaves only its consumers.  Those of workers that the janitor has seen alive are deleted when
+they die; those of workers that died before it began to act, together with the broker or a whole `headrace up`, it finds in the
+list of consumers, which it reads once when it begins.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,8 @@ class Janitor:
         self._pool = pool
         self._timing = timing
         self._wake = asyncio.Event()
-        self._seen: set[str] = set()  # workers that were live in the last round
+        self._seen: set[str] = set()  # workers that were live in the last round, or have a consumer
+        self._listed = False  # the consumers have been read since it began to act
 
     def wake(self) -> None:
         """Start the next round now, because a lease has vanished."""
@@ -53,6 +59,7 @@ class Janitor:
             self._wake.clear()
             if not acts():
                 self._seen = set(self._members.workers(self._pool))
+                self._listed = False
                 continue
             try:
                 await self._round()
@@ -63,6 +70,9 @@ class Janitor:
         stream = self._subjects.stream("WORK")
         counts = await self._messaging.subject_counts(stream, self._subjects.work_filter(self._pool))
         placed = {self._subjects.parse_work(subject).worker for subject in counts}
+        if not self._listed:
+            self._seen |= await self._with_consumer()
+            self._listed = True
         live = set(self._members.workers(self._pool))
         # A worker that died without work has left no message, only its consumers.
         for worker in sorted(placed | (self._seen - live)):
@@ -76,3 +86,14 @@ class Janitor:
             if moved:
                 log.warning("worker.work_moved", worker=worker, pool=self._pool, moved=moved)
         self._seen |= live
+
+    async def _with_consumer(self) -> set[str]:
+        """Return the workers of the pool that have a consumer of WORK, dead or alive. Raises JetStreamError."""
+        consumers = await self._messaging.consumer_subjects(self._subjects.stream("WORK"))
+        own = self._subjects.work_filter(self._pool).removesuffix("*")
+        return {
+            self._subjects.parse_work(subject).worker
+            for subjects in consumers.values()
+            for subject in subjects
+            if subject.startswith(own)
+        }

@@ -1,8 +1,9 @@
 """Tracks the leases of workers, routers and ingresses, and decides when one of them is gone.
 
 The watch gives a cheap, slightly old view for choosing.  The verdict "gone", on which work is dropped or moved, always takes a
-fresh read, and is never given within one lease TTL of this process's own reconnect: a broker restart must not look like the
-death of all members.
+fresh read of the bucket.  A lease that was *deleted* is a verdict already: its holder has released it, a supervisor has reaped
+the process, or a member has probed it in vain.  A lease that is only absent has run out, and in an outage of the broker the
+leases of all members do.  So that is never a verdict within one lease TTL of this process's own (re)connect, the hold-down.
 """
 
 from __future__ import annotations
@@ -140,11 +141,11 @@ class Members:
 
     async def gone(self, key: str) -> bool:
         """Return True if the holder of this lease is gone, by a fresh read; False while that cannot be known."""
-        now = asyncio.get_running_loop().time()
-        if not self._messaging.connected or now - self._messaging.connected_since_s < self._ttl_s:
+        if not self._messaging.connected:
             return False
+        hold_down = asyncio.get_running_loop().time() - self._messaging.connected_since_s < self._ttl_s
         try:
-            return await lease_gone(self._bucket, key, ttl_s=self._ttl_s)
+            return await lease_gone(self._bucket, key, ttl_s=self._ttl_s, hold_down=hold_down)
         except JetStreamError as error:
             log.debug("lease.unreadable", key=key, error=str(error))
             return False

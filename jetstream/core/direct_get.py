@@ -107,6 +107,23 @@ class Reader:
             if not page or len(counts) >= info.get("total", 0):
                 return counts
 
+    async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        offset = 0
+        while True:
+            try:
+                page = await self._api.call(f"CONSUMER.LIST.{stream}", {"offset": offset})
+            except ApiError as error:
+                raise _about_stream(error, stream) from None
+            consumers = page.get("consumers") or []
+            for consumer in consumers:
+                config = consumer["config"]
+                one = config.get("filter_subject")
+                found[consumer["name"]] = tuple(config.get("filter_subjects") or ((one,) if one else ()))
+            offset += len(consumers)
+            if not consumers or offset >= page.get("total", 0):
+                return found
+
     async def following(self, stream: str, subject: str, *, limit: int, timeout_s: float = 5.0) -> list[StoredMessage]:
         """Return the stored messages of one subject (or pattern), oldest first."""
         found: list[StoredMessage] = []

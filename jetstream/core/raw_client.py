@@ -104,6 +104,8 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         if not self._pending or not self.up:
             return
         transport = self._transport
+        if isinstance(transport, TcpTransport) and transport._io_writer.transport.is_closing():
+            return  # the read loop is about to notice; until then nothing can be written, and what waits is dropped then
         if not isinstance(transport, TcpTransport) or transport._io_writer.transport.get_write_buffer_size() > 0:
             # The socket is behind (or is a WebSocket, which cannot be written to from here): the client's flusher task drains
             # it and then sends all commands that have gathered by then at once.

@@ -40,6 +40,7 @@ from headrace.router.session.placer import Placer
 from headrace.router.session.refusals import Refuser
 from headrace.router.session.state import ServingPermission
 from tests.simulation.virtual.messaging import SimMessaging
+from tests.simulation.virtual.server import SimServer
 
 Guard = Callable[[pytest.MonkeyPatch], None]
 GUARDS: dict[str, Guard] = {}
@@ -263,6 +264,9 @@ def silence_is_no_verdict(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def no_verdict_right_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
+    """Where leases outlive a server, as in a cluster; those in memory have the rule of the young bucket as well."""
+    add = SimServer.add_bucket
+    patch.setattr(SimServer, "add_bucket", lambda server, name, **_: add(server, name, in_memory=False))
     patch.setattr(SimMessaging, "connected_since_s", -1e9)
 
 

@@ -48,6 +48,13 @@ def test_a_stream_pauses_for_less_than_a_second_when_its_worker_is_killed(worker
     assert 0.05 < longest_pause_s(deployment) < 1.0
 
 
+def test_a_worker_that_is_killed_right_after_a_reconnect_is_missed_as_soon() -> None:
+    """Its lease was taken away: that is a verdict in the hold-down too, which is for leases that have run out."""
+    deployment, revoked = run(Fault(6.5, "outage", "", 0.2), Fault(7.6, "crash", "W0"))
+    assert revoked == 1
+    assert 0.05 < longest_pause_s(deployment) < 1.0
+
+
 def test_without_probes_it_takes_until_the_lease_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure_detector, "WATCHED", 0)
     deployment, revoked = run(Fault(7.2, "crash", "W0"), Fault(7.2, "crash", "W1"))

@@ -152,6 +152,18 @@ async def test_a_watch_of_an_empty_bucket_is_ready(members: KvBucket) -> None:
         assert [c.key for c in seen] == ["worker.p.w"]
 
 
+async def test_a_deletion_is_reported_of_a_key_that_was_not_there(members: KvBucket) -> None:
+    """Of a lease that has run out, or that a restarted server has forgotten, it says that it does not come back."""
+    await members.delete("before")
+    seen: list[Change] = []
+    watch = members.watch(seen.append)
+    async with running(watch):
+        await watch.ready(2.0)
+        await members.delete("worker.p.w")
+        await until(lambda: bool(seen))
+        assert [(c.key, c.kind) for c in seen] == [("worker.p.w", "delete")]
+
+
 async def test_a_watch_of_nothing_is_not_ready(connection: Connection) -> None:
     watch = connection.bucket("nope").watch(lambda c: None)
     async with running(watch):

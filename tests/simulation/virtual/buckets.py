@@ -61,7 +61,9 @@ class SimStore:
         item = self.items.get(key)
         if item is None:
             return "unknown"
-        return "present" if item.kind == "put" else item.kind
+        if item.kind == "put":
+            return "present"
+        return "deleted" if item.kind == "delete" else "expired"
 
     def age_s(self) -> float:
         return self.server.world.now - self.made_s

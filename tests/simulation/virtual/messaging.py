@@ -201,6 +201,10 @@ class SimMessaging:
     async def delete_consumer(self, stream: str, name: str) -> None:
         await self.ask(stream, f"delete consumer {name}", lambda: self.server.stream(stream).delete_consumer(name))
 
+    async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
+        consumers = await self.ask(stream, "consumers", lambda: dict(self.server.stream(stream).consumers))
+        return {name: consumer.spec.filter_subjects for name, consumer in consumers.items()}
+
     def bucket(self, name: str) -> SimBucket:
         return SimBucket(self, name)
 

@@ -19,6 +19,7 @@ class World:
         self.live = set(workers)
         self.unsure: set[str] = set()  # not live, but nobody can say yet that they are gone
         self.placed: set[str] = set()
+        self.consumers: dict[str, str] = {}  # name → the subject that it reads
         self.deleted: list[str] = []
         self.moved: list[str] = []
         self.acts = True
@@ -42,6 +43,9 @@ class World:
 
     async def subject_counts(self, _stream: str, _pattern: str) -> dict[str, int]:
         return dict.fromkeys((NAMES.work("p", worker) for worker in self.placed), 1)
+
+    async def consumer_subjects(self, _stream: str) -> dict[str, tuple[str, ...]]:
+        return {name: (subject,) for name, subject in self.consumers.items()}
 
     async def delete_consumer(self, _stream: str, name: str) -> None:
         self.deleted.append(name)
@@ -84,6 +88,23 @@ async def test_nothing_is_cleared_away_behind_one_that_may_be_back() -> None:
     world.unsure.add("a")
     await world.rounds()
     assert world.deleted == []
+    world.unsure.discard("a")
+    await world.rounds()
+    assert world.deleted == ["W_a", "P_a_own"]
+
+
+async def test_consumers_of_workers_that_died_before_it_began_are_found() -> None:
+    """The whole deployment was killed at once and started again: nobody has seen these workers alive."""
+    world = World("b")
+    world.consumers = {
+        "W_a": NAMES.work("p", "a"),
+        "W_b": NAMES.work("p", "b"),
+        "W_other": NAMES.work("q", "other"),
+        "foreign": "x.y",
+    }
+    world.unsure.add("a")
+    await world.rounds()
+    assert world.deleted == [], "its lease may come back"
     world.unsure.discard("a")
     await world.rounds()
     assert world.deleted == ["W_a", "P_a_own"]

@@ -1,4 +1,4 @@
-"""What the watch of the leases says, and what it means for the view of who is there."""
+"""What the watch of the leases says, what it means for the view of who is there, and when a lease counts as gone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 from headrace.broker.codec import encode
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import WorkerMember
+from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import Change, KeyState, Messaging
 from headrace.jetstream.subjects import Subjects
 
 SUBJECTS = Subjects("hr")
 TTL_S = 0.05
+LONG_TTL_S = 4.0
 KEY = SUBJECTS.worker_key("p", "w")
 
 
@@ -101,3 +103,59 @@ async def test_a_young_bucket_that_has_no_record_of_a_lease_gives_no_verdict(
     leases.known, leases.age = known, age_s
     members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=TTL_S)
     assert await members.worker_gone("p", "w") is gone
+
+
+class World:
+    """The connection and the bucket as the members see them."""
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.connected_since_s = asyncio.get_running_loop().time()
+        self.answer: KeyState | None = "expired"
+        self.reads = 0
+        self.bucket_age_s = 100.0
+        self.members = Members(self, SUBJECTS, lease_ttl_s=LONG_TTL_S)  # type: ignore[arg-type]
+
+    def bucket(self, _name: str) -> World:
+        return self
+
+    def watch(self, _on_change: Callable[..., None]) -> Any:
+        return self
+
+    async def state(self, _key: str) -> KeyState:
+        self.reads += 1
+        if self.answer is None:
+            raise NotConnected
+        return self.answer
+
+    async def age_s(self) -> float:
+        return self.bucket_age_s
+
+    def settle(self) -> None:
+        self.connected_since_s -= LONG_TTL_S + 0.1
+
+
+@pytest.mark.parametrize(
+    ("answer", "early", "settled"),
+    [
+        ("deleted", True, True),
+        ("expired", False, True),
+        ("unknown", False, True),
+        ("present", False, False),
+        (None, False, False),
+    ],
+)
+async def test_only_a_deleted_lease_is_a_verdict_in_the_hold_down(answer: KeyState | None, early: bool, settled: bool) -> None:
+    world = World()
+    world.answer = answer
+    assert await world.members.worker_gone("p", "w") is early
+    world.settle()
+    assert await world.members.worker_gone("p", "w") is settled
+
+
+async def test_without_a_connection_there_is_no_verdict() -> None:
+    world = World()
+    world.answer = "deleted"
+    world.connected = False
+    assert not await world.members.ingress_gone("i")
+    assert world.reads == 0
