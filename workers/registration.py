@@ -15,6 +15,7 @@ import structlog
 
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
+from headrace.broker.membership.local_processes import machine_id
 from headrace.broker.messages import WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.directory import publish_card
@@ -137,6 +138,7 @@ def build_member(
         started=time.time(),
         host=socket.gethostname(),
         pid=getpid(),
+        machine=machine_id(),
         labels=list(settings.labels),
         adapters=list(info.adapters),
         kv_events=capabilities.kv_events,

@@ -10,6 +10,9 @@ members and not with its square.  If the probing member dies as well, the lease 
 
 After a broker restart the members reconnect at different times, and a worker that has not reconnected yet is not gone.  So a
 member suspects only workers that have answered it since its own (re)connect, or any worker once that is a lease TTL ago.
+
+Of a worker on its own machine a member knows more: whether the process is there.  If it is not, that needs no probes and no
+settling: its lease is deleted also when it has run out already, or was forgotten by a server that was restarted.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import structlog
 
 from headrace.broker import metrics
 from headrace.broker.codec import encode
+from headrace.broker.membership.local_processes import machine_id, process_gone
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Ping
 from headrace.jetstream.errors import JetStreamError, NoResponder, RevisionConflict
@@ -53,6 +57,7 @@ class FailureDetector:
         self._pool = pool
         self._me = me
         self._ttl_s = ttl_s
+        self._machine = machine_id()
         self._answered: dict[str, float] = {}  # worker → `connected_since_s` of this process when the worker last answered
 
     async def run(self) -> None:
@@ -75,6 +80,9 @@ class FailureDetector:
 
     async def _probe(self, worker: str) -> None:
         try:
+            if self._has_ended(worker):
+                await self._bury(worker)
+                return
             for probe in range(PROBES):
                 if probe:
                     await asyncio.sleep(AGAIN_S)
@@ -83,6 +91,24 @@ class FailureDetector:
             await self._revoke(worker)
         except JetStreamError as error:
             log.debug("probe.failed", worker=worker, error=str(error))
+
+    def _has_ended(self, worker: str) -> bool:
+        """Return True if the worker was a process of this machine that is not there any more."""
+        member = self._members.workers(self._pool).get(worker)
+        return member is not None and bool(self._machine) and member.machine == self._machine and process_gone(member.pid)
+
+    async def _bury(self, worker: str) -> None:
+        """Delete the lease of a worker whose process has ended, present or not. Raises JetStreamError."""
+        key = self._subjects.worker_key(self._pool, worker)
+        entry = await self._bucket.get(key)
+        if entry is None and await self._bucket.state(key) == "deleted":
+            return  # the watch is about to report it
+        await self._bucket.delete(key, revision=entry.revision if entry is not None else None)
+        self._note(worker, "its process has ended")
+
+    def _note(self, worker: str, why: str) -> None:
+        metrics.LEASES_REVOKED.inc()
+        log.warning("lease.revoked", worker=worker, pool=self._pool, why=why)
 
     async def _silent(self, worker: str) -> bool:
         """Return True if no process listens on the worker's control subject.
@@ -109,5 +135,4 @@ class FailureDetector:
             await self._bucket.delete(key, revision=entry.revision)
         except RevisionConflict:
             return  # the worker has just renewed it
-        metrics.LEASES_REVOKED.inc()
-        log.warning("lease.revoked", worker=worker, pool=self._pool, why="nobody listens on its control subject")
+        self._note(worker, "nobody listens on its control subject")

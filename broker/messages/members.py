@@ -23,6 +23,7 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     draining: bool = False
     host: str = ""
     pid: int = 0
+    machine: str = ""  # where its process id is valid: boot and namespace of process ids; empty = unknown
     labels: list[str] = []
     adapters: list[str] = []  # adapters that it serves besides the base model
     kv_events: bool = False  # it publishes KV cache events; without them routers predict from their own placements
