@@ -102,7 +102,7 @@ class ResponsesApi:
         """Plan a response that outlives its connection. Raises BadRequest if nothing is stored here."""
         if self._background is None:
             raise unsupported("background", "is not supported here: nothing is stored")
-        writer = BackgroundEvents(progress)
+        writer = BackgroundEvents(progress, self._extender(turn))
         plan = planned.answered_by(writer)
         start = partial(self._background.start, plan, writer, progress.response, turn.record)
 
@@ -159,6 +159,19 @@ class ResponsesApi:
             return store and await self._keep(turn, response)
 
         return keep
+
+    def _extender(self, turn: _Turn) -> Keep | None:
+        """Return what adds a response in the background to its conversation. That it is stored is not its business."""
+        conversation = turn.conversation
+        if conversation is None:
+            return None
+
+        async def extend(response: ResponseAnswer) -> bool:
+            if not await self._extend(turn, conversation, response):
+                response.conversation = None
+            return response.store
+
+        return extend
 
     async def _extend(self, turn: _Turn, conversation: str, response: ResponseAnswer) -> bool:
         """Add the turn to its conversation. If that fails, the answer is sent all the same and names no conversation."""

@@ -188,6 +188,7 @@ class Background:
         elif error is not None:
             one.log.add(one.writer.failure(error))
         else:
+            await one.writer.settle()
             one.log.add(one.writer.closing())
         try:
             async with asyncio.timeout(within_s):

@@ -49,8 +49,6 @@ def refuse_unknown(request: ConversationInput) -> None:
     if isinstance(request, ResponsesRequest):
         if request.background and request.store is False:
             raise BadRequest("background needs store: the answer is read from the store", param="background")
-        if request.background and request.conversation is not None:
-            raise unsupported("conversation", "cannot be combined with background here")
         if request.stream_options is not None and not request.stream:
             raise BadRequest("stream_options is only allowed when stream is true", param="stream_options")
         for i, name in enumerate(request.include or ()):

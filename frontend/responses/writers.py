@@ -283,9 +283,6 @@ class ResponseEvents(StreamWriter):
 class BackgroundEvents(ResponseEvents):
     """Writes the events of a background response, which is queued first and can be cancelled."""
 
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(progress, None)
-
     def queued(self) -> bytes:
         """Return the first events, before any row."""
         self._whole("response.created")

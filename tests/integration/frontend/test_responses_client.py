@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
+from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_machine import Machine
 from tests.support.serving import serving, sim
 
@@ -68,7 +69,10 @@ def asked(answer: str | None = None, **options: Any) -> dict[str, Any]:
 
 
 async def create(client: AsyncOpenAI, answer: str | None = None, **options: Any) -> Any:
-    return await client.responses.create(**asked(answer, **options))
+    made = await client.responses.create(**asked(answer, **options))
+    if not options.get("stream"):
+        assert problems(made.to_dict()) == []
+    return made
 
 
 async def test_a_response_has_every_field_the_client_knows(client: AsyncOpenAI) -> None:

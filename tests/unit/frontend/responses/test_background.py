@@ -271,3 +271,31 @@ async def test_a_record_written_again_never_follows_the_last_one(monkeypatch: py
         await again
         assert texts(await ended(client, name)) == ["Hello"]
         assert order[-1] is False
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_it_is_added_to_its_conversation_when_it_has_ended(deleted: bool) -> None:
+    async with serving(IDLE) as client:
+        made = (await client.call("POST", "/v1/conversations", {})).json()["id"]
+        name = await start(client, input="one", conversation=made)
+        client.ingress.answers[0].push([row("Hello")])
+        await until(lambda: "in_progress" in client.store.held[name].answer.decode())
+        assert (await client.call("GET", f"/v1/conversations/{made}/items")).json()["data"] == []
+        if deleted:
+            client.records.held.clear()
+        client.ingress.answers[0].push([row("", ids=[], fin=end("stop"))])
+        answer = await ended(client, name)
+        assert (answer["status"], answer["store"]) == ("completed", True)
+        assert answer["conversation"] == (None if deleted else {"id": made})
+        if not deleted:
+            items = (await client.call("GET", f"/v1/conversations/{made}/items?order=asc")).json()["data"]
+            assert [item["content"][0]["text"] for item in items] == ["one", "Hello"]
+
+
+async def test_one_that_was_cancelled_is_not_added_to_its_conversation() -> None:
+    async with serving(IDLE) as client:
+        made = (await client.call("POST", "/v1/conversations", {})).json()["id"]
+        name = await start(client, input="one", conversation=made)
+        await client.call("POST", f"/v1/responses/{name}/cancel")
+        assert (await look(client, name))["status"] == "cancelled"
+        assert (await client.call("GET", f"/v1/conversations/{made}/items")).json()["data"] == []
