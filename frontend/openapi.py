@@ -331,7 +331,8 @@ def _object(description: str) -> dict[str, Any]:
 
 def _streamed(schema: str) -> dict[str, Any]:
     answer = _json("the answer; with `stream` server-sent events", schema)
-    answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    event = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+    answer["content"]["text/event-stream"] = {"schema": event}  # of each event
     return answer
 
 

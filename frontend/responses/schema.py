@@ -131,7 +131,7 @@ class InputTokensRequest(ConversationInput, kw_only=True):
 class CompactRequest(msgspec.Struct, kw_only=True):
     """A conversation to be compacted."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # None = the only one that is served
+    model: Annotated[str, Meta(min_length=1, max_length=512)]  # needed here, as the Open Responses suite checks
     input: str | Items | None = None  # none: the conversation that `previous_response_id` names
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None

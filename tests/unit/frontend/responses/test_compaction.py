@@ -75,6 +75,7 @@ async def test_reasoning_is_no_part_of_a_summary_and_an_empty_one_is_an_error() 
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
+        ({"model": None, "input": "x"}, "model"),
         ({}, "input"),
         ({"input": [{"type": "compaction", "encrypted_content": "gAAAA"}]}, "input[0].encrypted_content"),
         ({"input": [{"type": "compaction", "encrypted_content": "hrc1.%"}]}, "input[0].encrypted_content"),
@@ -89,8 +90,9 @@ async def test_what_cannot_be_compacted_is_refused_by_name(request_: dict[str, A
     assert not client.ingress.jobs
 
 
-async def test_the_only_served_model_need_not_be_named() -> None:
-    assert (await Client(say("x")).call("POST", "/v1/responses/compact", {"input": "x"})).status == 200
+async def test_a_model_has_to_be_named() -> None:
+    call = await Client().call("POST", "/v1/responses/compact", {"input": "x"})
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "missing_required_parameter", "model")
 
 
 async def test_a_wrong_method_is_answered_with_the_right_ones_in_order() -> None:
