@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from headrace.broker.codec import encode
+from headrace.broker.errors import WireError
 from headrace.broker.messages import Envelope, Generation, Pooling, Spill
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import RequestClass
@@ -49,8 +50,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     explain: bool = False  # the ingress remembers which router placed it (`Ingress.explain`)
 
     def payload(self) -> bytes:
-        """Encode the generation or, for kind `pool`, the pooling."""
-        return encode(self.generation if self.pooling is None else self.pooling)
+        """Encode the generation or, for kind `pool`, the pooling. Raises WireError for what clients may send in JSON alone."""
+        try:
+            return encode(self.generation if self.pooling is None else self.pooling)
+        except OverflowError:
+            raise WireError("an integer in the request does not fit into 64 bits") from None
 
     def envelope(self, *, judge: str, now: float, payload: bytes, spill: Spill | None) -> Envelope:
         """Return the message body; `now` is Unix time. Exactly one of `payload` and `spill` carries the generation."""
