@@ -48,7 +48,8 @@ class LogStream(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             if self.lost:
-                self._stream.write(json.dumps({"event": "log.lost", "level": "warning", "writes": self.lost}) + "\n")
+                # What was lost may have begun: the line that it left is ended first.
+                self._stream.write("\n" + json.dumps({"event": "log.lost", "level": "warning", "writes": self.lost}) + "\n")
                 self._stream.flush()
                 self.lost = 0
             self._stream.write(text)

@@ -59,8 +59,8 @@ async def damaged(folder: Path, damage: Callable[[Path], None]) -> None:
     part is started again. Messages that a damaged store brings back are asked about and dropped."""
     async with deployed(folder, engine=ENGINE, workers=2) as scene:
         pids = scene.pids()
-        opened = [scene.begin(scene.question(300)) for _ in range(STREAMS)]
-        whole = [scene.begin(scene.question(200, stream=False)) for _ in range(4)]
+        opened = [scene.begin(scene.question(220)) for _ in range(STREAMS)]
+        whole = [scene.begin(scene.question(150, stream=False)) for _ in range(4)]
         for asked in opened:
             await asyncio.wait_for(asked.began.wait(), 60)
         made = await background(scene)
@@ -79,7 +79,7 @@ async def damaged(folder: Path, damage: Callable[[Path], None]) -> None:
 
 async def background(scene: Scene) -> str:
     """Start a response in the background and return its id."""
-    body = {"model": "sim", "input": "hello", "background": True, "max_output_tokens": 200, "temperature": 0}
+    body = {"model": "sim", "input": "hello", "background": True, "max_output_tokens": 180, "temperature": 0}
     async with httpx.AsyncClient() as client:
         answer = (await client.post(f"{url(scene)}/v1/responses", json=body)).json()
     assert answer["status"] == "queued", answer

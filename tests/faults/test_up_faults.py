@@ -116,7 +116,7 @@ async def test_streams_go_on_while_the_disk_is_full_and_up_mends_its_server_when
     """Promise: while the disk is full, for longer than any lease lives, open streams get every token, new requests get a 503
     that says why, and no part is started again. Once there is room `up` starts its nats-server again by itself, says so, and
     all is as before. Data, run file and log of `up` lie on that disk."""
-    full_s = 3 * Timing().lease_ttl_s
+    full_s = 2.25 * Timing().lease_ttl_s
     token_s = 0.05
     async with upped(small_disk, "--workers", "2", "--routers", "1", *simulator(token_s)) as scene:
         await scene.until("all parts run", lambda: len(scene.up.pids()) == 6)
@@ -146,7 +146,7 @@ async def test_streams_go_on_while_the_disk_is_full_and_up_mends_its_server_when
             state[kind] for kind in ("frontend", "workers", "routers")
         ], "a part was started again"
         await scene.settled()
-        lines = [json.loads(line) for line in scene.up.log_file.read_text().splitlines() if line.startswith("{")]
-        restarts = [line for line in lines if line["event"] == "nats.restarting"]
+        lines = scene.up.log_file.read_text().splitlines()  # some were cut short
+        restarts = [json.loads(line) for line in lines if '"nats.restarting"' in line]
         assert len(restarts) == 1, restarts
         assert "has room again" in restarts[0]["reason"]

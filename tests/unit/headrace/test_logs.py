@@ -107,6 +107,7 @@ class FullDisk(io.StringIO):
 
     def write(self, text: str) -> int:
         if self.full:
+            super().write(text[:5])  # as much as there was room for
             raise OSError(28, "No space left on device")
         return super().write(text)
 
@@ -118,5 +119,5 @@ def test_a_log_on_a_full_disk_ends_nothing_and_says_afterwards_what_is_missing()
     logging.getLogger("library").warning("two")
     disk.full = False
     structlog.get_logger().warning("three")
-    lines = [json.loads(line) for line in disk.getvalue().splitlines()]
+    lines = [json.loads(line) for line in disk.getvalue().splitlines()[-2:]]
     assert [(line["event"], line.get("writes")) for line in lines] == [("log.lost", 2), ("three", None)]
