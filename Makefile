@@ -141,10 +141,10 @@ contracts: $(VENV)/.test ## which package may import which
 	$(BIN)/lint-imports --no-cache
 
 wheels: $(VENV)/.uv ## build what is published into dist/: sdist, pure wheel, a manylinux wheel per Python that is here
-	@$(BIN)/python release/wheels.py build $(BIN)/uv
+	@$(BIN)/python deploy/package/wheels.py build $(BIN)/uv
 
 wheels-check: $(VENV)/.uv ## install the pure wheel and serve with it, on each Python 3.11 to 3.13 that is here (a minute)
-	@$(BIN)/python release/wheels.py check $(BIN)/uv
+	@$(BIN)/python deploy/package/wheels.py check $(BIN)/uv
 
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c

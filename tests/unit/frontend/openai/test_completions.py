@@ -106,10 +106,11 @@ def embeds(rows: int) -> str:
 async def test_embeddings_come_before_the_other_prompts() -> None:
     ingress = FakeIngress(script)
     ingress.models.served[MODEL] = FakeServed(msgspec.structs.replace(CARD, prompt_embeds=True), FILES)
-    await complete(ingress, prompt_embeds=[embeds(3), embeds(2)])
+    three = embeds(3)  # once: the file names the time at which it was written
+    await complete(ingress, prompt_embeds=[three, embeds(2)])
     assert [job.prompt_tokens for job in ingress.jobs] == [3, 2, 2]
     first, _, last = (job.generation for job in ingress.jobs)
-    assert (first.prompt_embeds, first.token_ids) == (base64.b64decode(embeds(3)), b"")
+    assert (first.prompt_embeds, first.token_ids) == (base64.b64decode(three), b"")
     assert (last.prompt_embeds, text_of(last.token_ids)) == (None, "ab")
 
 

@@ -1,7 +1,7 @@
 """Builds what is published, and tries the wheel in a fresh environment of each Python that there is.
 
-    python release/wheels.py build UV       sdist, pure wheel and a compiled manylinux wheel per Python, into dist/
-    python release/wheels.py check UV       the pure wheel alone, installed and serving with the simulator on each Python
+    python deploy/package/wheels.py build UV       sdist, pure wheel and a compiled manylinux wheel per Python, into dist/
+    python deploy/package/wheels.py check UV       the pure wheel alone, installed and serving with the simulator on each Python
 
 UV is the program of the package uv, which runs the build, auditwheel and twine in environments of their own.  The compiled
 prefix index is optional: the pure wheel runs on every machine, with the index in Python.
@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MINORS = (11, 12, 13)  # of Python 3, that Headrace supports
 _BUILD_S = 600.0
 _SMOKE_S = 120.0
@@ -125,7 +125,7 @@ def check(uv: str, pythons: dict[int, str]) -> None:
         for minor, python in pythons.items():
             begun = time.monotonic()
             installed = builder.install(wheel, python, Path(scratch) / f"3.{minor}")
-            smoke = [str(installed), "-P", str(ROOT / "release" / "smoke.py"), scratch]
+            smoke = [str(installed), "-P", str(ROOT / "deploy" / "package" / "smoke.py"), scratch]
             subprocess.run(smoke, stdin=subprocess.DEVNULL, timeout=_SMOKE_S, check=True)
             print(f"{wheel.name} serves on Python 3.{minor} ({time.monotonic() - begun:.0f} s)")
     missing = [f"3.{minor}" for minor in MINORS if minor not in pythons]

@@ -1,6 +1,6 @@
 """Tries an installed Headrace with its own Python: imports every module, serves with the simulator, asks, and stops.
 
-`python -P release/smoke.py FOLDER` works in a new folder below FOLDER. What needs an engine's packages is left out.
+`python -P deploy/package/smoke.py FOLDER` works in a new folder below FOLDER. What needs an engine's packages is left out.
 """
 
 from __future__ import annotations

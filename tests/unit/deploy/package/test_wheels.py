@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from release.wheels import MINORS, interpreters
+from deploy.package.wheels import MINORS, interpreters
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def program(path: Path, minor: int | None) -> None:
