@@ -31,6 +31,7 @@ The token path reads `Run.state` as a plain attribute, once per token.
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 
 from headrace.broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
 from headrace.broker.protocol.clearance import CLEAR_TOKENS
@@ -92,6 +93,7 @@ class Run:
         "cleared",
         "crashes",
         "delivery",
+        "due_s",
         "envelope",
         "history",
         "id",
@@ -132,6 +134,7 @@ class Run:
         self.state = RunState.WAITING
         self.choices: list[ChoiceLog] = []
         self.resent_s = 0.0
+        self.due_s = inf  # its deadline on the loop's clock, which does not jump; set by whoever reads the wall clock
         self.prefill: PrefillDecision | None = None  # of the router, if it has decided
 
     # State transitions. Each raises IllegalTransition if the table does not have it.

@@ -241,4 +241,5 @@ class WorkIntake:
             return None
         run = Run(envelope=envelope, attempt=attempt, history=history, run=self._deps.random_bits(64), delivery=delivery)
         run.prefill = decision
+        run.due_s = asyncio.get_running_loop().time() + envelope.deadline - self._deps.wall()
         return run

@@ -39,7 +39,6 @@ class WorkerTimers:
         self._lapses = lapses
         self._trial = trial
         self._gone_judges = gone_judges
-        self._deadlines: dict[int, float] = {}  # by run, on the loop's clock
 
     async def extend_claims(self) -> None:
         """Extend the claims on all stored messages three times per ack wait, while the lease is held, until cancelled."""
@@ -63,17 +62,11 @@ class WorkerTimers:
             self._look_at_runs(now)
 
     def _look_at_runs(self, now_s: float) -> None:
-        """Repeat unanswered last frames, and fail running runs whose deadline has passed.
-
-        A deadline is a Unix time; from the first look on it is kept on the loop's clock, so that a jump of the machine's clock
-        ends no run.
-        """
+        """Repeat unanswered last frames, and fail running runs whose deadline has passed."""
         wall = self._wall()
-        known, self._deadlines = self._deadlines, {}
         for run in self._state.runs:
-            due_s = self._deadlines[run.run] = known.get(run.run, now_s + run.envelope.deadline - wall)
             if run.state is RunState.ENDED:
                 self._outbox.repeat_end(run, now_s, every_s=self._timing.resend_s)
-            elif run.state is RunState.RUNNING and due_s <= now_s:
+            elif run.state is RunState.RUNNING and run.due_s <= now_s:
                 message = unfinished(wall - run.envelope.created, sum(len(choice.ids) for choice in run.choices))
                 self._outbox.fail(run, JobFault("deadline_exceeded", message))

@@ -1,4 +1,4 @@
-"""Deadlines of runs, when the machine's clock jumps."""
+"""Deadlines of runs: on the loop's clock, so that a jump of the machine's clock ends none."""
 
 from __future__ import annotations
 
@@ -10,47 +10,27 @@ from headrace.broker.settings import Timing
 from headrace.broker.worker.timers import WorkerTimers
 
 
-class Bench:
-    """Timers over one running run that has 30 s left."""
-
-    def __init__(self) -> None:
-        self.wall_s = 1_000_000.0
-        envelope = SimpleNamespace(deadline=self.wall_s + 30.0, created=self.wall_s)
-        self.run = SimpleNamespace(run=7, state=RunState.RUNNING, envelope=envelope, choices=[])
-        self.failed: list[str] = []
-        deps = SimpleNamespace(timing=Timing(), wall=lambda: self.wall_s)
-        outbox = SimpleNamespace(fail=lambda _run, fault: self.failed.append(fault.code))
-        state = SimpleNamespace(runs=[self.run])
-        made: dict[str, Any] = {"deps": deps, "state": state, "outbox": outbox}
-        rest = dict.fromkeys(("lease", "lapses", "trial", "gone_judges"))
-        self.timers = WorkerTimers(**cast("Any", {**made, **rest}))
-
-    def look(self, now_s: float) -> list[str]:
-        self.timers._look_at_runs(now_s)
-        return self.failed
+def failed(now_s: float, *, wall_s: float) -> list[str]:
+    """What ends of a run that came when the clocks were 5 and 1,000,000, with 30 s left, at a look at these times."""
+    envelope = SimpleNamespace(deadline=1_000_030.0, created=1_000_000.0)
+    run = SimpleNamespace(state=RunState.RUNNING, envelope=envelope, due_s=35.0, choices=[])
+    ended: list[str] = []
+    given: dict[str, Any] = {
+        "deps": SimpleNamespace(timing=Timing(), wall=lambda: wall_s),
+        "state": SimpleNamespace(runs=[run]),
+        "outbox": SimpleNamespace(fail=lambda _run, fault: ended.append(fault.code)),
+        **dict.fromkeys(("lease", "lapses", "trial", "gone_judges")),
+    }
+    WorkerTimers(**cast("Any", given))._look_at_runs(now_s)
+    return ended
 
 
 def test_a_run_ends_when_its_deadline_has_passed() -> None:
-    bench = Bench()
-    assert bench.look(5.0) == []
-    bench.wall_s += 29.9
-    assert bench.look(34.9) == []
-    bench.wall_s += 0.1
-    assert bench.look(35.0) == ["deadline_exceeded"]
+    assert failed(34.9, wall_s=1_000_029.9) == []
+    assert failed(35.0, wall_s=1_000_030.0) == ["deadline_exceeded"]
 
 
 def test_a_clock_that_jumps_ends_no_run_and_lets_none_live_longer() -> None:
     for jump_s in (3600.0, -3600.0):
-        bench = Bench()
-        bench.look(5.0)
-        bench.wall_s += jump_s
-        assert bench.look(34.9) == []
-        assert bench.look(35.0) == ["deadline_exceeded"]
-
-
-def test_a_run_that_is_gone_leaves_nothing_behind() -> None:
-    bench = Bench()
-    bench.look(5.0)
-    bench.timers._state.runs = cast("Any", [])
-    bench.look(6.0)
-    assert bench.timers._deadlines == {}
+        assert failed(34.9, wall_s=1_000_029.9 + jump_s) == []
+        assert failed(35.0, wall_s=1_000_030.0 + jump_s) == ["deadline_exceeded"]
