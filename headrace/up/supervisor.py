@@ -263,7 +263,7 @@ class Supervisor:
         serving = [worker for worker in self._parts.workers if worker.serves]
         if not serving:
             return "waiting for a worker that answers requests to join"
-        if any(worker.child is not None for worker in serving):
+        if any(worker.child is not None or not worker.ran.is_set() for worker in serving):  # it runs, or is about to
             return f"waiting for the engine ({self._settings['worker.engine']}) to load"
         return "waiting for a worker to start again"
 

@@ -54,6 +54,10 @@ class Screen:
         lines = self._raw.decode(errors="replace").replace("\r\n", "\n").split("\n")
         return re.sub(r"\x1b\[\d*m", "", "\n".join(re.split(r"\r\x1b\[2K", line)[-1] for line in lines))
 
+    def raw(self) -> str:
+        """Everything that was written, live lines that were replaced included."""
+        return self._raw.decode(errors="replace")
+
     def until(self, what: str, met: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S
         while not met():
@@ -102,6 +106,7 @@ def test_a_start_is_a_few_lines_and_a_block_over_which_only_a_crash_is_printed(u
     parts = re.findall(r"^  ✓ (\S+) ", started, re.MULTILINE)
     assert sorted({*parts, "router-1"}) == ["frontend", "nats-server", "router-1", "worker-1"]  # a router may be too late
     assert len(started.strip().splitlines()) == 2 + len(parts)
+    assert "to start again" not in screen.raw()  # no part was there before
     state = screen.state()
     assert f"{state['url']}/v1" in block
     assert f"{state['url']}/docs" in block
