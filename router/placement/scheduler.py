@@ -11,8 +11,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from headrace.broker.codec import unpack_u64
 from headrace.broker.messages import Explanation, JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
@@ -21,15 +19,17 @@ from headrace.router.placement.calibration import Calibration
 from headrace.router.placement.cost import RecentWork, has_room, lookahead_tokens, make_worker_view
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
-from headrace.router.placement.disagg.prefill_costs import PrefillSide, local_decision
+from headrace.router.placement.disagg.prefill_costs import PrefillSide
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.fairness.fair_queue import FairQueue
 from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.placements import local_plan, make_placement
 from headrace.router.placement.policies import Pick, make_policy
 from headrace.router.placement.router_backoff import RouterBackoff
 from headrace.router.placement.session_affinity import prefer_session
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.router.placement.trials import Trials, WaitingSuspect
+from headrace.router.placement.suspects import Suspects, on_trial
+from headrace.router.placement.trials import WaitingSuspect
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 from headrace.router.placement.unplaceable import Unplaceable
 from headrace.router.placement.worker_view import WorkerView
@@ -57,7 +57,7 @@ class Scheduler:
         self._window = CostMatrix(self._loads, self.disagg.pool, settings.tiers)
         self._unplaceable = Unplaceable(self._window, patience_s=settings.no_worker_s)
         self._recent = RecentWork(settings.balance_horizon)
-        self._trials = Trials(self._loads)
+        self._suspects = Suspects(self._loads, self._window, self._queue)
         self._policy = make_policy(settings, self._rng)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)
@@ -196,23 +196,16 @@ class Scheduler:
             self._log.shed(shed, now_s)
             return shed
         self._queue.add(request, tokens=uncached)
-        self._hold_suspect(request)
+        self._suspects.hold(request)
         self._unplaceable.check(row)
         return None
-
-    def _hold_suspect(self, request: Waiting) -> None:
-        """Take a request that may be suspect out of the turns of the others. It stays counted."""
-        if request.suspect:
-            self._trials.add(request)
-            self._queue.hold(request.id)
 
     def assess(self, request_id: str, *, limit: int, crashes: int) -> None:
         """Note what the judge of a request says: suspects of this group limit go to trial workers, others (0) where they like.
 
         A request that does not wait, or was never thought suspect, is ignored.
         """
-        if self._trials.assess(request_id, limit, crashes):
-            self._queue.release(request_id)
+        self._suspects.assess(request_id, limit, crashes)
 
     def _crowded(self, tenant: str) -> bool:
         """Return whether limits of this tenant protect another one."""
@@ -246,15 +239,13 @@ class Scheduler:
         self._view.track(request.id, request.chain)
         row = self._window.add(request, self._view.overlaps(request.id), now_s)
         self._queue.unplace(request, tokens=self._least_uncached(row))
-        if placement.limit:
-            self._hold_suspect(request)
-            self._trials.assess(request.id, placement.limit, placement.crashes)
+        self._suspects.unplace(placement)
 
     def _drop_request(self, request_id: str) -> None:
         self._window.remove(request_id)
         self._view.untrack(request_id)
         self._unplaceable.remove(request_id)
-        self._trials.remove(request_id)
+        self._suspects.remove(request_id)
 
     # Decisions.
 
@@ -272,9 +263,8 @@ class Scheduler:
         decisions: list[Decision] = [*self._shed_overdue(now_s)]
         if not len(self._loads):
             return decisions
-        if len(self._trials):
-            decisions += self._place_suspects(now_s)
-        while len(self._window) > len(self._trials):
+        decisions += self._suspects.place(lambda suspect, load: self._place_on_trial(suspect, load, now_s))
+        while len(self._window) > len(self._suspects):
             side = self.disagg.prefill_side(now_s)
             if not self._any_room(side, now_s):
                 break
@@ -329,61 +319,22 @@ class Scheduler:
         column, remote = prefer_session(row, pick, self._window, workers, self.settings)
         load = self._loads.ordered[column]
         overlap = self._verify(load.info.worker, request)
-        local = self._local_plan(request, load, overlap, workers, workers.all_wait_s[column])
+        local = local_plan(request, load, overlap, workers, workers.all_wait_s[column])
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         reason = reason_of(row, load, overlap, pick, self._window, self.settings.policy)
-        placement = self._placement(request, load, overlap, plan, reason, now_s)
+        placement = make_placement(request, load, overlap, plan, reason, now_s)
         self._carry_out(placement, load, overlap, plan, workers, now_s)
         return placement
 
-    def _place_suspects(self, now_s: float) -> list[Placement]:
-        """Place suspects on trial workers, which compute their prompts themselves: another engine could crash of them too."""
-        placed = []
-        for suspect in self._trials.in_order():
-            request = suspect.request
-            eligible = np.flatnonzero(self._window.eligible[self._window.rows[request.id].number])
-            load = self._trials.choose(suspect, frozenset(eligible.tolist()))
-            if load is None:
-                continue
-            workers = self._worker_view(None, now_s)
-            overlap = self._verify(load.info.worker, request)
-            wait_s = load.pending_tokens(now_s) / load.speed.prefill_tokens_per_s
-            plan = self._local_plan(request, load, overlap, workers, wait_s)
-            if self.disagg.known:
-                plan = DisaggPlan(local_decision("trial"), plan.wait_s, plan.service_s)
-            placement = self._placement(request, load, overlap, plan, "trial", now_s, suspect)
-            self._carry_out(placement, load, overlap, plan, workers, now_s)
-            self._trials.keep(load)
-            placed.append(placement)
-        return placed
-
-    @staticmethod
-    def _local_plan(request: Waiting, load: WorkerLoad, overlap: Overlap, workers: WorkerView, wait_s: float) -> DisaggPlan:
-        service_s = _uncached(request, overlap) * workers.all_token_s[load.column] + workers.all_step_s[load.column]
-        return DisaggPlan(None, wait_s, service_s)
-
-    @staticmethod
-    def _placement(
-        request: Waiting,
-        load: WorkerLoad,
-        overlap: Overlap,
-        plan: DisaggPlan,
-        reason: str,
-        now_s: float,
-        suspect: WaitingSuspect | None = None,
-    ) -> Placement:
-        return Placement(
-            request=request,
-            worker=load.info.worker,
-            uncached=_uncached(request, overlap),
-            new_blocks=request.chain[overlap.device :],
-            predicted_ttft_s=request.age_s(now_s) + plan.wait_s + plan.service_s,
-            waited_s=request.waited_s(now_s),
-            reason=reason,
-            prefill=plan.decision,
-            limit=(suspect.limit or 0) if suspect is not None else 0,
-            crashes=suspect.crashes if suspect is not None else 0,
-        )
+    def _place_on_trial(self, suspect: WaitingSuspect, load: WorkerLoad, now_s: float) -> Placement:
+        request = suspect.request
+        workers = self._worker_view(None, now_s)
+        overlap = self._verify(load.info.worker, request)
+        wait_s = load.pending_tokens(now_s) / load.speed.prefill_tokens_per_s
+        plan = local_plan(request, load, overlap, workers, wait_s, decision="trial" if self.disagg.known else "")
+        placement = on_trial(make_placement(request, load, overlap, plan, "trial", now_s), suspect)
+        self._carry_out(placement, load, overlap, plan, workers, now_s)
+        return placement
 
     def _carry_out(
         self, placement: Placement, load: WorkerLoad, overlap: Overlap, plan: DisaggPlan, workers: WorkerView, now_s: float
@@ -473,8 +424,3 @@ class Scheduler:
             snapshot = take_snapshot(row, self._window, self._loads, workers, self.settings)
             found.append(waiting_decision(row, snapshot, now_s))
         return explanation(found, router=self.name, policy=self.settings.policy) if found else None
-
-
-def _uncached(request: Waiting, overlap: Overlap) -> int:
-    """Return the prompt tokens that have to be computed; the last one always has to."""
-    return max(request.tokens - overlap.blocks * request.block_size, 1)

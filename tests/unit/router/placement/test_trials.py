@@ -108,16 +108,6 @@ def test_a_full_a_draining_and_an_ineligible_worker_is_not_put_on_trial() -> Non
     assert pool.placed() == {}
 
 
-def test_a_placement_that_did_not_happen_leaves_a_suspect_suspect() -> None:
-    pool = Pool("abc")
-    suspects(pool, "s", 2)
-    placement = pool.placement()
-    pool.scheduler.unplace(placement, pool.now)
-    pool.report(placement.worker)
-    again = pool.placement()
-    assert (again.reason, again.limit, again.crashes) == ("trial", 2, 2)
-
-
 def test_the_only_worker_of_a_pool_takes_both_in_turn() -> None:
     pool = Pool("a")
     suspects(pool, "st", 1)
