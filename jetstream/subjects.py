@@ -61,6 +61,13 @@ class RequestSubject(NamedTuple):
     tenant: str
 
 
+class JobSubject(NamedTuple):
+    """The tokens of a JOB subject."""
+
+    model_slug: str
+    tenant: str
+
+
 class WorkerSubject(NamedTuple):
     """The tokens of a subject that belongs to one worker."""
 
@@ -110,8 +117,29 @@ class Subjects:
         base = f"{self.prefix}.prefill.{check_token(pool, 'pool')}"
         return base if worker is None else f"{base}.{check_token(worker, 'worker')}"
 
-    def batch(self, pool: str, tenant: str = DEFAULT_TENANT) -> str:
-        return f"{self.prefix}.batch.{check_token(pool, 'pool')}.{check_token(tenant, 'tenant')}"
+    # Durable work:
+
+    def job(self, model_slug: str, tenant: str = DEFAULT_TENANT) -> str:
+        """Return the subject of stored jobs for the models of this slug (see `slug`), in all namespaces."""
+        return f"{self.prefix}.job.{check_token(model_slug, 'model slug')}.{check_token(tenant, 'tenant')}"
+
+    def job_filter(self, model_slug: str) -> str:
+        return f"{self.prefix}.job.{check_token(model_slug, 'model slug')}.*"
+
+    def parse_job(self, subject: str) -> JobSubject:
+        return JobSubject(*self._parse(subject, "job", 2))
+
+    def result(self, tenant: str, job: str) -> str:
+        """Return the subject of the one result of a job, by its token (`headrace.broker.durable.names.job_token`)."""
+        return f"{self.prefix}.result.{check_token(tenant, 'tenant')}.{check_token(job, 'job')}"
+
+    def rsp(self, tenant: str, job: str) -> str:
+        """Return the subject of the entries of a job: its takes and, of a durable stream, its rows and its end."""
+        return f"{self.prefix}.rsp.{check_token(tenant, 'tenant')}.{check_token(job, 'job')}"
+
+    def job_events(self, tenant: str, job: str) -> str:
+        """Return the core subject on which the progress and the end of a job are told, once, to those who listen."""
+        return f"{self.prefix}.jobev.{check_token(tenant, 'tenant')}.{check_token(job, 'job')}"
 
     def kv(self, pool: str, worker: str) -> str:
         return f"{self.prefix}.kv.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
@@ -131,12 +159,6 @@ class Subjects:
 
     def load_filter(self, pool: str) -> str:
         return f"{self.prefix}.load.{check_token(pool, 'pool')}.*"
-
-    def rsp(self, request_id: str) -> str:
-        return f"{self.prefix}.rsp.{check_token(request_id, 'request id')}"
-
-    def result(self, job: str) -> str:
-        return f"{self.prefix}.result.{check_token(job, 'job id')}"
 
     def dlq(self, pool: str) -> str:
         return f"{self.prefix}.dlq.{check_token(pool, 'pool')}"
@@ -177,6 +199,9 @@ class Subjects:
 
     def work_consumer(self, worker: str) -> str:
         return f"W_{check_token(worker, 'worker')}"
+
+    def job_consumer(self, model_slug: str) -> str:
+        return f"JOB_{check_token(model_slug, 'model slug')}"
 
     def prefill_consumer(self, pool: str, worker: str | None = None) -> str:
         """Return the consumer of the jobs for any prefill worker of a pool, or of those for this one."""

@@ -18,11 +18,13 @@ from headrace.jetstream.subjects import RequestClass, Subjects
 MIB = 1024 * 1024
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
+LONGEST_DEADLINE_S = 7 * DAY_S  # of a stored job, and the longest window of a batch
 REQ_ACK_WAIT_S = 3.0
+JOB_ACK_WAIT_S = 6.0
 WORK_INACTIVE_S = 15 * 60.0
 
 # The streams whose dead letters Headrace keeps itself.
-WORK_QUEUES = ("REQ", "MOVED", "WORK", "BATCH", "PREFILL")
+WORK_QUEUES = ("REQ", "MOVED", "WORK", "JOB", "PREFILL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,10 @@ class Topology:
     request_bytes: int = 1024 * MIB
     worker_cap: int = 4096  # messages placed on one worker: a safety net, because routers track each worker's room themselves
     work_bytes: int = 1024 * MIB
-    batch_cap: int = 1_000_000
-    batch_bytes: int = 2048 * MIB
+    job_cap: int = 200_000  # jobs of one tenant waiting for one model
+    job_bytes: int = 2048 * MIB
+    result_bytes: int = 4096 * MIB
+    rsp_bytes: int = 2048 * MIB
     prefill_cap: int = 4096
     prefill_bytes: int = 256 * MIB
     kv_bytes: int = 512 * MIB
@@ -48,9 +52,9 @@ class Topology:
     dlq_bytes: int = 256 * MIB
     request_max_age_s: float = HOUR_S
     work_max_age_s: float = DAY_S
-    batch_max_age_s: float = 7 * DAY_S
+    job_max_age_s: float = 8 * DAY_S  # beyond the longest deadline of a job, `LONGEST_DEADLINE_S`
+    result_max_age_s: float = 16 * DAY_S  # beyond `job_max_age_s` and the longest batch window together
     route_max_age_s: float = 2 * DAY_S
-    response_max_age_s: float = HOUR_S
     spill_ttl_s: float = 2 * HOUR_S
     stored_bytes: int = 1024 * MIB  # stored answers and items of conversations: the oldest are removed
     record_bytes: int = 128 * MIB  # what is listed of stored chats and conversations: the oldest are removed
@@ -79,13 +83,13 @@ class Topology:
                 max_age_s=self.work_max_age_s,
             ),
             self._queue(
-                "BATCH",
-                (f"{p}.batch.*.*",),
-                "batch jobs",
-                max_msgs_per_subject=self.batch_cap,
-                max_bytes=self.batch_bytes,
-                max_age_s=self.batch_max_age_s,
-                duplicate_window_s=600.0,
+                "JOB",
+                (f"{p}.job.*.*",),
+                "stored jobs: batch lines, jobs of publishers, background and durable responses",
+                max_msgs_per_subject=self.job_cap,
+                max_bytes=self.job_bytes,
+                max_age_s=self.job_max_age_s,
+                duplicate_window_s=120.0,
             ),
             self._queue(
                 "PREFILL",
@@ -126,20 +130,23 @@ class Topology:
             ),
             StreamSpec(
                 name=s.stream("RSP"),
-                subjects=(f"{p}.rsp.*",),
-                description="durable responses",
-                max_age_s=self.response_max_age_s,
-                allow_msg_ttl=True,
+                subjects=(f"{p}.rsp.*.*",),
+                description="entries of jobs: takes, and rows and ends of durable streams",
+                discard="new",
+                max_bytes=self.rsp_bytes,
+                max_age_s=self.result_max_age_s,
+                allow_msg_ttl=True,  # a server cannot take it back from the stream of an older version
                 replicas=self.replicas,
             ),
             StreamSpec(
                 name=s.stream("RESULT"),
-                subjects=(f"{p}.result.*",),
-                description="results of batch jobs, one per job",
+                subjects=(f"{p}.result.*.*",),
+                description="results of jobs, one per job",
                 discard="new",
                 max_msgs_per_subject=1,
                 discard_new_per_subject=True,
-                max_age_s=self.batch_max_age_s,
+                max_bytes=self.result_bytes,
+                max_age_s=self.result_max_age_s,
                 replicas=self.replicas,
             ),
             StreamSpec(
@@ -186,7 +193,9 @@ class Topology:
             "snapshots": "snapshots of the prefix index",
             "files": "uploaded and result files",
             "spill": "payloads too large for a message",
+            "results": "results too large for a message",
         }
+        ttls = {"spill": self.spill_ttl_s, "results": self.result_max_age_s}
         stored = ObjectStoreSpec(
             name=self.subjects.bucket("responses"),
             description="answers and items of conversations that clients may come back to",
@@ -200,7 +209,7 @@ class Topology:
                 ObjectStoreSpec(
                     name=self.subjects.bucket(kind),
                     description=text,
-                    ttl_s=self.spill_ttl_s if kind == "spill" else 0.0,
+                    ttl_s=ttls.get(kind, 0.0),
                     replicas=self.replicas,
                 )
                 for kind, text in texts.items()
@@ -245,6 +254,18 @@ def request_consumer(subjects: Subjects, pool: str, request_class: RequestClass)
         max_ack_pending=65536,
         prioritized=True,
         description=f"requests of class {request_class}, pool {pool}",
+    )
+
+
+def job_consumer(subjects: Subjects, model_slug: str) -> ConsumerSpec:
+    """Return the consumer of stored jobs that all carriers of a model share."""
+    return ConsumerSpec(
+        stream=subjects.stream("JOB"),
+        name=subjects.job_consumer(model_slug),
+        filter_subjects=(subjects.job_filter(model_slug),),
+        ack_wait_s=JOB_ACK_WAIT_S,
+        max_ack_pending=65536,
+        description=f"stored jobs of {model_slug}",
     )
 
 

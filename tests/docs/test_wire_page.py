@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.broker import messages
-from headrace.broker.messages import placements, prefill
+from headrace.broker.messages import durable, placements, prefill
 from headrace.broker.models import cards
 from tests.docs.blocks import ROOT
 
@@ -36,3 +36,9 @@ def test_every_field_of_a_message_is_on_the_page(kind: type[msgspec.Struct]) -> 
 def test_every_header_of_a_stored_job_is_on_the_page() -> None:
     for header in (messages.HEADER_ATTEMPT, messages.HEADER_HISTORY, messages.HEADER_PREFILL):
         assert f"`{header}`" in PAGE
+
+
+def test_every_header_of_a_job_is_on_the_page() -> None:
+    headers = [value for name, value in vars(durable).items() if name.startswith("HEADER_")]
+    assert len(headers) >= 8
+    assert [header for header in headers if f"`{header}`" not in PAGE] == []

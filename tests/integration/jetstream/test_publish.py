@@ -90,7 +90,7 @@ async def test_a_full_disk_is_told_from_a_full_queue(tmp_path, connect: Connect,
 
 
 async def test_compare_and_set_on_a_subject_can_be_lost(connection: Connection, subjects: Subjects) -> None:
-    subject = subjects.result("job")
+    subject = subjects.result("_", "job")
     await connection.publish(subject, b"first", expect_last_subject_seq=0)
     with pytest.raises(RevisionConflict, match="job"):
         await connection.publish(subject, b"second", expect_last_subject_seq=0)
