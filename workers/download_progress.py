@@ -43,9 +43,10 @@ def growth_reported(folder: Path, tell: Callable[[float | None], None], *, step_
     For a download whose whole size is not known; the folder need not be there yet.
     """
     over = threading.Event()
+    begun_mb = folder_bytes(folder) / _MB  # before the download begins
 
     def watch() -> None:
-        told_mb = last_mb = folder_bytes(folder) / _MB
+        told_mb = last_mb = begun_mb
         growing = False
         while not over.wait(every_s):
             now_mb = folder_bytes(folder) / _MB

@@ -8,6 +8,13 @@ from pathlib import Path
 from headrace.workers.download_progress import folder_bytes, growth_reported, reported
 
 
+def arrive(path: Path) -> None:
+    """Put a MB there at once: what reads the folder never sees half of it."""
+    arriving = path.parent.with_name("arriving")
+    arriving.write_bytes(bytes(1_000_000))
+    arriving.replace(path)
+
+
 def test_what_has_arrived_is_told_once_per_step(tmp_path: Path) -> None:
     told: list[str] = []
     heard = threading.Event()
@@ -16,10 +23,12 @@ def test_what_has_arrived_is_told_once_per_step(tmp_path: Path) -> None:
         told.append(line)
         heard.set()
 
-    with reported(tmp_path, progress, what="downloading it", total_mb=2, every_s=0.001):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with reported(folder, progress, what="downloading it", total_mb=2, every_s=0.001):
         for number in (1, 2):
             heard.clear()
-            (tmp_path / f"part-{number}").write_bytes(bytes(1_000_000))
+            arrive(folder / f"part-{number}")
             assert heard.wait(10)
     assert told == ["downloading it, 1 of 2 MB …", "downloading it, 2 of 2 MB …"]
 
@@ -35,7 +44,7 @@ def test_a_download_of_unknown_size_tells_what_it_has_and_that_it_stopped(tmp_pa
     folder = tmp_path / "comes later"
     with growth_reported(folder, tell, step_mb=1, every_s=0.001):
         folder.mkdir()
-        (folder / "part").write_bytes(bytes(1_000_000))
+        arrive(folder / "part")
         while None not in told:
             assert heard.wait(10)
             heard.clear()
