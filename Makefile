@@ -49,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install serve test test-fast test-clients coverage coverage-gate lint format types contracts docs-check wheels wheels-check clean
+.PHONY: help install serve test test-fast test-clients coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,7 +85,8 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 # Two runs side by side: most of what computes in one process, to which xdist would add 15 s of processor time, and what mostly waits
 # for servers and leases in two.
 BESIDE := tests/integration tests/simulation tests/unit/tools/replay_bench
-FAST := $(BIN)/pytest -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast \
+FAST_ONES := -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast
+FAST := $(BIN)/pytest $(FAST_ONES) \
 	--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/frontend/test_schemathesis.py
 test-fast: export HEADRACE_SEEDS ?= 1
 test-fast: export HEADRACE_EVERY ?= 97
@@ -118,7 +119,7 @@ coverage: $(VENV)/.test ## lines and branches that all tests without an engine r
 coverage-gate: export HEADRACE_SEEDS ?= 1
 coverage-gate: $(VENV)/.test ## lines and branches that the fast unit tests reach, and the least they must (a minute)
 	@rm -rf .coverage && mkdir .coverage
-	@$(COVER) tests/unit -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast $(ARGS)
+	@$(COVER) tests/unit $(FAST_ONES) $(ARGS)
 	@$(BIN)/coverage combine -q
 	@echo 'percent of lines and branches that the fast unit tests reach (at least $(COVERAGE_FLOOR)):'
 	@$(BIN)/coverage report --format=total --fail-under=$(COVERAGE_FLOOR)
@@ -141,10 +142,13 @@ contracts: $(VENV)/.test ## which package may import which
 	$(BIN)/lint-imports --no-cache
 
 wheels: $(VENV)/.uv ## build what is published into dist/: sdist, pure wheel, a manylinux wheel per Python that is here
-	@$(BIN)/python deploy/package/wheels.py build $(BIN)/uv
+	@$(BIN)/python -m deploy.package.wheels build $(BIN)/uv
 
 wheels-check: $(VENV)/.uv ## install the pure wheel and serve with it, on each Python 3.11 to 3.13 that is here (a minute)
-	@$(BIN)/python deploy/package/wheels.py check $(BIN)/uv
+	@$(BIN)/python -m deploy.package.wheels check $(BIN)/uv
+
+test-pythons: $(VENV)/.uv ## the fast unit tests on each other Python 3.11 to 3.13 that is here, without an engine (two minutes)
+	@$(BIN)/python -m deploy.package.unit_tests $(BIN)/uv tests/unit $(FAST_ONES) $(ARGS)
 
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c

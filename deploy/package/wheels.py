@@ -1,7 +1,7 @@
 """Builds what is published, and tries the wheel in a fresh environment of each Python that there is.
 
-    python deploy/package/wheels.py build UV       sdist, pure wheel and a compiled manylinux wheel per Python, into dist/
-    python deploy/package/wheels.py check UV       the pure wheel alone, installed and serving with the simulator on each Python
+    python -m deploy.package.wheels build UV       sdist, pure wheel and a compiled manylinux wheel per Python, into dist/
+    python -m deploy.package.wheels check UV       the pure wheel alone, installed and serving with the simulator on each Python
 
 UV is the program of the package uv, which runs the build, auditwheel and twine in environments of their own.  The compiled
 prefix index is optional: the pure wheel runs on every machine, with the index in Python.
@@ -19,33 +19,11 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from deploy.package.interpreters import installed_interpreters, not_tried
+
 ROOT = Path(__file__).resolve().parents[2]
-MINORS = (11, 12, 13)  # of Python 3, that Headrace supports
 _BUILD_S = 600.0
 _SMOKE_S = 120.0
-
-
-def interpreters(path: str, versions: Path) -> dict[int, str]:
-    """Return minor version → interpreter, from the programs on `path` and the folders of pyenv in `versions`."""
-    found: dict[int, str] = {}
-    for minor in MINORS:
-        named = shutil.which(f"python3.{minor}", path=path)
-        installed = sorted(versions.glob(f"3.{minor}.*/bin/python3"), reverse=True)
-        for candidate in [*filter(None, [named]), *map(str, installed)]:
-            if _minor_of(candidate) == minor:
-                found[minor] = candidate
-                break
-    return found
-
-
-def _minor_of(python: str) -> int | None:
-    """Return the minor version of an interpreter, None for a program that is none, as a shim of pyenv may be."""
-    try:
-        asked = [python, "-c", "import sys; print(sys.version_info.minor)"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
-        return int(done.stdout) if done.returncode == 0 else None
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
 
 
 class Builder:
@@ -128,9 +106,8 @@ def check(uv: str, pythons: dict[int, str]) -> None:
             smoke = [str(installed), "-P", str(ROOT / "deploy" / "package" / "smoke.py"), scratch]
             subprocess.run(smoke, stdin=subprocess.DEVNULL, timeout=_SMOKE_S, check=True)
             print(f"{wheel.name} serves on Python 3.{minor} ({time.monotonic() - begun:.0f} s)")
-    missing = [f"3.{minor}" for minor in MINORS if minor not in pythons]
-    if missing:
-        print(f"not tried, since not installed here: Python {', '.join(missing)}")
+    if left := not_tried(pythons):
+        print(left)
 
 
 def main(arguments: list[str]) -> int:
@@ -138,8 +115,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] not in ("build", "check"):
         print(__doc__, file=sys.stderr)
         return 2
-    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    pythons = interpreters(os.environ.get("PATH", ""), versions) or {sys.version_info.minor: sys.executable}
+    pythons = installed_interpreters() or {sys.version_info.minor: sys.executable}
     command, uv = arguments
     if command == "build":
         build(uv, pythons.values())

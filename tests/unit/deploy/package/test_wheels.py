@@ -1,4 +1,4 @@
-"""Which Pythons wheels are built for and tried on, and what the metadata promises of them."""
+"""What the metadata promises of the Pythons that are tried, and what a pure wheel leaves out."""
 
 from __future__ import annotations
 
@@ -10,31 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.package.wheels import MINORS, interpreters
+from deploy.package.interpreters import MINORS
 
 ROOT = Path(__file__).parents[4]
-
-
-def program(path: Path, minor: int | None) -> None:
-    """An interpreter that says its minor version, or a shim that fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\nexit 127\n" if minor is None else f"#!/bin/sh\necho {minor}\n")
-    path.chmod(0o755)
-
-
-def test_programs_on_the_path_win_and_shims_that_fail_do_not_count(tmp_path: Path) -> None:
-    versions = tmp_path / "versions"
-    program(tmp_path / "bin" / "python3.11", 11)
-    program(tmp_path / "bin" / "python3.12", None)
-    program(versions / "3.11.9" / "bin" / "python3", 11)
-    program(versions / "3.12.1" / "bin" / "python3", 12)
-    program(versions / "3.13.0" / "bin" / "python3", None)
-    path = f"{tmp_path / 'bin'}{os.pathsep}/usr/bin"
-    assert interpreters(path, versions) | {13: ""} == {
-        11: str(tmp_path / "bin" / "python3.11"),
-        12: str(versions / "3.12.1" / "bin" / "python3"),
-        13: "",
-    }
 
 
 def test_the_metadata_names_the_pythons_that_are_tried() -> None:

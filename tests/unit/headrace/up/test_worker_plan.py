@@ -16,6 +16,11 @@ from headrace.up.restart_policy import RestartState
 from headrace.up.worker_plan import WorkerPlan, plan_workers, worker_counts
 
 
+@pytest.fixture(autouse=True)
+def _nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_plan, "find_spec", lambda name: object())
+
+
 def _plan(*, cores: int = 64, environment: dict[str, str] | None = None, **flags: str) -> list[WorkerPlan]:
     given = {name.replace("__", "."): value for name, value in flags.items()}
     return plan_workers(load("up", flags=given), environment or {}, cores=cores)

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import structlog
 
 from headrace.cli import main
+from headrace.router.index.factory import IMPLEMENTATION_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,13 @@ def _logging_as_it_was() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
     logging.captureWarnings(False)
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def _index_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C compiler there is no compiled one, and each index would say so on standard error."""
+    if find_spec("headrace.router.index._table") is None:
+        monkeypatch.setenv(IMPLEMENTATION_VARIABLE, "pure")
 
 
 def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
