@@ -14,8 +14,12 @@ from typing import Literal, NamedTuple
 
 from headrace.jetstream.errors import SubjectError
 
-RequestClass = Literal["re", "hi", "std"]
-REQUEST_CLASSES: tuple[RequestClass, ...] = ("re", "hi", "std")  # in the order they are served
+RequestClass = Literal["re", "hi", "std", "rb", "batch"]
+REQUEST_CLASSES: tuple[RequestClass, ...] = ("re", "hi", "std", "rb", "batch")  # in the order they are served
+MOVED_CLASSES: frozenset[str] = frozenset(
+    {"re", "rb"}
+)  # of requests that were accepted once and are stored again: never capped
+BATCH_CLASSES: frozenset[str] = frozenset({"rb", "batch"})  # they get the capacity that the others leave
 DEFAULT_TENANT = "_"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -27,6 +31,11 @@ def check_token(value: str, what: str) -> str:
     if not _TOKEN.match(value):
         raise SubjectError(f"{what} {value!r} cannot be part of a subject: use 1 to 64 of A-Z a-z 0-9 _ -")
     return value
+
+
+def moved_class(request_class: str) -> RequestClass:
+    """Return the class in which a request of this class is stored again: batch requests stay behind interactive ones."""
+    return "rb" if request_class in BATCH_CLASSES else "re"
 
 
 def slug(name: str, *, length: int = 40) -> str:

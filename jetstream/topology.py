@@ -1,9 +1,9 @@
 """Lists every stream, consumer, bucket and object store of a deployment as data; `headrace.jetstream.provision`
 creates them.
 
-**Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*`).  A per-subject cap applies to all
-subjects of a stream alike, and a job that was accepted once and is moved must never be refused, so it cannot share the
-capped `REQ`.  `request_stream` returns the stream of a class.
+**Moved requests have a stream of their own** (`MOVED`, subjects `<prefix>.req.*.re.*` and `<prefix>.req.*.rb.*`).  A
+per-subject cap applies to all subjects of a stream alike, and a job that was accepted once and is moved must never be refused,
+so it cannot share the capped `REQ`.  `request_stream` returns the stream of a class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.jetstream.ports import ConsumerSpec
 from headrace.jetstream.specs import BucketSpec, ObjectStoreSpec, StreamSpec
-from headrace.jetstream.subjects import RequestClass, Subjects
+from headrace.jetstream.subjects import MOVED_CLASSES, RequestClass, Subjects
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0
@@ -64,7 +64,7 @@ class Topology:
         return (
             self._queue(
                 "REQ",
-                (f"{p}.req.*.hi.*", f"{p}.req.*.std.*"),
+                (f"{p}.req.*.hi.*", f"{p}.req.*.std.*", f"{p}.req.*.batch.*"),
                 "requests waiting for placement; the cap per subject is per pool, class and tenant",
                 max_msgs_per_subject=self.tenant_cap,
                 max_msgs=self.request_cap,
@@ -72,7 +72,10 @@ class Topology:
                 max_age_s=self.request_max_age_s,
             ),
             self._queue(
-                "MOVED", (f"{p}.req.*.re.*",), "moved requests: served first, never capped", max_age_s=self.request_max_age_s
+                "MOVED",
+                (f"{p}.req.*.re.*", f"{p}.req.*.rb.*"),
+                "moved requests, never capped: ordinary ones are served first, batch requests before other batch requests",
+                max_age_s=self.request_max_age_s,
             ),
             self._queue(
                 "WORK",
@@ -241,7 +244,7 @@ class Topology:
 
 def request_stream(subjects: Subjects, request_class: RequestClass) -> str:
     """Return the stream of requests of this class."""
-    return subjects.stream("MOVED" if request_class == "re" else "REQ")
+    return subjects.stream("MOVED" if request_class in MOVED_CLASSES else "REQ")
 
 
 def request_consumer(subjects: Subjects, pool: str, request_class: RequestClass) -> ConsumerSpec:

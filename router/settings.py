@@ -23,6 +23,15 @@ class SessionOptions:
             metavar="N",
         ),
     ] = 2048
+    batch_window: Annotated[
+        int,
+        Setting(
+            "Batch requests of one class held back for placement; neighbours among them go to the same cache.",
+            least=1,
+            most=20_000,
+            after="router.window",
+        ),
+    ] = 256
     index_wait_s: Annotated[
         float,
         Setting(

@@ -18,7 +18,7 @@ from headrace.broker.protocol.judge import Judge
 from headrace.broker.retry import until_done
 from headrace.broker.settings import Timing
 from headrace.jetstream.ports import Messaging
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.subjects import Subjects, moved_class
 from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
@@ -82,11 +82,12 @@ class Resubmitter:
         """Publish `job` as this attempt, and retry until it is stored or the request has ended."""
         log.warning("job.resubmitted", **log_ids(job), attempt=attempt)
         metrics.RESUBMITTED.inc()
+        subject = self._subjects.req(job.pool, moved_class(job.envelope().request_class), job.tenant)
         nonce = f"{random.getrandbits(32):08x}"  # a nonce, not a secret
 
         async def publish() -> None:
             await self._messaging.publish(
-                self._subjects.req(job.pool, "re", job.tenant),
+                subject,
                 job.body,
                 headers=job_headers(attempt, history),
                 msg_id=f"{job.id}.{attempt}@{nonce}",

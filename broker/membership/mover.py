@@ -20,7 +20,7 @@ from headrace.broker.messages import Envelope, HistoryEntry, JobEvent, JobEvents
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Messaging, StoredMessage
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.subjects import Subjects, moved_class
 
 log = structlog.get_logger()
 
@@ -99,7 +99,7 @@ class Mover:
     async def _publish(
         self, envelope: Envelope, data: bytes, attempt: int, history: list[HistoryEntry], source_seq: int
     ) -> None:
-        subject = self._subjects.req(self._pool, "re", envelope.tenant)
+        subject = self._subjects.req(self._pool, moved_class(envelope.request_class), envelope.tenant)
         headers = job_headers(attempt, history)
         while True:
             try:

@@ -51,7 +51,7 @@ class AdmissionSettings:
     class_share: Mapping[str, float] = field(default_factory=lambda: _SHARES)  # of the window; all of it for others
     class_requests: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular classes instead
     class_tokens: Mapping[str, int] = field(default_factory=lambda: _NONE)
-    protected: frozenset[str] = frozenset({"re"})  # classes that are refused for nothing but a deadline that has passed
+    protected: frozenset[str] = frozenset({"re", "rb"})  # classes that are refused for nothing but a deadline that has passed
     hopeless: bool = True  # refuse requests that are predicted to start after their deadline
     hopeless_factor: float = 1.0  # the prediction must exceed the time that is left by this factor
     drain_to: float = 0.75  # of a limit: "come back" when the backlog has fallen to that

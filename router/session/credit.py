@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.jetstream.ports import PullLoop
-from headrace.jetstream.subjects import RequestClass
+from headrace.jetstream.subjects import BATCH_CLASSES, RequestClass
 from headrace.router.session.state import RouterState
 from headrace.router.settings import SessionOptions
 
@@ -11,7 +11,8 @@ from headrace.router.settings import SessionOptions
 class RequestCredit:
     """Owns the credit of the pull loops of one session.
 
-    Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.
+    Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.  Those of
+    batch requests are small, because nobody waits for their first token.
     """
 
     def __init__(self, options: SessionOptions, state: RouterState) -> None:
@@ -27,8 +28,9 @@ class RequestCredit:
     def balance(self) -> None:
         """Ask for as many requests of each class as its window has room for. Call it whenever room or permission changes."""
         allowed = self._permission.granted and self._window.bytes < self._options.window_bytes
-        counts, most = self._window.counts, self._options.window
+        counts, options = self._window.counts, self._options
         for request_class, loop in self._loops.items():
+            most = options.batch_window if request_class in BATCH_CLASSES else options.window
             wanted = max(0, most - counts.get(request_class, 0)) if allowed else 0
             if loop.credit < wanted or (loop.credit and not allowed):
                 loop.add_credit(wanted - loop.credit)

@@ -30,7 +30,7 @@ from headrace.broker.codec import decode
 from headrace.broker.messages import HistoryEntry, Record
 from headrace.broker.protocol.transitions import follow
 from headrace.jetstream.ports import Delivery
-from headrace.jetstream.subjects import RequestClass
+from headrace.jetstream.subjects import MOVED_CLASSES, RequestClass
 
 
 class RequestState(StrEnum):
@@ -122,7 +122,7 @@ class HeldRequest:
     @property
     def key(self) -> tuple[bool, int]:
         """The stored message: moved requests lie in a stream of their own."""
-        return self.request_class == "re", self.delivery.stream_seq
+        return self.request_class in MOVED_CLASSES, self.delivery.stream_seq
 
 
 def decode_head(data: bytes) -> RequestHead:

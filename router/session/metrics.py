@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from headrace.jetstream.subjects import REQUEST_CLASSES
 from headrace.router.placement.types import Placement
 
 MAX_TENANTS = 32
@@ -74,7 +75,7 @@ TTFT_ERROR_S = Histogram(
 LEASE_LAPSES = Counter("headrace_router_lease_lapses_total", "Times this router was fenced because its lease ran out")
 
 # Counted for every request: finding a labelled metric costs more than counting.
-RECEIVED_OF = {request_class: RECEIVED.labels(request_class) for request_class in ("re", "hi", "std")}
+RECEIVED_OF = {request_class: RECEIVED.labels(request_class) for request_class in REQUEST_CLASSES}
 JOB_EVENTS_OF = {kind: JOB_EVENTS.labels(kind) for kind in ("placed", "started", "prefilled", "settled", "moved")}
 
 _tenants: set[str] = set()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.jetstream.ports import Delivery
-from headrace.jetstream.subjects import RequestClass
+from headrace.jetstream.subjects import MOVED_CLASSES, RequestClass
 from headrace.router.session import metrics
 from headrace.router.session.held_request import HeldRequest, RequestState
 
@@ -50,12 +50,12 @@ class RequestWindow:
 
     def displaced(self, delivery: Delivery, request_class: RequestClass) -> HeldRequest | None:
         """Return the request held under this sequence if it is of another message: the stream was deleted and made again."""
-        held = self._by_key.get((request_class == "re", delivery.stream_seq))
+        held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
         return held if held is not None and held.delivery.data != delivery.data else None
 
     def redelivered(self, delivery: Delivery, request_class: RequestClass) -> bool:
         """Replace the ack handle if this stored message is held already. Return whether it was."""
-        held = self._by_key.get((request_class == "re", delivery.stream_seq))
+        held = self._by_key.get((request_class in MOVED_CLASSES, delivery.stream_seq))
         if held is None:
             return False
         held.delivery = delivery

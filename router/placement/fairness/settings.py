@@ -24,7 +24,8 @@ DEFAULT_CLASSES = (
     FairClass(name="re", rank=0, always_first=True),
     FairClass(name="hi", rank=1, ageing_s=20.0),
     FairClass(name="std", rank=2, ageing_s=60.0),
-    FairClass(name="batch", rank=3, ageing_s=300.0),
+    FairClass(name="rb", rank=3, ageing_s=300.0),
+    FairClass(name="batch", rank=4, ageing_s=300.0),
 )
 
 

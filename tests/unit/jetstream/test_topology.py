@@ -25,7 +25,9 @@ def streams_for(subject: str) -> list[str]:
     [
         (SUBJECTS.req("p", "hi"), "HR_REQ"),
         (SUBJECTS.req("p", "std", "t"), "HR_REQ"),
+        (SUBJECTS.req("p", "batch", "t"), "HR_REQ"),
         (SUBJECTS.req("p", "re", "t"), "HR_MOVED"),
+        (SUBJECTS.req("p", "rb", "t"), "HR_MOVED"),
         (SUBJECTS.work("p", "w"), "HR_WORK"),
         (SUBJECTS.job("p", "t"), "HR_JOB"),
         (SUBJECTS.prefill("p"), "HR_PREFILL"),

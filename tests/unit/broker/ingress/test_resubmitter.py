@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.broker.codec import parse_job_headers
+import msgspec
+
+from headrace.broker.codec import encode, parse_job_headers
 from headrace.broker.ingress.resubmitter import Resubmitter
 from headrace.broker.messages import HistoryEntry
 from headrace.broker.protocol.judge import GENERATION
@@ -34,6 +36,17 @@ async def test_a_lease_gained_after_a_lapse_submits_open_requests_once_as_a_new_
         again.on_gained()
     assert [subject for subject, _ in parts.messages.published] == [SUBJECTS.req("p", "re", "_")]
     assert parse_job_headers(parts.messages.headers[0]) == (GENERATION, [HistoryEntry(1, "w")])
+
+
+async def test_a_batch_request_is_submitted_again_behind_interactive_ones() -> None:
+    parts = Parts()
+    job = parts.open.get("r")
+    assert job is not None
+    batch = msgspec.structs.replace(job.envelope(), request_class="batch")
+    parts.open.add(msgspec.structs.replace(job, body=encode(batch)))
+    async with parts.tasks:
+        resubmitter(parts).resubmit()
+    assert [subject for subject, _ in parts.messages.published] == [SUBJECTS.req("p", "rb", "_")]
 
 
 async def test_a_request_that_ends_meanwhile_is_not_submitted_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from headrace.jetstream.ports import PullLoop
+from headrace.jetstream.subjects import REQUEST_CLASSES
 from headrace.router.session.credit import RequestCredit
 from headrace.router.session.release import RequestRelease
 from headrace.router.session.state import RouterState
@@ -37,6 +38,15 @@ async def test_a_full_class_keeps_no_other_out() -> None:
         state.window.add(held(seq, f"r{seq}"))
     _credit, std, moved = pulling(state)
     assert (std.credit, moved.credit) == (0, 3)
+
+
+async def test_batch_requests_have_a_window_of_their_own_size() -> None:
+    credit = RequestCredit(SessionOptions(window=3, batch_window=2), router_state(Scheduler()))
+    loops = {name: FakeLoop() for name in REQUEST_CLASSES}
+    for name, loop in loops.items():
+        credit.add(name, cast("PullLoop", loop))
+    credit.balance()
+    assert {name: loop.credit for name, loop in loops.items()} == {"re": 3, "hi": 3, "std": 3, "rb": 2, "batch": 2}
 
 
 async def test_too_many_bytes_stop_every_class() -> None:

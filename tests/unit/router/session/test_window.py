@@ -89,6 +89,9 @@ async def test_a_redelivered_message_replaces_the_handle_and_nothing_else() -> N
     assert one.delivery is again
     assert not window.redelivered(FakeDelivery(7), "re")  # moved requests lie in another stream
     assert not window.redelivered(FakeDelivery(8), "std")
+    window.add(held(9, "moved", "rb"))
+    assert window.redelivered(FakeDelivery(9), "re")
+    assert not window.redelivered(FakeDelivery(9), "batch")
 
 
 async def test_another_message_under_a_held_sequence_is_told_from_a_redelivery() -> None:
