@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -256,8 +256,13 @@ class Connection:
     async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
         return await self.reader.subject_counts(stream, pattern)
 
-    async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
-        return await self.reader.following(stream, subject, limit=limit)
+    async def subject_messages(
+        self, stream: str, subject: str, *, limit: int = 1000, start_seq: int = 1
+    ) -> list[StoredMessage]:
+        return await self.reader.following(stream, subject, limit=limit, start_seq=start_seq)
+
+    async def last_messages(self, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
+        return await self.reader.last_of_subjects(stream, subjects)
 
     def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> StreamFollow:
         return StreamFollow(self, stream, subject, start_seq=start_seq, batch=batch)

@@ -53,6 +53,10 @@ class StreamDelivery:
     def pending(self) -> int:
         return self._position.pending
 
+    @property
+    def stored(self) -> float:
+        return self._position.stored
+
     def ack(self) -> None:
         self._say(wire.ACK)
 

@@ -88,6 +88,8 @@ class Delivery(Protocol):
     def num_delivered(self) -> int: ...
     @property
     def pending(self) -> int: ...
+    @property
+    def stored(self) -> float: ...  # Unix time at which the message was stored
     def ack(self) -> None: ...
     def nak(self, delay_s: float = 0.0) -> None: ...
     def progress(self) -> None: ...
@@ -305,8 +307,16 @@ class Messaging(Protocol):
     async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
         """Return the number of stored messages per subject."""
 
-    async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
-        """Return the stored messages of one subject, oldest first."""
+    async def subject_messages(
+        self, stream: str, subject: str, *, limit: int = 1000, start_seq: int = 1
+    ) -> list[StoredMessage]:
+        """Return the stored messages of one subject (or pattern) from a sequence on, oldest first.
+
+        With replicas the answer may be old.
+        """
+
+    async def last_messages(self, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
+        """Return the last message of each of these subjects that has one, in no order. With replicas the answer may be old."""
 
     def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> Follow:
         """Read `subject` from `start_seq` on. At most about 2 × `batch` messages wait here for the reader."""

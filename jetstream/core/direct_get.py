@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -124,10 +124,12 @@ class Reader:
             if not consumers or offset >= page.get("total", 0):
                 return found
 
-    async def following(self, stream: str, subject: str, *, limit: int, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Return the stored messages of one subject (or pattern), oldest first."""
+    async def following(
+        self, stream: str, subject: str, *, limit: int, start_seq: int = 1, timeout_s: float = 5.0
+    ) -> list[StoredMessage]:
+        """Return the stored messages of one subject (or pattern) from a sequence on, oldest first."""
         found: list[StoredMessage] = []
-        seq = 1
+        seq = start_seq
         while len(found) < limit:
             page = await self.batch(
                 stream,
@@ -146,11 +148,24 @@ class Reader:
             return await self.batch(stream, {"multi_last": [pattern], "batch": 1000}, timeout_s=timeout_s)
         except _TooMany:
             subjects = sorted(await self.subject_counts(stream, pattern))
+        return await self.last_of_subjects(stream, subjects, timeout_s=timeout_s)
+
+    async def last_of_subjects(self, stream: str, subjects: Sequence[str], *, timeout_s: float = 5.0) -> list[StoredMessage]:
+        """Return the last message of each of these subjects that has one."""
         found: list[StoredMessage] = []
         for start in range(0, len(subjects), SUBJECTS_PER_READ):
-            some = subjects[start : start + SUBJECTS_PER_READ]
-            found += await self.batch(stream, {"multi_last": some, "batch": len(some)}, timeout_s=timeout_s)
+            found += await self._last_of_some(stream, list(subjects[start : start + SUBJECTS_PER_READ]), timeout_s)
         return found
+
+    async def _last_of_some(self, stream: str, subjects: list[str], timeout_s: float) -> list[StoredMessage]:
+        try:
+            return await self.batch(stream, {"multi_last": subjects, "batch": len(subjects)}, timeout_s=timeout_s)
+        except _TooMany:  # more bytes than the server sends for one read
+            if len(subjects) == 1:
+                raise
+            half = len(subjects) // 2
+            first = await self._last_of_some(stream, subjects[:half], timeout_s)
+            return first + await self._last_of_some(stream, subjects[half:], timeout_s)
 
     async def batch(self, stream: str, query: Mapping[str, Any], *, timeout_s: float) -> list[StoredMessage]:
         """Read many messages with one direct get: they arrive one by one at an inbox, closed by an end marker.
@@ -170,7 +185,13 @@ class Reader:
             if status is None:
                 own = {k: v for k, v in headers.items() if k not in wire.READ_HEADERS}
                 found.append(
-                    StoredMessage(headers.get(wire.SUBJECT) or subject.decode(), int(headers[wire.SEQUENCE]), data, own or None)
+                    StoredMessage(
+                        headers.get(wire.SUBJECT) or subject.decode(),
+                        int(headers[wire.SEQUENCE]),
+                        data,
+                        own or None,
+                        wire.unix_time(headers.get(wire.TIME_STAMP, "")),
+                    )
                 )
             elif status in ("204", "404"):
                 if status == "204" and headers.get(wire.NUM_PENDING, "0") != "0" and "multi_last" in query:
@@ -200,7 +221,7 @@ class Reader:
 
 
 class _TooMany(JetStreamError):
-    """More subjects match than one direct read returns."""
+    """More matches than one direct read returns."""
 
 
 def _about_stream(error: ApiError, stream: str) -> JetStreamError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import NamedTuple
 
 from headrace.jetstream.errors import SubjectError
@@ -24,6 +25,7 @@ ROLLUP = "Nats-Rollup"
 SUBJECT = "Nats-Subject"
 SEQUENCE = "Nats-Sequence"
 NUM_PENDING = "Nats-Num-Pending"
+TIME_STAMP = "Nats-Time-Stamp"
 PENDING_MESSAGES = "Nats-Pending-Messages"
 
 # Headers that the server adds to a stored message when it delivers it; they were not published.
@@ -32,7 +34,7 @@ READ_HEADERS = frozenset(
         "Nats-Stream",
         SUBJECT,
         SEQUENCE,
-        "Nats-Time-Stamp",
+        TIME_STAMP,
         NUM_PENDING,
         "Nats-Last-Sequence",
         "Nats-UpTo-Sequence",
@@ -119,6 +121,7 @@ class AckSubject(NamedTuple):
     stream_seq: int
     consumer_seq: int
     pending: int
+    stored: float  # Unix time at which the message was stored
 
 
 def parse_ack_subject(reply: str) -> AckSubject:
@@ -128,7 +131,7 @@ def parse_ack_subject(reply: str) -> AckSubject:
         raise SubjectError(f"{reply!r} is no ack subject")
     if len(parts) > 9:
         del parts[2:4]  # domain and account hash
-    return AckSubject(parts[2], parts[3], int(parts[4]), int(parts[5]), int(parts[6]), int(parts[8]))
+    return AckSubject(parts[2], parts[3], int(parts[4]), int(parts[5]), int(parts[6]), int(parts[8]), int(parts[7]) / 1e9)
 
 
 def nak_body(delay_s: float) -> bytes:
@@ -143,6 +146,11 @@ def ttl_value(ttl_s: float) -> str:
     if not ttl_s > 0 or not math.isfinite(ttl_s):
         raise ValueError(f"a TTL must be a positive number of seconds, got {ttl_s!r}")
     return str(max(1, math.ceil(ttl_s)))
+
+
+def unix_time(time_stamp: str) -> float:
+    """Convert the server's time of a message (RFC 3339) to Unix time; 0 for none."""
+    return datetime.fromisoformat(time_stamp).timestamp() if time_stamp else 0.0
 
 
 def nanoseconds(seconds: float) -> int:

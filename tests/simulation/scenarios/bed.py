@@ -85,7 +85,15 @@ async def until_gone(read: Callable[[], Awaitable[object]], timeout_s: float = 5
 def topology(subjects: Subjects) -> Topology:
     mib = 1024 * 1024
     return Topology(
-        subjects=subjects, tenant_cap=2, request_bytes=mib, work_bytes=mib, batch_bytes=mib, kv_bytes=mib, worker_cap=100
+        subjects=subjects,
+        tenant_cap=2,
+        request_bytes=mib,
+        work_bytes=mib,
+        job_bytes=mib,
+        result_bytes=mib,
+        rsp_bytes=mib,
+        kv_bytes=mib,
+        worker_cap=100,
     )
 
 

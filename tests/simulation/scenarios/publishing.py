@@ -73,7 +73,7 @@ async def a_message_with_a_ttl_vanishes_from_its_queue(bed: Bed) -> None:
 
 
 async def an_expected_sequence_makes_a_publish_create_once(bed: Bed) -> None:
-    subject = bed.subjects.result("job1")
+    subject = bed.subjects.result("t", "job1")
     await bed.a.publish(subject, b"1", expect_last_subject_seq=0)
     with pytest.raises(RevisionConflict):
         await bed.a.publish(subject, b"2", expect_last_subject_seq=0)

@@ -13,6 +13,8 @@ async def what_is_not_acked_comes_again(bed: Bed) -> None:
     ack = await bed.a.publish(bed.subject(), b"x", headers={"Hr-Attempt": "3"})
     got = await reader.wait(3)
     assert [d.num_delivered for d in got] == [1, 2, 3]
+    assert len({d.stored for d in got}) == 1
+    assert got[0].stored > 1e9
     assert {(d.stream_seq, d.subject, d.data, d.headers["Hr-Attempt"]) for d in got} == {(ack.seq, bed.subject(), b"x", "3")}
 
 

@@ -24,6 +24,17 @@ async def messages_of_subjects_are_counted_and_listed(bed: Bed) -> None:
     assert await bed.b.subject_counts(bed.work, bed.subject("w3")) == {}
 
 
+async def the_last_messages_of_many_subjects_are_read_at_once(bed: Bed) -> None:
+    rsp = [bed.subjects.rsp("t", f"j{i}") for i in range(4)]
+    stored = [await bed.a.publish(rsp[i], b"%d" % n) for n in range(2) for i in (0, 2)]
+    found = await bed.b.last_messages(bed.subjects.stream("RSP"), rsp)
+    assert sorted((m.subject, m.seq, m.data) for m in found) == [(rsp[0], stored[2].seq, b"1"), (rsp[2], stored[3].seq, b"1")]
+    assert all(m.at > 1e9 for m in found)
+    assert await bed.b.last_messages(bed.subjects.stream("RSP"), [rsp[1]]) == []
+    later = await bed.b.subject_messages(bed.subjects.stream("RSP"), bed.subjects.rsp("t", "j2"), start_seq=stored[1].seq + 1)
+    assert [m.data for m in later] == [b"1"]
+
+
 async def keys_change_only_by_their_last_revision(bed: Bed) -> None:
     bucket, other = bed.a.bucket(bed.subjects.bucket("members")), bed.b.bucket(bed.subjects.bucket("members"))
     assert await bucket.get("k") is None

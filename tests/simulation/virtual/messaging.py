@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -181,8 +181,16 @@ class SimMessaging:
     async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
         return await self.ask(stream, "subject counts", lambda: self.server.stream(stream).counts(pattern))
 
-    async def subject_messages(self, stream: str, subject: str, *, limit: int = 1000) -> list[StoredMessage]:
-        return await self.ask(stream, "subject messages", lambda: self.server.stream(stream).of_subject(subject, limit))
+    async def subject_messages(
+        self, stream: str, subject: str, *, limit: int = 1000, start_seq: int = 1
+    ) -> list[StoredMessage]:
+        return await self.ask(
+            stream, "subject messages", lambda: self.server.stream(stream).of_subject(subject, limit, start_seq)
+        )
+
+    async def last_messages(self, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
+        wanted = list(subjects)
+        return await self.ask(stream, "last messages", lambda: self.server.stream(stream).last_of(wanted))
 
     def follow(self, stream: str, subject: str, *, start_seq: int, batch: int = 128) -> SimFollow:
         return SimFollow(self, stream, subject, start_seq, batch)

@@ -49,6 +49,10 @@ class SimDelivery:
     def stream_seq(self) -> int:
         return self._message.seq
 
+    @property
+    def stored(self) -> float:
+        return self._message.at
+
     def ack(self) -> None:
         self._tell("ack", lambda consumer: consumer.ack(self._message.seq))
 

@@ -7,7 +7,7 @@ Everything here happens inside the server, at one instant; `network.py` brings c
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from headrace.jetstream.ports import ConsumerSpec, Message, PubAck, StoredMessag
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology
 from tests.simulation.virtual.buckets import SimStore
+from tests.simulation.virtual.loop import EPOCH_S
 from tests.simulation.virtual.network import CORE, Conn, SimConfig, Sub, headers_of, matches
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class SimStream:
         seq = self.last_seq
         if isinstance(msg_id, str):
             self.ids[msg_id] = (seq, now)
-        self.messages[seq] = StoredMessage(subject, seq, data, headers_of(headers) or None)
+        self.messages[seq] = StoredMessage(subject, seq, data, headers_of(headers) or None, EPOCH_S + now)
         self.subjects.setdefault(subject, {})[seq] = None
         self.bytes += len(data)
         lifetimes = [float(t) for t in (ttl_s, self.spec.max_age_s) if isinstance(t, int | float) and t > 0]
@@ -279,8 +280,14 @@ class SimStream:
     def counts(self, pattern: str) -> dict[str, int]:
         return {subject: len(seqs) for subject, seqs in self.subjects.items() if matches(pattern, subject)}
 
-    def of_subject(self, subject: str, limit: int) -> list[StoredMessage]:
-        return [self.messages[seq] for seq in list(self.subjects.get(subject, ()))[:limit]]
+    def of_subject(self, subject: str, limit: int, start_seq: int = 1) -> list[StoredMessage]:
+        if "*" in subject or ">" in subject:
+            return self.after(subject, start_seq - 1, limit)
+        return [self.messages[seq] for seq in self.subjects.get(subject, ()) if seq >= start_seq][:limit]
+
+    def last_of(self, subjects: Sequence[str]) -> list[StoredMessage]:
+        """The last message of each of these subjects that has one."""
+        return [self.messages[next(reversed(self.subjects[subject]))] for subject in subjects if subject in self.subjects]
 
     def state(self, subject: str) -> StreamState:
         own = [seq for seq, message in self.messages.items() if subject and matches(subject, message.subject)]

@@ -23,6 +23,7 @@ class FakeDelivery:
     data: bytes = b""
     subject: str = ""
     pending: int = 0
+    stored: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
     acked: int = 0
 

@@ -35,7 +35,7 @@ def test_an_inline_status_is_read_with_its_headers() -> None:
 
 def test_both_forms_of_ack_subject_are_read() -> None:
     short = wire.parse_ack_subject("$JS.ACK.S.C.2.30.31.1700000000000000000.4")
-    assert short == wire.AckSubject("S", "C", 2, 30, 31, 4)
+    assert short == wire.AckSubject("S", "C", 2, 30, 31, 4, 1.7e9)
     assert wire.parse_ack_subject("$JS.ACK.hub.ABC.S.C.2.30.31.1700000000000000000.4.rnd") == short
 
 

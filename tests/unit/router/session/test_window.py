@@ -22,6 +22,7 @@ class FakeDelivery:
     headers: dict[str, str] = field(default_factory=dict)
     num_delivered: int = 1
     pending: int = 0
+    stored: float = 0.0
     said: list[str] = field(default_factory=list)
 
     def ack(self) -> None:

@@ -1,0 +1,19 @@
+"""Counts durable work for the process that carries it."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+CARRIED = Gauge("headrace_jobs_carried", "Stored jobs that this process carries now", ["state"])
+TAKEN = Counter("headrace_jobs_taken_total", "Deliveries of stored jobs that this process began to carry")
+ENDED = Counter("headrace_jobs_ended_total", "Stored jobs whose result this process saw, by status", ["status"])
+LEFT = Counter("headrace_jobs_left_total", "Deliveries given up without an end, by reason", ["reason"])
+RETRIED = Counter("headrace_jobs_retried_total", "Submissions of stored jobs that are tried again, by reason", ["reason"])
+ENTRIES = Counter("headrace_jobs_entries_total", "Entries appended to streams of jobs, by kind", ["kind"])
+RESULTS = Counter("headrace_jobs_results_total", "Results by what became of them: stored, or another was first", ["outcome"])
+SWEPT = Counter("headrace_jobs_swept_total", "Stored jobs ended without a carrier, by status", ["status"])
+JOB_S = Histogram(
+    "headrace_jobs_seconds",
+    "Time from storing a job to its result",
+    buckets=(0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400, 604800),
+)

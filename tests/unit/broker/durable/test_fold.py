@@ -1,0 +1,117 @@
+"""Entries of a stream become the state that they say, whole or not at all."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.broker.durable.errors import StreamIncomplete
+from headrace.broker.durable.fold import JobState, fold
+from headrace.broker.messages import Finish, HistoryEntry, Row, StreamEntry
+
+
+def row(choice: int, offset: int, ids: Sequence[int], *, last: bool = False) -> Row:
+    fin = Finish(reason="stop", completion_tokens=offset + len(ids)) if last else None
+    return Row("", 1, 1, choice, offset, list(ids), [""] * len(ids), fin=fin)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[StreamEntry], list[list[int]]]:
+    """A stream as carriers write it: takes, each followed by some rows of two choices, perhaps an end."""
+    entries: list[StreamEntry] = []
+    tokens: list[list[int]] = [[], []]
+    events = 0
+    for carrier in range(draw(st.integers(1, 4))):
+        nonce = f"n{carrier}"
+        entries.append(StreamEntry(nonce=nonce, n=1, kind="take", carrier=f"c{carrier}"))
+        for n in range(draw(st.integers(0, 4))):
+            rows = []
+            for choice in draw(st.lists(st.sampled_from([0, 1]), max_size=3)):
+                ids = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
+                rows.append(row(choice, len(tokens[choice]), ids))
+                tokens[choice] += ids
+            made = [b"e"] * draw(st.integers(0, 2))
+            entries.append(
+                StreamEntry(nonce=nonce, n=n + 2, kind="rows", rows=rows, events=made, first_event=events if made else 0)
+            )
+            events += len(made)
+    return entries, tokens
+
+
+def numbered(entries: Sequence[StreamEntry]) -> list[tuple[int, StreamEntry]]:
+    return [(10 + 3 * i, entry) for i, entry in enumerate(entries)]
+
+
+@given(streams())
+def test_every_token_of_the_stream_is_in_the_state_once(made: tuple[list[StreamEntry], list[list[int]]]) -> None:
+    entries, tokens = made
+    state = fold(numbered(entries))
+    assert state.emitted_of(2) == tokens
+    assert state.events == sum(len(entry.events) for entry in entries)
+    assert state.last_seq == 10 + 3 * (len(entries) - 1)
+    assert state.writer == (entries[-1].nonce, entries[-1].n)
+    assert [take.nonce for take in state.takes] == sorted({entry.nonce for entry in entries})
+
+
+@given(streams(), st.data())
+def test_a_stream_that_lacks_an_entry_is_incomplete(
+    made: tuple[list[StreamEntry], list[list[int]]], data: st.DataObject
+) -> None:
+    entries, _ = made
+    missing = data.draw(st.integers(0, len(entries) - 1))
+    rest = entries[:missing] + entries[missing + 1 :]
+    lacking = entries[missing]
+    followed = any(entry.nonce == lacking.nonce for entry in entries[missing + 1 :])
+    tokens_later = lacking.rows and any(r.choice == m.choice for e in rest[missing:] for r in e.rows for m in lacking.rows)
+    events_later = lacking.events and any(entry.events for entry in rest[missing:])
+    if followed or tokens_later or events_later:
+        with pytest.raises(StreamIncomplete):
+            fold(numbered(rest))
+    else:
+        fold(numbered(rest))
+
+
+@given(streams(), st.data())
+def test_a_stream_with_an_entry_twice_is_refused(made: tuple[list[StreamEntry], list[list[int]]], data: st.DataObject) -> None:
+    entries, _ = made
+    twice = data.draw(st.integers(0, len(entries) - 1))
+    with pytest.raises(StreamIncomplete):
+        fold(numbered([*entries[: twice + 1], *entries[twice:]]))
+
+
+def test_nothing_follows_the_end() -> None:
+    state = JobState()
+    state.apply(1, StreamEntry(nonce="a", n=1, kind="take", carrier="c"))
+    state.apply(2, StreamEntry(nonce="a", n=2, kind="end", status="done", rows=[row(0, 0, [1], last=True)]))
+    assert state.end is not None
+    assert state.finished_of(2)[0] is not None
+    assert state.finished_of(2)[1] is None
+    with pytest.raises(StreamIncomplete, match="follows the end"):
+        state.apply(3, StreamEntry(nonce="b", n=1, kind="take", carrier="d"))
+
+
+def test_tokens_after_the_end_of_their_choice_are_refused() -> None:
+    state = fold([(1, StreamEntry(nonce="a", n=1, kind="rows", rows=[row(0, 0, [1], last=True)]))])
+    with pytest.raises(StreamIncomplete, match="choice 0"):
+        state.apply(2, StreamEntry(nonce="a", n=2, kind="rows", rows=[row(0, 1, [2])]))
+
+
+def test_takers_count_until_they_began_and_crashes_once() -> None:
+    crash = HistoryEntry(1, "w", 3)
+    entries = [
+        StreamEntry(nonce="a", n=1, kind="take", carrier="c"),
+        StreamEntry(nonce="b", n=1, kind="take", carrier="d"),
+        StreamEntry(nonce="b", n=2, kind="ok"),
+        StreamEntry(nonce="b", n=3, kind="crash", history=[crash]),
+        StreamEntry(nonce="b", n=4, kind="crash", history=[crash, HistoryEntry(2, "x", 1)]),
+    ]
+    state = fold(numbered(entries))
+    assert [take.carrier for take in state.unbegun()] == ["c"]
+    assert state.history == [crash, HistoryEntry(2, "x", 1)]
+
+
+def test_entries_survive_the_wire() -> None:
+    entry = StreamEntry(nonce="a", n=1, kind="rows", rows=[row(0, 0, [1])], events=[b"{}"])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=StreamEntry) == entry
