@@ -17,6 +17,7 @@ from headrace.cli.demo import add_demo
 from headrace.cli.dlq import add_dlq
 from headrace.cli.help_flags import ShowVersion
 from headrace.cli.help_texts import MAIN
+from headrace.cli.jobs import add_jobs, add_submit
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
 from headrace.commands.groups import show_help
@@ -75,6 +76,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "frontend": ("run an HTTP frontend", add_frontend),
     "worker": ("run an engine worker, or ask or tell running ones", add_worker),
     "router": ("run a router, or ask the routers", add_router),
+    "submit": ("submit the lines of a file as jobs, and write their results", add_submit),
+    "jobs": ("list, show or watch stored jobs", add_jobs),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
     "bench": ("benchmarks that need neither a GPU nor a server", add_bench),
     "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),

@@ -24,6 +24,7 @@ MAIN = f"""examples:
   headrace frontend --nats nats://broker:4222     one part alone, on any machine
   headrace worker --engine vllm --model M --nats nats://broker:4222
   headrace router --nats nats://broker:4222
+  headrace submit questions.jsonl --out answers.jsonl
   headrace streams status
   headrace dlq ls                                 requests that were taken out of service
   headrace help up                                the usual options of a command; `headrace up --help-all`: all of them
@@ -114,3 +115,14 @@ Brings up a deployment of its own on this machine and takes it down again; it to
 faults and requests; what they meet differs from run to run. Every answer is compared with what the simulator must say.
 
 exit codes: 0 every promise was kept, 1 one was broken (the report names it, and where the logs are)"""
+
+SUBMIT = """examples:
+  headrace submit questions.jsonl --out answers.jsonl
+  headrace submit questions.jsonl --out answers.jsonl --request-model Qwen/Qwen3-0.6B --open 1000
+
+exit codes: 0 every line has an answer, 1 some have an error; both are in the output"""
+
+JOBS = """examples:
+  headrace jobs ls
+  headrace jobs show greeting
+  headrace jobs watch greeting"""

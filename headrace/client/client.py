@@ -1,0 +1,213 @@
+"""Connects to a deployment over NATS and submits jobs, with back-pressure, and waits for their results."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.broker.codec import decode
+from headrace.broker.durable.names import job_token
+from headrace.broker.models.cards import ModelCard
+from headrace.client.errors import NotConfirmed, NotSubmitted, ResultTimeout
+from headrace.client.listing import ListedJob, list_jobs
+from headrace.client.requests import JobMessage, Request, as_request, message_of
+from headrace.client.results import Result, ResultReader, read_result
+from headrace.jetstream.client import Connection
+from headrace.jetstream.context import DEFAULT_URL, ConnectOptions
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import DEFAULT_TENANT, Subjects, tenant_token
+from headrace.up.runfile import read_run_file
+
+SUBMIT_TRIES = 5
+PUBLISH_TIMEOUT_S = 5.0
+QUEUE_FULL_RETRY_S = 0.5
+DEFAULT_WINDOW = 256
+
+Given = Request | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Options of a client. `window`: jobs of `submit_all` that may be open at once, unless the call says otherwise."""
+
+    tenant: str = DEFAULT_TENANT
+    prefix: str = "hr"
+    window: int = DEFAULT_WINDOW
+    data_dir: Path | None = None  # of a `headrace up` on this machine, to find it without an address
+    nats: ConnectOptions | None = field(default=None, repr=False)  # credentials, TLS
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise NotSubmitted(f"the window must be 1 or more, got {self.window}")
+
+
+@contextlib.asynccontextmanager
+async def connect(url: str | None = None, options: ClientOptions | None = None) -> AsyncIterator[Client]:
+    """Connect to the NATS server of a deployment: at `url`, or where the `headrace up` of `options.data_dir` runs.
+
+    Raises the ConnectError family.
+    """
+    options = options or ClientOptions()
+    prefix, address = options.prefix, url
+    if address is None and options.data_dir is not None and (running := read_run_file(options.data_dir)) is not None:
+        prefix, address = running.prefix, running.nats_url
+    nats = options.nats or ConnectOptions(servers=(address or DEFAULT_URL,), name="headrace client")
+    subjects = Subjects(prefix)
+    async with await Connection.connect(nats, subjects=subjects) as connection, asyncio.TaskGroup() as tasks:
+        client = Client(connection, subjects, options)
+        reading = tasks.create_task(client.run())
+        try:
+            yield client
+        finally:
+            reading.cancel()
+
+
+class Job:
+    """A job that is stored."""
+
+    def __init__(self, client: Client, job: str, *, known: bool) -> None:
+        self._client = client
+        self.id = job
+        self.known = known  # it was stored before: the same id was submitted a short time ago
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    async def result(self, *, timeout_s: float | None = None) -> Result:
+        """Wait for the result. Raises ResultTimeout; the job goes on all the same."""
+        return await self._client.result(self.id, timeout_s=timeout_s)
+
+
+class Client:
+    """Jobs of one tenant, while `run` runs (`connect` sees to that)."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, options: ClientOptions | None = None) -> None:
+        self.options = options or ClientOptions()
+        self.messaging = messaging
+        self.subjects = subjects
+        self.tenant = tenant_token("" if self.options.tenant == DEFAULT_TENANT else self.options.tenant)
+        self._results = ResultReader(messaging, subjects, self.tenant)
+
+    async def run(self) -> None:
+        """Read results until cancelled."""
+        await self._results.run()
+
+    # Submitting:
+
+    async def submit(self, request: Given, **options: Any) -> Job:
+        """Store a job. From then on it survives every process. The same id twice is one job, whatever the bodies.
+
+        `request` is a `Request`, the body of an HTTP request, or a line of an OpenAI batch file; `options` are the other
+        fields of `Request`. A full queue is waited for. Raises NotSubmitted, NotConfirmed.
+        """
+        wanted = as_request(request, **options)
+        default = None if wanted.body.get("model") else await self.only_model()
+        message = message_of(wanted, default_model=default)
+        duplicate = await self._publish(message)
+        return Job(self, message.id, known=duplicate)
+
+    async def _publish(self, message: JobMessage) -> bool:
+        subject = self.subjects.job(message.model_slug, self.tenant)
+        tries = 0
+        while True:
+            try:
+                ack = await self.messaging.publish(
+                    subject,
+                    message.data,
+                    headers=message.headers,
+                    msg_id=f"{self.tenant}.{job_token(message.id)}",
+                    timeout_s=PUBLISH_TIMEOUT_S,
+                )
+            except QueueFull:  # back-pressure: a place becomes free when a job ends
+                await asyncio.sleep(QUEUE_FULL_RETRY_S)
+            except PublishUnknown as error:
+                tries += 1
+                if tries == SUBMIT_TRIES:
+                    raise NotConfirmed(f"job {message.id!r}: {error}") from error
+            except PayloadTooLarge as error:
+                raise NotSubmitted(f"job {message.id!r} is too large: {error}") from error
+            except JetStreamError as error:
+                raise NotSubmitted(f"job {message.id!r}: {error}", retriable=error.retriable) from error
+            else:
+                return ack.duplicate
+
+    async def only_model(self) -> str:
+        """Return the name of the one model that is known. Raises NotSubmitted if there are none or several."""
+        entries = await self.messaging.bucket(self.subjects.bucket("models")).entries()
+        names = sorted({decode(ModelCard, entry.value).model for entry in entries})
+        if len(names) != 1:
+            raise NotSubmitted(f"the request names no model, and {len(names)} are known: {', '.join(names) or 'none'}")
+        return names[0]
+
+    async def submit_all(
+        self, requests: Iterable[Given] | AsyncIterable[Given], *, window: int | None = None, **options: Any
+    ) -> AsyncGenerator[Result]:
+        """Submit many jobs, at most `window` open at once, and yield their results as they come, in no order.
+
+        The next request is taken from `requests` only when there is room. Raises as `submit`, after what was submitted before
+        has gone on; close the iterator to stop waiting.
+        """
+        limit = self.options.window if window is None else window
+        if limit < 1:
+            raise NotSubmitted(f"the window must be 1 or more, got {limit}")
+        source = _aiter(requests)
+        open_jobs: set[asyncio.Task[Result]] = set()
+        more = True
+        try:
+            while more or open_jobs:
+                while more and len(open_jobs) < limit:
+                    try:
+                        request = as_request(await anext(source), **options)
+                    except StopAsyncIteration:
+                        more = False
+                        break
+                    open_jobs.add(asyncio.ensure_future(self._ask(request)))
+                if open_jobs:
+                    done, open_jobs = await asyncio.wait(open_jobs, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        yield task.result()
+        finally:
+            for task in open_jobs:
+                task.cancel()
+            if open_jobs:
+                await asyncio.wait(open_jobs)
+
+    async def _ask(self, request: Request) -> Result:
+        job = await self.submit(request)
+        return await job.result()
+
+    # Results:
+
+    async def result(self, job: str, *, timeout_s: float | None = None) -> Result:
+        """Wait for the result of a job, submitted by this client or another one. Raises ResultTimeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._results.wait(job)
+        except TimeoutError:
+            raise ResultTimeout(f"job {job!r} has no result after {timeout_s:g} s; it goes on") from None
+
+    async def wait(self, jobs: Sequence[str], *, timeout_s: float | None = None) -> list[Result]:
+        """Wait for the results of several jobs, in their order. Raises ResultTimeout."""
+        return list(await asyncio.gather(*(self.result(job, timeout_s=timeout_s) for job in jobs)))
+
+    async def jobs(self, *, limit: int = 100) -> list[ListedJob]:
+        """List jobs that have not ended, oldest first, then the latest results; at most `limit` of each."""
+        return await list_jobs(self.messaging, self.subjects, self.tenant, limit=limit)
+
+    async def peek(self, job: str) -> Result | None:
+        """Return the result of a job if it has ended; None if it has not, or is not known."""
+        return await read_result(self.messaging, self.subjects, self.tenant, job)
+
+
+async def _aiter(requests: Iterable[Given] | AsyncIterable[Given]) -> AsyncIterator[Given]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield request
+    else:
+        for request in requests:
+            yield request
