@@ -61,7 +61,7 @@ def test_every_router_setting_is_reachable_with_the_same_default() -> None:
         if field.name != "limits":
             assert getattr(composed, field.name) == getattr(own, field.name), field.name
     # each class has a window of its own, of which one tenant gets its share
-    assert composed.limits == dataclasses.replace(own.limits, window=3 * 2048, tenant_requests=1433)
+    assert composed.limits == dataclasses.replace(own.limits, window=5 * 2048, tenant_requests=1433)
 
 
 def test_router_settings_reach_the_scheduler() -> None:
@@ -79,7 +79,7 @@ def test_router_settings_reach_the_scheduler() -> None:
     assert (composed.policy, composed.temperature, composed.congestion, composed.binding) == ("power-of-two", 0.5, 2.5, "early")
     assert composed.tiers == {"device": 1.0, "host": 0.5, "disk": 0.25}
     assert composed.fairness.weights == {tenant_token("Team A"): 3, "b": 2}
-    assert (composed.limits.window, composed.limits.tenant_requests) == (300, 7)
+    assert (composed.limits.window, composed.limits.tenant_requests) == (500, 7)
     assert router_options(settings).session.window == 100
 
 
