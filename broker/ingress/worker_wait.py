@@ -75,8 +75,12 @@ class WorkerWait:
         return bool(self._members.having(job.card.pool, job.adapter))
 
     def hold(self, job: Job, stored: PubAck, since_s: float) -> None:
-        """Begin to hold a request that was submitted at `since_s`, unless a worker has come meanwhile."""
-        if self.served(job) or self._judge.get(job.id) is None:
+        """Begin to hold a request that was submitted at `since_s`, unless a worker has come meanwhile.
+
+        Where none may be held, a request is only stored while a worker is there.  One whose worker left before the ack is then
+        like one whose worker left after it: it has the time until its deadline.
+        """
+        if not self.longest_s or self.served(job) or self._judge.get(job.id) is None:
             return
         wanted = _Wanted(job.card.pool, job.card.model, job.adapter)
         group = self._held.setdefault(wanted, {})

@@ -126,6 +126,7 @@ class PrefillServer:
     async def leave(self, grace_s: float) -> None:
         """Finish, wait until computed blocks are fetched, and refuse what the grace period left over.
 
+        Promised blocks are kept, also where the answer is not confirmed: the decode worker may have it, and be fetching them.
         `may_take` must be false meanwhile. The worker may come back to this role afterwards.
         """
         self.balance()
@@ -133,7 +134,7 @@ class PrefillServer:
         while self._held and self._loop.time() < deadline:
             await asyncio.sleep(POLL_S)
         for held in list(self._held.values()):
-            if held.state is not HeldState.HELD:
+            if held.state is not HeldState.HELD and held.promised_until_s <= self._loop.time():
                 self._refuse(held, "this worker leaves")
         settled_by = self._loop.time() + self._timing.rpc_timeout_s
         while any(held.state is HeldState.TELLING for held in self._held.values()) and self._loop.time() < settled_by:

@@ -45,6 +45,8 @@ SCENARIOS = {
     "kept for ever": scenario("kept for ever", Shape(lease_s=10_000.0), kinds=(*KINDS, "crash", "cancel")),
     "roles": scenario("roles", Shape(requests=8), kinds=("role", "role", "drain", "crash"), faults=6),
 }
+LEAVES_WHAT_IT_PROMISED = (("params", 3057), ("roles", 1095), ("long prompts", 1138))
+WORKER_LEAVES_BEFORE_THE_ACK = (("no dedupe", 1539), ("params", 1146), ("roles", 1146), ("one each", 1037))
 SMALL = scenario("small", Shape(prefill=1, decode=1, requests=2, lengths=(200,), first_s=1.0))
 SMALL_ROOM = scenario(
     "small room", Shape(prefill=1, decode=1, requests=2, lengths=(200,), first_s=1.0, style=DisaggStyle.RENDEZVOUS)
@@ -66,6 +68,16 @@ def test_without_faults_long_prompts_are_computed_elsewhere(small: Scenario) -> 
     assert outcome.error is None, explain(outcome)
     cluster = deployments[0].cluster
     assert cluster.fetched == 2
+
+
+@pytest.mark.parametrize(("name", "seed"), LEAVES_WHAT_IT_PROMISED)
+def test_a_prefill_worker_that_leaves_keeps_the_blocks_that_it_has_just_promised(name: str, seed: int) -> None:
+    assert assert_holds(SCENARIOS[name], [seed]) > 0
+
+
+@pytest.mark.parametrize(("name", "seed"), WORKER_LEAVES_BEFORE_THE_ACK)
+def test_a_request_whose_last_worker_leaves_while_it_is_stored_is_answered_by_the_next(name: str, seed: int) -> None:
+    assert assert_holds(SCENARIOS[name], [seed]) > 0
 
 
 @pytest.mark.deep

@@ -153,6 +153,15 @@ async def test_nothing_is_held_for_which_there_is_a_worker() -> None:
         assert len(made.wait) == 0
 
 
+async def test_where_none_may_be_held_a_request_whose_worker_left_before_the_ack_is_not_refused() -> None:
+    async with bench(longest_s=0.0) as made:
+        made.hold(job())
+        await asyncio.sleep(0.05)
+        assert len(made.wait) == 0
+        assert made.parts.judge.get("r") is not None
+        assert made.queue.stored
+
+
 async def test_a_request_that_ends_meanwhile_is_forgotten_and_leaves_the_queue() -> None:
     async with bench() as made:
         before = ended("ended")
@@ -173,7 +182,7 @@ async def test_a_request_that_some_worker_runs_is_held_no_longer() -> None:
 
 
 async def test_a_message_that_is_another_requests_by_now_is_left_alone() -> None:
-    async with bench(longest_s=0.0) as made:
+    async with bench(longest_s=0.001) as made:
         made.queue.stored[7] = stored_copy("another")
         made.hold(job())
         with pytest.raises(JobRefused):
@@ -184,7 +193,7 @@ async def test_a_message_that_is_another_requests_by_now_is_left_alone() -> None
 
 
 async def test_a_server_that_is_away_keeps_no_request_from_being_refused() -> None:
-    async with bench(longest_s=0.0) as made:
+    async with bench(longest_s=0.001) as made:
         made.queue.away = True
         made.hold(job())
         with pytest.raises(JobRefused):

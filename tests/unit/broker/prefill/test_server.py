@@ -103,3 +103,23 @@ async def test_an_answer_that_reaches_nobody_outlives_their_lease_as_long_as_was
     async with asyncio.timeout(5):
         assert await telling is False
     assert (world.stopped, held.state, len(one)) == (["j"], HeldState.GONE, 0)
+
+
+@pytest.mark.parametrize("promised", [False, True])
+async def test_a_worker_that_leaves_refuses_an_answer_that_is_on_its_way_but_not_what_was_promised_just_now(
+    monkeypatch: pytest.MonkeyPatch, *, promised: bool
+) -> None:
+    """The decode worker may have the answer already, although its confirmation has not come back."""
+    monkeypatch.setattr(server, "PROMISED_S", 0.1)
+    world = Nobody()
+    one, held = prefill(world)
+    if promised:
+        one.check("j")
+    leaving = asyncio.create_task(one.leave(0.0))
+    await asyncio.sleep(0.01)
+    assert held.answer is not None
+    assert (world.stopped, held.answer.fault is None) == (([], True) if promised else (["j"], False))
+    held.accept(0.0)
+    async with asyncio.timeout(5):
+        await leaving
+    assert world.stopped[-1] == "j"
