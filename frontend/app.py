@@ -22,6 +22,7 @@ from headrace.frontend.generation.endpoint import Api, GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.middleware import Observe
 from headrace.frontend.http.unary_endpoint import UnaryEndpoint
+from headrace.frontend.jobs.renderer import ApiRenderer
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ollama.api import OllamaChatApi, OllamaEmbedApi, OllamaPromptApi, OllamaVectorApi
 from headrace.frontend.ollama.errors import OllamaForm
@@ -61,6 +62,7 @@ class Frontend:
     model_cache: ModelCache
     lifecycle: Lifecycle
     metrics: Metrics
+    renderer: ApiRenderer
     background: Background | None = None
 
 
@@ -91,7 +93,8 @@ def build_frontend(
     history = History(stored, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
     compaction = CompactionApi(chat_api, history)
     messages_api = MessagesApi(chat_api, settings)
-    completions = GenerationEndpoint(CompletionApi(model_cache, settings), port, settings, metrics)
+    completions_api = CompletionApi(model_cache, settings)
+    completions = GenerationEndpoint(completions_api, port, settings, metrics)
     status = StatusRoutes(port, metrics, lifecycle)
     openapi = build_openapi()
 
@@ -119,10 +122,12 @@ def build_frontend(
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle, api.error_form)
     ollama_models = OllamaModelRoutes(port.models)
     hot["/api/show"] = UnaryEndpoint(ollama_models.show, settings, form=OllamaForm())
-    for path, api in pooling_routes(model_cache, settings).items():
+    pooling = pooling_routes(model_cache, settings)
+    for path, api in pooling.items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)
     tokens = TokensApi(model_cache, port.models)
-    generate = GenerationEndpoint(TokenGenerationApi(model_cache, port.models, settings), port, settings, metrics)
+    generate_api = TokenGenerationApi(model_cache, port.models, settings)
+    generate = GenerationEndpoint(generate_api, port, settings, metrics)
     hot[GENERATE] = _Gate(generate, lifecycle)
     for path in ("/tokenize", "/v1/tokenize"):
         hot[path] = UnaryEndpoint(tokens.tokenize, settings)
@@ -149,13 +154,29 @@ def build_frontend(
         Route("/openapi.json", describe),
         *Pages(port, openapi).routes(),
     ]
+    apis: dict[str, Api] = {
+        "/v1/chat/completions": chat_api,
+        "/v1/completions": completions_api,
+        "/v1/responses": responses_api,
+        "/v1/messages": messages_api,
+        GENERATE: generate_api,
+        **pooling,
+    }
+    renderer = ApiRenderer(apis, port.models, model_cache, settings)
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False
     app: ASGIApp = Observe(starlette, hot=hot, metrics=metrics, routes=labels, access_log=settings.access_log)
     if settings.cors_origins:
         app = _with_cors(app, settings.cors_origins)
-    return Frontend(app=app, model_cache=model_cache, lifecycle=lifecycle, metrics=metrics, background=background)
+    return Frontend(
+        app=app,
+        model_cache=model_cache,
+        lifecycle=lifecycle,
+        metrics=metrics,
+        renderer=renderer,
+        background=background,
+    )
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from headrace.broker.durable.names import job_of_run
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Generation, Parsing
 from headrace.frontend.generation.job_options import job_options_of, tier_of
@@ -30,6 +30,7 @@ class Plan(msgspec.Struct, frozen=True):
     writer: StreamWriter | WholeWriter
     counter: UsageCounter
     detached: Detached | None = None  # runs the jobs, if any, apart from this connection and answers it, without `writer`
+    whole: WholeWriter | None = None  # beside the stream of a durable request: takes the same rows
 
 
 class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +60,9 @@ class GenerationPlan(msgspec.Struct, frozen=True, kw_only=True):
     choices: int
     short: bool  # the context has room for fewer tokens than `options.at_most`
 
-    def answered_by(self, writer: StreamWriter | WholeWriter) -> Plan:
-        """Return the plan with the writer of one API."""
-        return Plan(self.jobs, writer, self.counter)
+    def answered_by(self, writer: StreamWriter | WholeWriter, *, whole: WholeWriter | None = None) -> Plan:
+        """Return the plan with the writer of one API, and the one of the whole answer if a stream has that as well."""
+        return Plan(self.jobs, writer, self.counter, whole=whole)
 
 
 def plan_generation(
@@ -80,10 +81,10 @@ def plan_generation(
     rooms = [card.context_length - prompt.tokens for prompt in options.prompts]
     jobs = _jobs(request, exchange, model, settings, options)
     tier = tier_of(request.service_tier).name if request.service_tier is not None else None
-    name = f"{options.id_prefix}{request.request_id or jobs[0].id}"
+    name = f"{options.id_prefix}{request.request_id or job_of_run(jobs[0].id)}"
     return GenerationPlan(
         jobs=jobs,
-        head=Head(name, int(time.time()), model.name, model.fingerprint, tier),
+        head=Head(name, exchange.created, model.name, model.fingerprint, tier),
         counter=UsageCounter(
             [prompt.tokens for prompt in options.prompts],
             n,

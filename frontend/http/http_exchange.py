@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -80,8 +81,10 @@ class HttpExchange:
 
     `started` is True once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` are
     added to the head; `stream_headers` are those of a stream, of server-sent events by default. `asked_bytes` is the size of
-    the body and of stored items that it refers to.
+    the body and of stored items that it refers to. `durable`: the answer's events will be stored, and the whole answer too.
     """
+
+    durable = False
 
     __slots__ = (
         "_receive",
@@ -117,6 +120,11 @@ class HttpExchange:
         """Return an id for a job: for the first one that of the request, so that all logs show one id, then new ones."""
         fresh: str | None = self.scope.pop("headrace.fresh_id", None)
         return fresh or new_id()
+
+    @property
+    def created(self) -> int:
+        """Return the time of the answer, Unix time."""
+        return int(time.time())
 
     @property
     def name(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from headrace.broker.codec import unpack_u32
 from headrace.frontend.generation.plan import GenerationPlan
 from headrace.frontend.schema.common import GenerationRequest
@@ -13,6 +15,14 @@ from headrace.frontend.writers.logprobs import LogprobWriter
 from headrace.frontend.writers.parsed import ParsedWriter
 from headrace.frontend.writers.sse import AnswerOptions, EventForm, EventWriter
 from headrace.frontend.writers.unary import UnaryWriter
+
+
+def whole_writer(request: GenerationRequest, plan: GenerationPlan, form: EventForm, *, echo: Sequence[str] = ()) -> WholeWriter:
+    """Return a writer of the whole answer beside that of its stream. Both take the same rows, so it has its own counter."""
+    alone = msgspec.structs.replace(plan, counter=plan.counter.fresh())
+    whole = answer_writer(msgspec.structs.replace(request, stream=False), alone, form, echo=echo)
+    assert isinstance(whole, WholeWriter)  # noqa: S101  # it is not streamed
+    return whole
 
 
 def answer_writer(

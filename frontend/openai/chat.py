@@ -18,7 +18,7 @@ from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.media.loader import MediaItem, MediaLoader
 from headrace.frontend.media.parts import Contents, find_media, has_media, with_parts
-from headrace.frontend.openai.answer_writer import answer_writer
+from headrace.frontend.openai.answer_writer import answer_writer, whole_writer
 from headrace.frontend.openai.chat_adapter import ChatOptions
 from headrace.frontend.openai.chat_messages import named_roles, plain_messages
 from headrace.frontend.openai.stored_chats import StoredChats
@@ -52,7 +52,8 @@ class ChatApi:
         writer = answer_writer(request, plan, CHAT_EVENTS, echo=echo)
         if request.store and self._stored is not None:
             writer = self._storing(request, plan, writer, echo, tenant_of(exchange))
-        return plan.answered_by(writer)
+        whole = whole_writer(request, plan, CHAT_EVENTS, echo=echo) if exchange.durable else None
+        return plan.answered_by(writer, whole=whole)
 
     def _storing(
         self,
@@ -72,10 +73,7 @@ class ChatApi:
 
         if isinstance(writer, WholeWriter):
             return StoringWhole(writer, keep)
-        alone = msgspec.structs.replace(plan, counter=plan.counter.fresh())  # two writers of the same rows must not add up
-        whole = answer_writer(msgspec.structs.replace(request, stream=False), alone, CHAT_EVENTS, echo=echo)
-        assert isinstance(whole, WholeWriter)  # noqa: S101  # it is not streamed
-        return StoringStream(writer, whole, keep)
+        return StoringStream(writer, whole_writer(request, plan, CHAT_EVENTS, echo=echo), keep)
 
     async def plan_chat(self, request: ChatRequest, exchange: HttpExchange, options: ChatOptions) -> GenerationPlan:
         """Plan the jobs that answer a conversation. The Responses and Messages APIs come here as well.

@@ -12,7 +12,7 @@ from headrace.frontend.generation.request_checks import check_choices, refuse_un
 from headrace.frontend.http.body_decoding import decode_request, kinds_of
 from headrace.frontend.http.field_checks import missing, unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
-from headrace.frontend.openai.answer_writer import answer_writer
+from headrace.frontend.openai.answer_writer import answer_writer, whole_writer
 from headrace.frontend.prompts import prompt_embeds
 from headrace.frontend.prompts.model_cache import LoadedModel, ModelCache
 from headrace.frontend.prompts.prompt_encoder import LengthLimit, Prompt
@@ -58,7 +58,9 @@ class CompletionApi:
             silent=silent,
         )
         plan = plan_generation(request, exchange, model, self._settings, options)
-        return plan.answered_by(answer_writer(request, plan, COMPLETION_EVENTS, echo=echo))
+        writer = answer_writer(request, plan, COMPLETION_EVENTS, echo=echo)
+        whole = whole_writer(request, plan, COMPLETION_EVENTS, echo=echo) if exchange.durable else None
+        return plan.answered_by(writer, whole=whole)
 
     async def _encode(
         self, prompt: str | list[int], request: CompletionRequest, model: LoadedModel, limit: LengthLimit

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
 
+from headrace.broker.durable.names import job_of_run
 from headrace.broker.jobs import Job
 from headrace.broker.messages import PoolingTask
 from headrace.frontend.errors import BadRequest, FrontendError
@@ -85,7 +85,7 @@ class EmbeddingApi(_VectorApi):
         model.check_kind("embedding")
         inputs = await self.inputs(request, request.input, model, "embed")
         jobs = self.jobs(request, exchange, model, inputs, task="embed", dimensions=request.dimensions)
-        return jobs, vector_answer("embd-", jobs, model, inputs)
+        return jobs, vector_answer("embd-", exchange, jobs, model, inputs)
 
 
 class ClassifyApi(_VectorApi):
@@ -99,7 +99,7 @@ class ClassifyApi(_VectorApi):
         model.check_kind("classify")
         inputs = await self.inputs(request, request.input, model, "classify")
         jobs = self.jobs(request, exchange, model, inputs, task="classify")
-        answer = vector_answer("classify-", jobs, model, inputs)
+        answer = vector_answer("classify-", exchange, jobs, model, inputs)
         return Plan(jobs, ClassifyWriter(answer, labels=model.card.labels), answer.counter)
 
 
@@ -117,7 +117,7 @@ class PoolingApi(_VectorApi):
             raise BadRequest("dimensions are of embeddings", param="dimensions")
         inputs = await self.inputs(request, request.input, model, task)
         jobs = self.jobs(request, exchange, model, inputs, task=task, dimensions=request.dimensions)
-        answer = vector_answer("pool-", jobs, model, inputs)
+        answer = vector_answer("pool-", exchange, jobs, model, inputs)
         base64 = request.encoding_format == "base64"
         return Plan(jobs, EmbeddingWriter(answer, base64=base64, kind="pooling", field="data"), answer.counter)
 
@@ -140,10 +140,12 @@ def refuse_messages(messages: object) -> None:
         raise unsupported("messages", "is not supported here: give the text as input")
 
 
-def vector_answer(prefix: str, jobs: Sequence[Job], model: LoadedModel, inputs: Sequence[Encoded]) -> VectorAnswer:
+def vector_answer(
+    prefix: str, exchange: HttpExchange, jobs: Sequence[Job], model: LoadedModel, inputs: Sequence[Encoded]
+) -> VectorAnswer:
     """Return the inputs of the writer for the answer to these jobs."""
     return VectorAnswer(
-        head=Head(f"{prefix}{jobs[0].id}", int(time.time()), model.card.model, model.fingerprint),
+        head=Head(f"{prefix}{job_of_run(jobs[0].id)}", exchange.created, model.card.model, model.fingerprint),
         counter=UsageCounter([encoded.tokens for encoded in inputs], 1),
         inputs=len(inputs),
         encoder=model.encoder,

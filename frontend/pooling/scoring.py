@@ -102,7 +102,7 @@ class ScoreApi(_ScoringApi):
         inputs, task, queries = await self.encode(request, model, texts_of(one, params[0]), texts_of(two, params[1]), params)
         options = PoolingOptions(task, normalize=activation_of(request))
         jobs = pooling_jobs(request, exchange, model, self._settings, inputs, options)
-        answer = vector_answer("score-", jobs, model, inputs)
+        answer = vector_answer("score-", exchange, jobs, model, inputs)
         return Plan(jobs, ScoreWriter(answer, queries=queries), answer.counter)
 
 
@@ -119,7 +119,7 @@ class RerankApi(_ScoringApi):
         )
         options = PoolingOptions(task, normalize=activation_of(request))
         jobs = pooling_jobs(request, exchange, model, self._settings, inputs, options)
-        answer = vector_answer("rerank-", jobs, model, inputs)
+        answer = vector_answer("rerank-", exchange, jobs, model, inputs)
         writer = RerankWriter(
             answer,
             queries=queries,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from headrace.broker.durable.names import job_of_run
 from headrace.broker.errors import ResponseNotStored
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
@@ -28,7 +29,7 @@ from headrace.frontend.responses.eventlog import END, EventLog
 from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest
 from headrace.frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
-from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseWriter
+from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseView, ResponseWriter
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.logprobs import LogprobWriter
@@ -78,8 +79,8 @@ class ResponsesApi:
             by_token=bool(chat.logprobs or request.background),
         )
         planned = await self._plan(chat, exchange, options)
-        job = planned.jobs[0]
-        sampling = job.generation.sampling
+        sampling = planned.jobs[0].generation.sampling
+        job_id = job_of_run(planned.jobs[0].id)
         sampled = Sampled(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -89,14 +90,14 @@ class ResponsesApi:
         store = self._store is not None and request.store is not False
         top_logprobs = planned.options.top_logprobs
         logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
-        turn = _Turn(tenant=tenant, job_id=job.id, items=items, past=past, conversation=request.conversation_id)
+        turn = _Turn(tenant=tenant, job_id=job_id, items=items, past=past, conversation=request.conversation_id)
         response = opened(request, planned.head, sampled, store=store, background=bool(request.background))
-        progress = Progress(response, job.id, planned.counter, logprobs, planned.options.freeform)
+        progress = Progress(response, job_id, planned.counter, logprobs, planned.options.freeform)
         if request.background:
             return self._in_background(planned, progress, turn, stream=bool(request.stream))
         keep = self._keeper(turn, store=store) if store or turn.conversation is not None else None
         writer = ResponseEvents(progress, keep) if request.stream else ResponseWriter(progress, keep)
-        return planned.answered_by(writer)
+        return planned.answered_by(writer, whole=ResponseView(progress) if exchange.durable else None)
 
     def _in_background(self, planned: GenerationPlan, progress: Progress, turn: _Turn, *, stream: bool) -> Plan:
         """Plan a response that outlives its connection. Raises BadRequest if nothing is stored here."""

@@ -163,6 +163,20 @@ class ResponseWriter(WholeWriter):
         return _encode(self._progress.response)
 
 
+class ResponseView(WholeWriter):
+    """Shows the response that a stream's writer makes, as a whole."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.open = 0
+        self._progress = progress
+
+    def take(self, rows: list[Row]) -> None:
+        """Take nothing: the stream's writer has taken the rows."""
+
+    def body(self) -> bytes:
+        return _encode(self._progress.response)
+
+
 class ResponseEvents(StreamWriter):
     """Writes the events of a streamed response, numbered without gaps. The type of the last event marks the end, not [DONE]."""
 

@@ -1,0 +1,52 @@
+"""Gives the planning of a stored job what it reads of an HTTP exchange: tenant, ids and time."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from starlette.types import Message
+
+from headrace.broker.durable.names import RUN_MARK, job_of_run, run_id
+from headrace.broker.durable.stored_job import StoredJob
+from headrace.frontend.generation.job_options import TENANT_HEADER
+from headrace.frontend.http.http_exchange import HttpExchange
+from headrace.frontend.http.json_limits import check_shape
+from headrace.frontend.settings import FrontendSettings
+
+
+class JobExchange(HttpExchange):
+    """An exchange without a connection. Its requests are named after one run of the job, its answer after the job."""
+
+    def __init__(self, job: StoredJob, run: str) -> None:
+        """`run` is the id of the job's first request; those of the others are made of it."""
+        headers = [(TENANT_HEADER, job.tenant.encode())]
+        super().__init__({"type": "job", "headers": headers, "headrace.request_id": run}, _receive, _send)
+        self._job = job
+        self._run = run
+        self._parts = 0
+        self.durable = job.durable
+
+    async def take_body(self, body: bytes, settings: FrontendSettings) -> None:
+        """Check that a body is safe to decode. Raises MalformedBody."""
+        self.body_size = self.asked_bytes = len(body)
+        await check_shape(body, settings)
+
+    def job_id(self) -> str:
+        """Return an id for a request of the job: the run's, then its parts'."""
+        part, self._parts = self._parts, self._parts + 1
+        if not part:
+            return self._run
+        return run_id(job_of_run(self._run), self._run.partition(RUN_MARK)[2], part)
+
+    @property
+    def created(self) -> int:
+        """Return when the job was stored, so that every frontend makes the same answer."""
+        return int(self._job.created)
+
+
+async def _receive() -> NoReturn:
+    raise AssertionError("a stored job has no connection to read from")
+
+
+async def _send(message: Message) -> NoReturn:
+    raise AssertionError("a stored job has no connection to write to")
