@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ class _RawMessage(msgspec.Struct, frozen=True):
     seq: int
     data: str = ""
     hdrs: str = ""
+    time: str = ""
 
 
 class _GetAnswer(msgspec.Struct, frozen=True):
@@ -57,7 +59,16 @@ class Reader:
             seq=raw.seq,
             data=base64.b64decode(raw.data),
             headers=wire.decode_headers(base64.b64decode(raw.hdrs)) if raw.hdrs else None,
+            at=datetime.fromisoformat(raw.time).timestamp() if raw.time else 0.0,
         )
+
+    async def age_s(self, stream: str, message: StoredMessage) -> float:
+        """Return how long ago a message that `message` has read was stored, by the server's clock."""
+        try:
+            info = await self._api.call(f"STREAM.INFO.{stream}")
+        except ApiError as error:
+            raise _about_stream(error, stream) from None
+        return datetime.fromisoformat(info["ts"]).timestamp() - message.at
 
     async def delete(self, stream: str, seq: int) -> bool:
         try:

@@ -6,13 +6,15 @@ import pytest
 
 from headrace.jetstream import ports
 from tests.simulation.virtual.following import SimFollow
-from tests.simulation.virtual.messaging import SimBucket, SimMessaging, SimObjects, SimSubscription, SimWatch
+from tests.simulation.virtual.messaging import SimBucket, SimMessaging, SimSubscription, SimWatch
+from tests.simulation.virtual.objects import SimObjects, SimObjectWriter
 from tests.simulation.virtual.pulling import SimDelivery, SimPullLoop
 
 PAIRS = [
     (ports.Messaging, SimMessaging),
     (ports.Bucket, SimBucket),
     (ports.ObjectBucket, SimObjects),
+    (ports.ObjectWriter, SimObjectWriter),
     (ports.Watch, SimWatch),
     (ports.Subscription, SimSubscription),
     (ports.PullLoop, SimPullLoop),

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.jetstream.errors import RevisionConflict, StreamTrimmed
+from headrace.jetstream.errors import ObjectNotFound, RevisionConflict, StreamTrimmed
 from headrace.jetstream.ports import Change
 from tests.simulation.scenarios.bed import POOL, Bed, until_gone
 
@@ -154,3 +154,23 @@ async def objects_are_kept_whole(bed: Bed) -> None:
     digest = await objects.put("f", data)
     assert len(digest) == 64
     assert await bed.b.objects(bed.subjects.bucket("models")).get("f") == data
+
+
+async def objects_are_written_and_read_in_pieces(bed: Bed) -> None:
+    objects = bed.a.objects(bed.subjects.bucket("files"))
+    data = bytes(range(256)) * 2000
+    async with objects.writer("dir/f") as writer:
+        for at in range(0, len(data), 100_000):
+            await writer.write(data[at : at + 100_000])
+        with pytest.raises(ObjectNotFound):
+            await objects.info("dir/f")
+        stored = await writer.commit(metadata={"kind": "test"})
+    async with objects.writer("dir/g") as left:
+        await left.write(b"unfinished")
+    other = bed.b.objects(bed.subjects.bucket("files"))
+    found = await other.info("dir/f")
+    assert (found.size, found.digest, dict(found.metadata)) == (len(data), stored.digest, {"kind": "test"})
+    assert [one.name for one in await other.list("dir/")] == ["dir/f"]
+    assert b"".join([piece async for piece in other.chunks("dir/f")]) == data
+    assert b"".join([piece async for piece in other.chunks("dir/f", offset=131_000, length=200)]) == data[131_000:131_200]
+    assert b"".join([piece async for piece in other.chunks("dir/f", offset=511_990)]) == data[511_990:]

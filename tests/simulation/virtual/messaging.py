@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +13,6 @@ from headrace.jetstream.errors import (
     JetStreamError,
     NoResponder,
     NotConnected,
-    ObjectNotFound,
     PayloadTooLarge,
     PublishUnknown,
     RequestTimeout,
@@ -23,6 +21,7 @@ from headrace.jetstream.ports import Change, ConsumerSpec, Entry, KeyState, Mess
 from tests.simulation.virtual.buckets import SimStore, Watcher
 from tests.simulation.virtual.following import SimFollow
 from tests.simulation.virtual.network import CORE, Conn, Sub, headers_of
+from tests.simulation.virtual.objects import SimObjects
 from tests.simulation.virtual.pulling import SimPullLoop
 
 T = TypeVar("T")
@@ -414,34 +413,3 @@ class SimWatch:
         else:
             self._seen[change.key] = change.revision
         self._on_change(change)
-
-
-class SimObjects:
-    """An object store seen from a process."""
-
-    def __init__(self, messaging: SimMessaging, name: str) -> None:
-        self._messaging = messaging
-        self._lane = f"OBJ {name}"
-        self.name = name
-
-    async def put(self, name: str, data: bytes | bytearray, *, ttl_s: float | None = None) -> str:
-        held = bytes(data)
-        await self._messaging.ask(self._lane, f"put object {name}", lambda: self._store.__setitem__(name, held))
-        return hashlib.sha256(held).hexdigest()
-
-    async def get(self, name: str, *, timeout_s: float = 30.0) -> bytes:
-        try:
-            async with asyncio.timeout(timeout_s):
-                data = await self._messaging.ask(self._lane, f"get object {name}", lambda: self._store.get(name))
-        except TimeoutError:
-            raise RequestTimeout(f"object {name} of {self.name}: not read within {timeout_s} s") from None
-        if data is None:
-            raise ObjectNotFound(f"{self.name} has no object {name}")
-        return data
-
-    async def delete(self, name: str, *, ttl_s: float | None = None) -> None:
-        await self._messaging.ask(self._lane, f"delete object {name}", lambda: self._store.pop(name, None))
-
-    @property
-    def _store(self) -> dict[str, bytes]:
-        return self._messaging.server.objects[self.name]

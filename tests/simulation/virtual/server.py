@@ -19,6 +19,7 @@ from headrace.jetstream.topology import Topology
 from tests.simulation.virtual.buckets import SimStore
 from tests.simulation.virtual.loop import EPOCH_S
 from tests.simulation.virtual.network import CORE, Conn, SimConfig, Sub, headers_of, matches
+from tests.simulation.virtual.objects import SimObject
 
 if TYPE_CHECKING:
     from tests.simulation.virtual.world import World
@@ -360,7 +361,7 @@ class SimServer:
         self.up = True
         self.streams: dict[str, SimStream] = {}
         self.buckets: dict[str, SimStore] = {}
-        self.objects: dict[str, dict[str, bytes]] = {}
+        self.objects: dict[str, dict[str, SimObject]] = {}
         self._subs: list[Sub] = []
         self._conns: dict[str, Conn] = {}
 
