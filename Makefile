@@ -84,7 +84,7 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, 
 # Searches try a fifth of their examples here, and the protocol is played with fewer seeds. The folders left out have nothing to run.
 # Two runs side by side: most of what computes in one process, to which xdist would add 15 s of processor time, and what mostly waits
 # for servers and leases in two.
-BESIDE := tests/integration tests/simulation tests/unit/tools/replay_bench
+BESIDE := tests/integration tests/simulation $(addprefix tests/unit/,broker/membership headrace tools/replay_bench workers/health)
 FAST_ONES := -m 'not engine and not fault and not deployment and not deep and not slow' --hypothesis-profile=fast
 FAST := $(BIN)/pytest $(FAST_ONES) \
 	--ignore=tests/engines --ignore=tests/faults --ignore=tests/integration/frontend/test_schemathesis.py

@@ -48,7 +48,8 @@ class Weather(BaseModel):
 async def clients(nats_server: EmbeddedServer) -> AsyncIterator[tuple[AsyncOpenAI, AsyncOpenAI]]:
     """Of two frontends that share nothing but the server."""
     subjects = Subjects(f"oair{os.getpid()}")
-    model = sim(MODEL, tool_parser="hermes", reasoning_parser="think")
+    # what no request prescribes ends soon: a summary has no limit of its own
+    model = sim(MODEL, tool_parser="hermes", reasoning_parser="think", args={"mean_output_tokens": 40})
     async with (
         serving(nats_server, subjects, model) as one,
         serving(nats_server, subjects) as two,

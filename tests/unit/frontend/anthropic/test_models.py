@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
-from anthropic.types import ModelInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +27,8 @@ async def test_the_listing_has_anthropics_keys(path: str) -> None:
     assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (False, MODEL, "tiny")
     entry, alias = answer["data"]
     assert alias == entry | {"id": "tiny", "display_name": "tiny"}
-    known: Any = ModelInfo.model_validate(entry)
-    assert (known.id, known.created_at.year, known.max_input_tokens) == (MODEL, 2023, 512)
+    # what the client makes of it: tests/integration/frontend/test_anthropic_client.py; importing that takes two seconds
+    assert (entry["type"], entry["id"], entry["created_at"][:5], entry["max_input_tokens"]) == ("model", MODEL, "2023-", 512)
 
 
 async def test_a_model_with_a_slash_in_its_name_is_found() -> None:
