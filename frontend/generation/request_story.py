@@ -17,12 +17,12 @@ class RequestStory:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._journeys: Sequence[Journey] = ()
+        self._journeys: Sequence[Journey | None] = ()
         self.first_token_s: float | None = None  # since the request came
 
     def submitted(self, journeys: Sequence[Journey | None]) -> None:
         """Take the journeys of its jobs."""
-        self._journeys = [journey for journey in journeys if journey is not None]
+        self._journeys = journeys
 
     def fields(self) -> dict[str, object]:
         """Return the fields; those that are not known are left out."""
@@ -37,10 +37,11 @@ class RequestStory:
         fields["completion_tokens"] = counter.completion
         if self.first_token_s is not None:
             fields["ttft_s"] = round(self.first_token_s, DIGITS)
-        if len(self._journeys) == 1:
-            journey = self._journeys[0]
+        journeys = [journey for journey in self._journeys if journey is not None]
+        if len(journeys) == 1:
+            journey = journeys[0]
             _add(fields, journey.queue_s, journey.workers, journey.attempts, journey.finish_reasons)
-        elif journeys := self._journeys:
+        elif journeys:
             waits = [journey.queue_s for journey in journeys if journey.queue_s is not None]
             _add(
                 fields,

@@ -6,6 +6,7 @@ three more coroutines per write.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -86,7 +87,8 @@ class Observe:
         status = scope.get("headrace.status", 0)
         self._metrics.answered(route, status)
         self._metrics.duration.series(route).observe(took)
-        if not self._access_log:
+        level = logging.DEBUG if route in _PROBES else logging.INFO
+        if not self._access_log or not log.is_enabled_for(level):
             return
         values: dict[str, object] = {**log_ids(scope), "route": route, "status": status}
         story: Story | None = scope.get("headrace.story")
@@ -94,8 +96,7 @@ class Observe:
             values |= story.fields()
         if (code := scope.get("headrace.outcome")) is not None:
             values["code"] = code
-        write = log.debug if route in _PROBES else log.info
-        write("request.answered", **values, seconds=round(took, 4))
+        log.log(level, "request.answered", **values, seconds=round(took, 4))
 
 
 def _marking(scope: Scope, send: Send) -> Send:

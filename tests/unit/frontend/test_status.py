@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from importlib import metadata
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.broker.errors import Overloaded
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.jobs import Job
 from headrace.broker.protocol.job_record import JobRecord
+from headrace.frontend.generation.request_story import RequestStory
 from tests.support.frontend.fakes import (
     CARD,
     FILES,
@@ -183,6 +185,19 @@ async def test_the_log_line_of_a_request_tells_its_story() -> None:
     assert line["prompt_tokens"] >= 9
     assert 0 <= line["ttft_s"] <= line["seconds"]
     assert "code" not in line
+
+
+async def test_no_story_is_made_for_a_log_that_leaves_the_line_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[RequestStory] = []
+    monkeypatch.setattr(RequestStory, "fields", lambda story: told.append(story) or {})
+    before = structlog.get_config()
+    try:
+        for level, stories in ((logging.WARNING, 0), (logging.INFO, 1)):
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+            assert (await post(frontend(FakeIngress()).app, chat())).status == 200
+            assert len(told) == stories
+    finally:
+        structlog.configure(**before)
 
 
 async def test_the_log_line_has_the_workers_and_the_wait_that_the_ingress_heard_of() -> None:
