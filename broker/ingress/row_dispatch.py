@@ -32,37 +32,37 @@ class RowDispatcher:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gather_s: float = 0.0) -> None:
         """`gather_s`: the longest time that rows wait for more; 0 = they do not wait."""
+        self.loop = loop  # of all readers
         self.readers = 0  # readers that take rows by callback now
-        self._loop = loop
         self._most_s = gather_s
         self._due: list[PendingStream] = []
         self._waiting: list[PendingStream] = []
 
-    def _gather_s(self) -> float:
-        return min(self._most_s, self.readers * PER_READER_S)
-
     def add(self, stream: PendingStream, *, last: bool) -> None:
         """Have the rows of `stream` delivered. Call it once per batch, and once more for the `last` rows."""
-        if last or self._loop.time() - stream.delivered_s >= self._gather_s():
+        gather_s = self.readers * PER_READER_S
+        if gather_s > self._most_s:
+            gather_s = self._most_s
+        if last or self.loop.time() - stream.delivered_s >= gather_s:
             self._due.append(stream)
             if len(self._due) == 1:
-                self._loop.call_soon(self._deliver_due)
+                self.loop.call_soon(self._deliver_due)
         else:
             self._waiting.append(stream)
             if len(self._waiting) == 1:
-                self._loop.call_later(self._gather_s(), self._release_waiting)
+                self.loop.call_later(gather_s, self._release_waiting)
 
     def _release_waiting(self) -> None:
         if not self._due:
-            self._loop.call_soon(self._deliver_due)
+            self.loop.call_soon(self._deliver_due)
         self._due += self._waiting
         self._waiting = []
 
     def _deliver_due(self) -> None:
-        now = self._loop.time()
+        now = self.loop.time()
         due, self._due = self._due[:MOST], self._due[MOST:]
         if self._due:
-            self._loop.call_soon(self._deliver_due)
+            self.loop.call_soon(self._deliver_due)
         for stream in due:
             stream.delivered_s = now
             stream.deliver()

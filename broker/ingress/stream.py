@@ -90,23 +90,24 @@ class JobStream:
         self._rows: list[Row] = []
         self._ended = False
         self._fault: JobFault | None = None
-        self._loop = asyncio.get_running_loop()
+        self._loop = dispatcher.loop
         self._waiter: asyncio.Future[None] | None = None
 
     # Called by the judge:
 
     def take(self, row: Row) -> bool:
         """Append a row. Returns False, and pauses the stream, if it is full."""
-        if len(self._rows) >= self._limit:
+        rows = self._rows
+        if len(rows) >= self._limit:
             if self.paused_since_s is None:
                 self.paused_since_s = self._loop.time()
             return False
         fin = row.fin
         if fin is not None and fin.fault is not None:
             row = msgspec.structs.replace(row, fin=None)  # the fault is raised by rows(), after the tokens before it
-        self._rows.append(row)
+        rows.append(row)
         if self._sink is not None:
-            if len(self._rows) == 1 or fin is not None:
+            if len(rows) == 1 or fin is not None:
                 self._dispatcher.add(self, last=fin is not None)
             return True
         waiter = self._waiter

@@ -27,6 +27,7 @@ class Submitter:
         self._subjects = subjects
         self._settings = settings
         self._health = health
+        self._loop = asyncio.get_running_loop()
 
     async def spill(self, job: Job, payload: bytes) -> Spill:
         """Store a payload that is too large for a message. Raises RequestTooLarge, BrokerUnavailable."""
@@ -42,8 +43,7 @@ class Submitter:
         """Store a request in the queue of its pool. Raises Overloaded, RequestTooLarge, BrokerUnavailable."""
         subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)
         timing = self._settings.timing
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = self._loop.time()
         tries = 0
         while True:
             tries += 1
@@ -71,7 +71,7 @@ class Submitter:
             else:
                 if self._health is not None:
                     self._health.stored()
-                metrics.SUBMIT_S.observe(loop.time() - started)
+                metrics.SUBMIT_S.observe(self._loop.time() - started)
                 return stored
 
     def _report(self, error: JetStreamError) -> None:

@@ -115,11 +115,11 @@ class Judge:
             return
         emitted = record.emitted[choice]
         ahead = row.offset - len(emitted)
-        if ahead > 0:
-            if not record.paused:
-                self._port.since(worker, record.offsets())
-            return
-        if ahead < 0:
+        if ahead:
+            if ahead > 0:
+                if not record.paused:
+                    self._port.since(worker, record.offsets())
+                return
             if -ahead >= len(row.ids) and row.fin is None:
                 return
             row = _trim(row, -ahead)

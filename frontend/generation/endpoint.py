@@ -217,7 +217,8 @@ class _Flow:
 
     def __call__(self, rows: list[Row]) -> bool:
         """Send rows. Returns False if the answer has ended or the client does not read; `unsent` then has their events."""
-        events = self.events(rows)
+        self._pace.rows(rows)
+        events = self._writer.events(rows)
         if self._writer.open and (not events or self._exchange.push(events)):
             return True
         self._unsent = events

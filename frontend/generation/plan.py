@@ -78,7 +78,6 @@ def plan_generation(
     """
     n = request.n or 1
     card = model.card
-    rooms = [card.context_length - prompt.tokens for prompt in options.prompts]
     jobs = _jobs(request, exchange, model, settings, options)
     tier = tier_of(request.service_tier).name if request.service_tier is not None else None
     name = f"{options.id_prefix}{request.request_id or job_of_run(jobs[0].id)}"
@@ -93,7 +92,8 @@ def plan_generation(
         model=model,
         options=options,
         choices=n * len(jobs),
-        short=options.at_most is not None and min(rooms) < options.at_most,
+        short=options.at_most is not None
+        and any(card.context_length - prompt.tokens < options.at_most for prompt in options.prompts),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from headrace.frontend.writers.logprobs import LogprobWriter
 from headrace.frontend.writers.parsed import ParsedWriter
 from headrace.frontend.writers.sse import AnswerOptions, EventForm, EventWriter
 from headrace.frontend.writers.unary import UnaryWriter
+
+T = TypeVar("T")
 
 
 def whole_writer(request: GenerationRequest, plan: GenerationPlan, form: EventForm, *, echo: Sequence[str] = ()) -> WholeWriter:
@@ -30,7 +33,6 @@ def answer_writer(
 ) -> StreamWriter | WholeWriter:
     """Return the writer of the answer. `echo` has one text per prompt, or is empty."""
     n, total, asked = request.n or 1, plan.choices, plan.options
-    prompt_of = [choice // n for choice in range(total)]
     logprobs, token_ids = None, bool(request.return_token_ids)
     if asked.top_logprobs is not None:
         logprobs = LogprobWriter(asked.top_logprobs, choices=total, as_ids=bool(request.return_tokens_as_token_ids))
@@ -51,9 +53,9 @@ def answer_writer(
         role=asked.role,
         parse=asked.parse,
         freeform=asked.freeform,
-        echo=[echo[p] for p in prompt_of] if echo else (),
-        echo_first=[echo_first[p] for p in prompt_of] if echo_first else (),
-        prompt_ids=[prompt_ids[p] for p in prompt_of] if prompt_ids else (),
+        echo=_per_choice(echo, n) if echo else (),
+        echo_first=_per_choice(echo_first, n) if echo_first else (),
+        prompt_ids=_per_choice(prompt_ids, n) if prompt_ids else (),
         prompt_text=asked.prompt_text,
         prompt_logprobs=asked.prompt_logprobs is not None,
         silent=asked.silent,
@@ -62,3 +64,8 @@ def answer_writer(
         return UnaryWriter(plan.head, plan.counter, choices=total, chat=form.chat, options=options)
     kind = ParsedWriter if asked.parse is not None else EchoWriter if echo_first or asked.silent else EventWriter
     return kind(form, plan.head, plan.counter, choices=total, options=options)
+
+
+def _per_choice(values: Sequence[T], choices: int) -> list[T]:
+    """Repeat each prompt's value for its choices."""
+    return [value for value in values for _ in range(choices)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -138,7 +138,6 @@ class EventWriter(StreamWriter):
     def events(self, rows: list[Row]) -> bytes:
         """Return the events of these rows, in order; empty if the worker holds the text back."""
         out: list[bytes] = []
-        add = out.append
         counter = self.counter
         prefix, suffix, first = self._prefix, self._suffix, self._first
         simple = self._simple
@@ -146,9 +145,9 @@ class EventWriter(StreamWriter):
         for row in rows:
             choice = row.choice
             if first is not None and (opening := first[choice]) is not None:
-                add(opening)
+                out.append(opening)
                 first[choice] = None
-            texts = cast("list[str]", row.texts)  # answers of this writer are not parsed
+            texts: list[str] = row.texts  # type: ignore[assignment]  # answers of this writer are not parsed
             text = texts[0] if len(texts) == 1 else "".join(texts)
             counter.completion += len(row.ids)
             fin = row.fin
@@ -156,13 +155,11 @@ class EventWriter(StreamWriter):
                 text += plain([fin.tail])
             if not simple:
                 if text or row.ids:
-                    add(self.event(choice, before + _encode(text) + after, row.ids, self.logprobs(choice, row)))
+                    out.append(self.event(choice, before + _encode(text) + after, row.ids, self.logprobs(choice, row)))
             elif text:
-                add(prefix[choice])
-                add(_encode(text))
-                add(suffix)
+                out += (prefix[choice], _encode(text), suffix)
             if fin is not None:
-                add(self.finish(choice, fin))
+                out.append(self.finish(choice, fin))
         return b"".join(out)
 
     def closing(self) -> bytes:
