@@ -167,6 +167,7 @@ class Topology:
             "members": "leases of workers, routers and ingresses",
             "models": "model cards",
             "batches": "state of batches",
+            "files": "records of files and uploads",
             "state": "snapshot pointers, leaders, records that outlive a lease",
         }
         records = BucketSpec(
@@ -194,7 +195,6 @@ class Topology:
         texts = {
             "models": "tokenizer files and chat templates",
             "snapshots": "snapshots of the prefix index",
-            "files": "uploaded and result files",
             "spill": "payloads too large for a message",
             "results": "results too large for a message",
         }
@@ -207,6 +207,13 @@ class Topology:
             max_bytes=self.stored_bytes,
             replicas=self.replicas,
         )
+        files = ObjectStoreSpec(
+            name=self.subjects.bucket("files"),
+            description="uploaded and result files",
+            own_ttls=True,  # by purpose, or as the client asks
+            discard="new",
+            replicas=self.replicas,
+        )
         return (
             *(
                 ObjectStoreSpec(
@@ -217,6 +224,7 @@ class Topology:
                 )
                 for kind, text in texts.items()
             ),
+            files,
             stored,
         )
 

@@ -1,0 +1,1 @@
+"""Files and uploads of tenants: their records, contents, quotas and expiry."""
