@@ -70,20 +70,27 @@ async def revoke_leases(options: ConnectOptions, names: Subjects, reaped: asynci
     While the server is away the connection is tried again; what was reaped then is revoked when it is back.
     """
     known = KnownLeases()
-    async with await _connected(options, names) as connection, TaskScope() as tasks:
+    async with await _connected(options, names, reaped) as connection, TaskScope() as tasks:
         tasks.spawn(connection.bucket(names.bucket("members")).watch(known.on_change, "worker.>").run())
         while True:
             process = await reaped.get()
             tasks.spawn(revoke_patiently(connection, names, known, process))
 
 
-async def _connected(options: ConnectOptions, names: Subjects) -> Connection:
+async def _connected(options: ConnectOptions, names: Subjects, reaped: asyncio.Queue[Reaped]) -> Connection:
+    """Return a connection once the server takes one, and say every minute without one that leases are not revoked meanwhile."""
     while True:
+        last = ""
         try:
-            return await Connection.connect(options, subjects=names)
-        except JetStreamError as error:
-            _log.debug("leases.not_watched", error=str(error))
-            await asyncio.sleep(_CONNECT_AGAIN_S)
+            async with asyncio.timeout(_GIVE_UP_S):
+                while True:
+                    try:
+                        return await Connection.connect(options, subjects=names)
+                    except JetStreamError as error:
+                        last = str(error)
+                    await asyncio.sleep(_CONNECT_AGAIN_S)
+        except TimeoutError:
+            _log.warning("leases.not_watched", waiting=reaped.qsize(), waited_s=_GIVE_UP_S, error=last)
 
 
 async def revoke_patiently(messaging: Messaging, names: Subjects, known: KnownLeases, reaped: Reaped) -> bool:

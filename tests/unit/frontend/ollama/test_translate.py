@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
+from headrace.frontend.errors import BadRequest
 from headrace.frontend.ollama.schema import OllamaChatRequest, OllamaPromptRequest
 from headrace.frontend.ollama.translate import chat_of, chat_of_prompt
 
@@ -72,3 +74,13 @@ def test_think_is_a_switch_or_an_effort() -> None:
     assert of(False) == ({"enable_thinking": False, "thinking": False}, None)
     assert of("high") == (None, "high")
     assert of(None) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["custom", "web_search"])
+def test_tools_that_are_no_functions_are_refused_by_name(kind: str) -> None:
+    """A call of a freeform tool is text, which the objects of this API cannot hold."""
+    tools = [{"function": {"name": "f"}}, {"type": kind, "custom": {"name": "patch"}}]
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    with pytest.raises(BadRequest, match=f"'{kind}' is not supported here: function only") as caught:
+        chat_of(msgspec.convert(asked, OllamaChatRequest), "m")
+    assert (caught.value.param, caught.value.code) == ("tools[1].type", "unsupported_parameter")
