@@ -22,7 +22,10 @@ from headrace.frontend.generation.endpoint import Api, GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.middleware import Observe
 from headrace.frontend.http.unary_endpoint import UnaryEndpoint
+from headrace.frontend.jobs.durable_api import DurableApi
+from headrace.frontend.jobs.durable_streams import DurableStreams
 from headrace.frontend.jobs.renderer import ApiRenderer
+from headrace.frontend.jobs.routes import StreamRoutes
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ollama.api import OllamaChatApi, OllamaEmbedApi, OllamaPromptApi, OllamaVectorApi
 from headrace.frontend.ollama.errors import OllamaForm
@@ -34,7 +37,7 @@ from headrace.frontend.openapi import build_openapi
 from headrace.frontend.pages.welcome import Pages
 from headrace.frontend.pooling.embeddings import EmbeddingApi
 from headrace.frontend.pooling.routes import pooling_routes
-from headrace.frontend.ports import JobPort, RecordPort, ResponsePort
+from headrace.frontend.ports import JobPort, RecordPort, ResponsePort, StoredJobPort
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.responses.api import ResponsesApi
 from headrace.frontend.responses.background import Background
@@ -66,35 +69,46 @@ class Frontend:
     background: Background | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """The stores of a frontend. Without one of them the routes that need it store nothing.
+
+    Without `responses` no response can be continued by its id, and without `records` too no chat or conversation is stored.
+    Without `jobs` no answer can be made durable.
+    """
+
+    responses: ResponsePort | None = None
+    records: RecordPort | None = None
+    jobs: StoredJobPort | None = None
+
+
 def build_frontend(
     port: JobPort,
     settings: FrontendSettings,
     *,
     metrics: Metrics | None = None,
     lifecycle: Lifecycle | None = None,
-    stored: ResponsePort | None = None,
-    records: RecordPort | None = None,
+    stores: Stores | None = None,
     adapters: AdapterLoader | None = None,
 ) -> Frontend:
     """Build the application over `port`. Nothing runs yet.
 
-    Without `stored` no response can be continued by its id, and without `records` too no chat or conversation is stored.
     Without `adapters` no adapter can be loaded or unloaded over HTTP, whatever the settings say.
     """
+    stores = stores or Stores()
+    stored, records, jobs = stores.responses, stores.records, stores.jobs
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
     model_cache = ModelCache(port.models, settings, metrics)
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None
     chat_api = ChatApi(model_cache, settings, chats)
-    chat = GenerationEndpoint(chat_api, port, settings, metrics)
     background = Background(stored, port, metrics, max_bytes=settings.response_max_bytes) if stored is not None else None
     responses_api = ResponsesApi(chat_api, stored, settings, metrics, background, conversations)
     history = History(stored, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
     compaction = CompactionApi(chat_api, history)
     messages_api = MessagesApi(chat_api, settings)
     completions_api = CompletionApi(model_cache, settings)
-    completions = GenerationEndpoint(completions_api, port, settings, metrics)
     status = StatusRoutes(port, metrics, lifecycle)
     openapi = build_openapi()
 
@@ -103,14 +117,16 @@ def build_frontend(
 
     form = messages_api.error_form
     hot: dict[str, ASGIApp] = {
-        "/v1/chat/completions": _Gate(chat, lifecycle),
-        "/v1/completions": _Gate(completions, lifecycle),
         "/v1/responses": _Gate(GenerationEndpoint(responses_api, port, settings, metrics), lifecycle),
         "/v1/responses/compact": _Gate(GenerationEndpoint(compaction, port, settings, metrics), lifecycle),
         "/v1/responses/input_tokens": UnaryEndpoint(responses_api.count, settings),
         "/v1/messages": _Gate(GenerationEndpoint(messages_api, port, settings, metrics), lifecycle, form),
         "/v1/messages/count_tokens": UnaryEndpoint(messages_api.count, settings, form=form),
     }
+    openai: dict[str, Api] = {"/v1/chat/completions": chat_api, "/v1/completions": completions_api}
+    for path, api in openai.items():
+        able = DurableApi(api, path, jobs, port.models, settings) if jobs is not None else api
+        hot[path] = _Gate(GenerationEndpoint(able, port, settings, metrics), lifecycle)
     embeddings = EmbeddingApi(model_cache, settings)
     ollama: dict[str, Api] = {
         "/api/chat": OllamaChatApi(chat_api, port.models),
@@ -138,6 +154,7 @@ def build_frontend(
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),  # reached only by other methods
         *ResponseRoutes(stored, background).routes(),
+        *StreamRoutes(DurableStreams(jobs, settings) if jobs is not None else None).routes(),
         *StoredChatRoutes(chats, settings).routes(),
         *ConversationRoutes(conversations, settings).routes(),
         *CancelRoute(port).routes(),
@@ -155,8 +172,7 @@ def build_frontend(
         *Pages(port, openapi).routes(),
     ]
     apis: dict[str, Api] = {
-        "/v1/chat/completions": chat_api,
-        "/v1/completions": completions_api,
+        **openai,
         "/v1/responses": responses_api,
         "/v1/messages": messages_api,
         GENERATE: generate_api,

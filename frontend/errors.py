@@ -31,6 +31,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from headrace.broker import errors as broker
+from headrace.broker.durable import errors as durable
 from headrace.jetstream.errors import HeadraceError, JetStreamError, PayloadTooLarge
 
 _TYPES = {429: "rate_limit_error", 502: "server_error", 503: "service_unavailable_error", 504: "timeout_error"}
@@ -216,6 +217,9 @@ _RULES: dict[type[BaseException], Rule] = {
     broker.AdapterRefused: _fixed(400, "adapter_refused"),
     broker.ModelServed: _fixed(409, "model_served"),
     broker.WireError: _fixed(400, "invalid_request"),
+    durable.JobMalformed: _fixed(400, "invalid_request"),
+    durable.JobUnknown: _fixed(404, "job_not_found"),
+    durable.StreamIncomplete: _fixed(410, "stream_gone"),
     broker.ResponseUnknown: _fixed(404, "response_not_found", param="response_id"),
     broker.ResponseNotStored: _fixed(503, "response_not_stored", retry_after_s=RETRY_SOON_S),
     PayloadTooLarge: _fixed(413, "request_too_large"),

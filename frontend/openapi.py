@@ -106,6 +106,18 @@ def build_openapi() -> bytes:
                 },
             ),
         },
+        "/v1/streams/{job}": {
+            "parameters": [{"name": "job", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "get": _get(
+                "Follow a durable stream",
+                {
+                    "200": {"description": "its events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+                    "400": _json("Last-Event-ID is of no event of it", "ErrorAnswer"),
+                    "404": _json("there is no such job", "ErrorAnswer"),
+                    "410": _json("its events are not stored any more", "ErrorAnswer"),
+                },
+            ),
+        },
         **_server(),
     }
     info = {"title": "Headrace", "version": metadata.version("headrace"), "description": "LLM serving over NATS JetStream"}

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from headrace.broker.durable.publisher import NewJob
+from headrace.broker.durable.reader import Stretch
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Explanation, Row
+from headrace.broker.messages import Explanation, JobResult, ResultResponse, Row
 from headrace.broker.models.cards import ModelCard
 
 
@@ -110,6 +112,38 @@ class RecordPort(Protocol):
 
     async def list(self, kind: str, tenant: str, /) -> list[bytes]:
         """Return all records of a kind, in no order. Raises a JetStreamError."""
+
+
+class EventSource(Protocol):
+    """`headrace.broker.durable.reader.EventFollow`: the events of a stored job, for one reader."""
+
+    async def next(self) -> Stretch:
+        """Wait for more events, or the end. May be cancelled and called again. Raises StreamIncomplete, JetStreamError."""
+
+    async def close(self) -> None:
+        """Stop reading."""
+
+
+class StoredJobPort(Protocol):
+    """`headrace.broker.durable.stored_jobs.StoredJobs` as the routes of durable answers see it. A job is named by its token."""
+
+    async def publish(self, job: NewJob, /) -> None:
+        """Store a job. Raises an AdmissionError, after which it may be stored all the same."""
+
+    def events(self, tenant: str, token: str, /, *, first: int = 0) -> EventSource:
+        """Return a reader of a job's events from number `first` on."""
+
+    async def begun(self, tenant: str, token: str, /) -> bool:
+        """Say whether a carrier has taken the job's stream. Raises a JetStreamError."""
+
+    async def known(self, tenant: str, token: str, /) -> JobResult | None:
+        """Return the result of a job, None if none is seen. Raises a JetStreamError."""
+
+    async def result(self, tenant: str, token: str, /) -> JobResult:
+        """Wait for the result of a job. Raises a JetStreamError."""
+
+    async def response(self, result: JobResult, /) -> ResultResponse | None:
+        """Return the answer of a result; None if there is none. Raises a JetStreamError, WireError."""
 
 
 class JobPort(Protocol):

@@ -24,7 +24,7 @@ from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
 from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.settings import IngressSettings
-from headrace.frontend.app import build_frontend
+from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.http.connections import Connections
 from headrace.frontend.http.loop_lag import watch_lag
@@ -116,8 +116,7 @@ class _Work:
                 settings,
                 metrics=front.metrics,
                 lifecycle=front.lifecycle,
-                stored=stored,
-                records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s),
+                stores=Stores(responses=stored, records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s)),
                 adapters=AdapterClient(work, subjects),
             )
             if frontend.background is not None:

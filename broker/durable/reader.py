@@ -6,8 +6,7 @@ several events, and a reader may begin in the middle of one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
 from typing import NamedTuple
 
 from headrace.broker.codec import decode
@@ -58,6 +57,47 @@ class EventJoin:
         return Stretch(first, fresh, end) if fresh or end is not None else None
 
 
+class EventFollow:
+    """Reads the events of one job, for one reader. Close it."""
+
+    def __init__(self, messaging: Messaging, stream: str, subject: str, *, first: int) -> None:
+        """`first` is the number of the first event to be read."""
+        self._messaging = messaging
+        self._stream = stream
+        self._subject = subject
+        self._join = EventJoin(first)
+        self._read: deque[Stretch] = deque()
+        self._follow: Follow | None = None
+
+    async def next(self) -> Stretch:
+        """Wait for more events, or the end. May be cancelled and called again. Raises StreamIncomplete, JetStreamError."""
+        while not self._read:
+            if self._follow is None:
+                self._follow = await follow_all(self._messaging, self._stream, self._subject)
+            try:
+                batch = await self._follow.next()
+            except StreamTrimmed:  # entries of other jobs have expired; if some of this one have, the next ones do not join
+                await self.close()
+                continue
+            for message in batch.messages:
+                stretch = self._join.take(message.seq, decode(StreamEntry, message.data))
+                if stretch is not None:
+                    self._read.append(stretch)
+        return self._read.popleft()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        follow, self._follow = self._follow, None
+        if follow is not None:
+            await follow.close()
+
+
+async def follow_all(messaging: Messaging, stream: str, subject: str) -> Follow:
+    """Follow a subject from the first message that is stored. Raises JetStreamError."""
+    state = await messaging.stream_state(stream)
+    return messaging.follow(stream, subject, start_seq=state.first_seq)
+
+
 class JobReader:
     """Reads durable streams and results of jobs for those who wait for them. It sets no deadline: its callers do."""
 
@@ -65,40 +105,25 @@ class JobReader:
         self._messaging = messaging
         self._subjects = subjects
 
-    async def events(self, tenant: str, token: str, *, first: int = 0) -> AsyncIterator[Stretch]:
-        """Yield the events of a job from number `first` on, up to its end. Raises StreamIncomplete, JetStreamError."""
-        join = EventJoin(first)
+    def events(self, tenant: str, token: str, *, first: int = 0) -> EventFollow:
+        """Return a reader of a job's events from number `first` on."""
         stream, subject = self._subjects.stream("RSP"), self._subjects.rsp(tenant, token)
-        while True:
-            try:
-                async with self._following(stream, subject) as follow:
-                    while True:
-                        for message in (await follow.next()).messages:
-                            stretch = join.take(message.seq, decode(StreamEntry, message.data))
-                            if stretch is not None:
-                                yield stretch
-                                if stretch.end is not None:
-                                    return
-            except StreamTrimmed:  # entries of other jobs expired meanwhile; if some of this one did, they do not join
-                continue
+        return EventFollow(self._messaging, stream, subject, first=first)
 
     async def result(self, tenant: str, token: str) -> JobResult:
         """Wait for the result of a job. Raises JetStreamError."""
         stream, subject = self._subjects.stream("RESULT"), self._subjects.result(tenant, token)
         while True:
+            follow = await follow_all(self._messaging, stream, subject)
             try:
-                async with self._following(stream, subject) as follow:
-                    while True:
-                        for message in (await follow.next()).messages:
-                            return decode_result(message.data)
-            except StreamTrimmed:
+                while True:
+                    for message in (await follow.next()).messages:
+                        return decode_result(message.data)
+            except StreamTrimmed:  # results of other jobs have expired
                 continue
+            finally:
+                await follow.close()
 
-    @asynccontextmanager
-    async def _following(self, stream: str, subject: str) -> AsyncIterator[Follow]:
-        state = await self._messaging.stream_state(stream)
-        follow = self._messaging.follow(stream, subject, start_seq=state.first_seq)
-        try:
-            yield follow
-        finally:
-            await follow.close()
+    async def begun(self, tenant: str, token: str) -> bool:
+        """Say whether entries of a job are seen. Raises JetStreamError."""
+        return bool(await self._messaging.last_messages(self._subjects.stream("RSP"), [self._subjects.rsp(tenant, token)]))

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
-from headrace.frontend.app import build_frontend
+from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, FakeIngress, Script
 from tests.support.frontend.responses_store import MemoryRecords, MemoryStore
@@ -21,7 +21,8 @@ class Client:
         self.ingress = FakeIngress(script)
         self.store = MemoryStore()
         self.records = MemoryRecords()
-        self.frontend = build_frontend(self.ingress, FrontendSettings(**settings), stored=self.store, records=self.records)
+        stores = Stores(responses=self.store, records=self.records)
+        self.frontend = build_frontend(self.ingress, FrontendSettings(**settings), stores=stores)
 
     async def create(self, **request: Any) -> Call:
         return await self.call("POST", "/v1/responses", {"model": MODEL, "input": "hi", **request})

@@ -117,8 +117,12 @@ def stored(entries: Sequence[StreamEntry]) -> list[StoredMessage | Exception]:
 
 
 async def read(stream: FakeStream, first: int = 0) -> list[Stretch]:
-    reader = JobReader(stream, Subjects("hr"))  # type: ignore[arg-type]
-    return [stretch async for stretch in reader.events("_", "j", first=first)]
+    follow = JobReader(stream, Subjects("hr")).events("_", "j", first=first)  # type: ignore[arg-type]
+    found = [await follow.next()]
+    while found[-1].end is None:
+        found.append(await follow.next())
+    await follow.close()
+    return found
 
 
 async def test_a_stream_is_read_to_its_end_and_its_reader_is_closed() -> None:

@@ -1,0 +1,43 @@
+"""Stores jobs of clients and reads what has become of them, for those who are no carriers."""
+
+from __future__ import annotations
+
+from headrace.broker.durable.publisher import JobPublisher, NewJob
+from headrace.broker.durable.reader import EventFollow, JobReader
+from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.messages import JobResult, ResultResponse
+from headrace.jetstream.ports import Messaging
+from headrace.jetstream.subjects import Subjects
+
+
+class StoredJobs:
+    """The jobs of all tenants. A job is named by its tenant and its token."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
+        self._publisher = JobPublisher(messaging, subjects)
+        self._reader = JobReader(messaging, subjects)
+        self._results = ResultStore(messaging, subjects)
+
+    async def publish(self, job: NewJob) -> None:
+        """Store a job. Raises Overloaded, RequestTooLarge, BrokerUnavailable, after which it may be stored all the same."""
+        await self._publisher.publish(job)
+
+    def events(self, tenant: str, token: str, *, first: int = 0) -> EventFollow:
+        """Return a reader of a job's events from number `first` on."""
+        return self._reader.events(tenant, token, first=first)
+
+    async def begun(self, tenant: str, token: str) -> bool:
+        """Say whether entries of a job are seen. Raises JetStreamError."""
+        return await self._reader.begun(tenant, token)
+
+    async def known(self, tenant: str, token: str) -> JobResult | None:
+        """Return the result of a job, None if none is seen. Raises JetStreamError."""
+        return await self._results.get(tenant, token)
+
+    async def result(self, tenant: str, token: str) -> JobResult:
+        """Wait for the result of a job. Raises JetStreamError."""
+        return await self._reader.result(tenant, token)
+
+    async def response(self, result: JobResult) -> ResultResponse | None:
+        """Return the response of a result, from its object if it has one. Raises JetStreamError, MalformedMessage."""
+        return await self._results.response(result)
