@@ -37,7 +37,7 @@ class FileDraft:
     """A file to be written. `life_s`: for how long it is kept; None = the rule of its purpose.
 
     An empty purpose is not known yet and given with the commit. `announced`: the most bytes that it can have, if known.
-    `beside_upload`: the upload that has reserved the bytes.
+    `beside_upload`: the upload that has reserved the bytes. `file_id`: an id that no other file has; empty = a new one.
     """
 
     tenant: str
@@ -47,6 +47,7 @@ class FileDraft:
     announced: int | None = None
     origin: str = ""
     beside_upload: str = ""
+    file_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class FileWriter:
     def __init__(
         self, store: FileStore, draft: FileDraft, records: Bucket, objects: ObjectBucket, now: Callable[[], float]
     ) -> None:
-        self.id = new_file_id()
+        self.id = draft.file_id or new_file_id()
         self._store = store
         self._draft = draft
         self._records = records

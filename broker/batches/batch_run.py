@@ -1,0 +1,351 @@
+"""Carries one batch on: each step starts from a fresh read of its record, and ends in one compare-and-set at that revision.
+
+Nothing that a step has done before its compare-and-set does harm if that is refused, or if another owner does it again: lines
+are published under the same ids, ends of lines are written by create-once, and files have names that are new for each try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from headrace.broker.batches import metrics
+from headrace.broker.batches.bounded import for_each
+from headrace.broker.batches.errors import BatchUnknown, InputGone, InputInvalid
+from headrace.broker.batches.fan_out import FanOut
+from headrace.broker.batches.lines import closed_line, custom_id_of, large_line
+from headrace.broker.batches.plan import VERSION, LinePlan
+from headrace.broker.batches.ports import BatchFiles, EndNotice, JobStopper, LineResults
+from headrace.broker.batches.progress import LineProgress
+from headrace.broker.batches.quota import check_quota
+from headrace.broker.batches.record import BatchRecord, BatchStatus, LineCounts, LineError, NoticeState, line_name
+from headrace.broker.batches.result_files import ResultFiles, new_try, pages
+from headrace.broker.batches.settings import BatchSettings
+from headrace.broker.batches.shares import shares
+from headrace.broker.batches.states import closing, end_of, move, overdue
+from headrace.broker.batches.store import BatchStore, StoredBatch
+from headrace.broker.batches.validation import InputLimits, validate
+from headrace.broker.errors import BrokerError
+from headrace.jetstream.errors import JetStreamError, RevisionConflict
+
+log = structlog.get_logger()
+
+LOOK_S = 0.25  # between two looks at the results of lines that are out
+COUNT_S = 2.0  # between two writes of counts alone
+STRETCH = 256  # lines that are published before the cursor is moved
+PAGE = 250  # results that are read at once
+COMMITS = 32  # ends of lines that are written at once
+RETRY_S = 0.2
+LONGEST_RETRY_S = 5.0
+FULL_S = 1.0  # wait after the queue of jobs was full
+NOTICE_S = 1.0  # wait before the second call of the webhook; it doubles
+LONGEST_NOTICE_S = 3600.0
+KEPT_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchParts:
+    """The parts that carrying a batch needs. `others` are all batches, as last reported; `wall` gives Unix time."""
+
+    store: BatchStore
+    files: BatchFiles
+    results: LineResults
+    fan_out: FanOut
+    stopper: JobStopper
+    notice: EndNotice | None
+    settings: BatchSettings
+    limits: InputLimits
+    others: Callable[[], Iterable[BatchRecord]]
+    wall: Callable[[], float] = time.time
+
+
+class BatchRun:
+    """Carries on one batch that this process owns. `run` ends when the batch is over, or another's."""
+
+    def __init__(self, parts: BatchParts, tenant: str, batch_id: str, me: str) -> None:
+        self._parts = parts
+        self._files = ResultFiles(parts.files, parts.results)
+        self._tenant = tenant
+        self._id = batch_id
+        self._me = me
+        self._plan: LinePlan | None = None
+        self._progress: LineProgress | None = None
+        self._tries: list[str] = []  # of this owner
+        self._counted_at = 0.0
+        self._told = False  # the carriers know that the batch is being closed
+
+    async def run(self) -> None:
+        """Carry the batch on until it is over, or another's."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                if not await self._step():
+                    return
+                wait_s = RETRY_S
+            except RevisionConflict:
+                metrics.RETRIES.labels("conflict").inc()
+            except BatchUnknown:
+                return
+            except (JetStreamError, BrokerError, msgspec.MsgspecError) as error:
+                metrics.RETRIES.labels(type(error).__name__).inc()
+                log.warning("batch.step_failed", batch=self._id, error=str(error) or type(error).__name__)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+            except Exception:  # a batch that cannot be carried on must not end one frontend after the other
+                metrics.RETRIES.labels("crashed").inc()
+                log.exception("batch.crashed", batch=self._id)
+                await asyncio.sleep(LONGEST_RETRY_S)
+
+    async def _step(self) -> bool:
+        """Do the next step. Returns False if there is none for this process."""
+        stored = await self._parts.store.read(self._tenant, self._id)
+        record = stored.record
+        if record.final or record.owner != self._me:
+            await self._sweep_own(record)
+        if record.owner != self._me:
+            return False
+        if record.final:
+            return await self._tell_end(stored)
+        if overdue(record, self._now()):
+            await self._move(stored, "expiring")
+        elif record.status == "validating":
+            await self._validate(stored)
+        elif record.status == "in_progress":
+            await self._advance(stored)
+        elif record.status == "finalizing":
+            await self._finish(stored)
+        else:
+            await self._close(stored)
+        return True
+
+    # -- before it runs ---------------------------------------------------------------------------------------------------
+
+    async def _validate(self, stored: StoredBatch) -> None:
+        record = stored.record
+        try:
+            plan, model = await self._read_plan(record)
+            check_quota(record, plan, self._parts.others(), self._parts.settings)
+        except InputInvalid as error:
+            await self._move(stored, "failed", errors=list(error.errors), notice=self._due())
+            return
+        except InputGone as error:
+            gone = LineError(code="input_file_not_found", message=str(error))
+            await self._move(stored, "failed", errors=[gone], notice=self._due())
+            return
+        self._plan = plan
+        counts = LineCounts(total=len(plan))
+        facts = {"model": model, "counts": counts, "prompt_tokens": plan.prompt_tokens}
+        await self._move(stored, "in_progress", plan=VERSION, input_digest=plan.digest, **facts)
+
+    async def _read_plan(self, record: BatchRecord) -> tuple[LinePlan, str]:
+        chunks = self._parts.files.read(record.tenant, record.input_file_id)
+        return await validate(chunks, record.endpoint, self._parts.limits)
+
+    async def _planned(self, record: BatchRecord) -> LinePlan:
+        """Return the plan, from another pass over the input file if need be. Raises InputGone if that has changed."""
+        if self._plan is None:
+            try:
+                plan, _ = await self._read_plan(record)
+            except InputInvalid as error:
+                raise InputGone(f"file {record.input_file_id} is not the one that was validated: {error}") from None
+            if plan.digest != record.input_digest or len(plan) != record.counts.total:
+                raise InputGone(f"file {record.input_file_id} is not the one that was validated")
+            self._plan = plan
+        return self._plan
+
+    # -- while it runs ----------------------------------------------------------------------------------------------------
+
+    async def _advance(self, stored: StoredBatch) -> None:
+        record = stored.record
+        try:
+            plan = await self._planned(record)
+            if record.plan != VERSION:  # an owner of another version has counted in another order
+                await self._write(stored, msgspec.structs.replace(record, plan=VERSION, cursor=0))
+                return
+            progress = await self._looked(record, plan)
+            if progress.complete:
+                await self._move(stored, "finalizing", counts=progress.counts, tokens=progress.tokens)
+            elif room := self._room(record, progress):
+                await self._publish(stored, plan, progress, room)
+            else:
+                await self._count(stored, progress)
+                await asyncio.sleep(LOOK_S)
+        except InputGone as error:
+            gone = LineError(code="input_file_not_found", message=str(error))
+            await self._move(stored, "cancelling", errors=[gone])
+
+    async def _looked(self, record: BatchRecord, plan: LinePlan) -> LineProgress:
+        """Return the progress after a look at the results of lines that are out."""
+        if self._progress is None:
+            progress = LineProgress(record.counts.total)
+            progress.publish(plan.published(0, record.cursor))
+            await self._look(record, progress, sorted(progress.out))
+            self._progress = progress
+        else:
+            progress = self._progress
+            await self._look(record, progress, list(progress.out))
+        return progress
+
+    async def _look(self, record: BatchRecord, progress: LineProgress, numbers: Iterable[int]) -> None:
+        before = progress.counts
+        for page in pages(numbers, PAGE):
+            names = {line_name(record.id, number): number for number in page}
+            for name, result in (await self._parts.results.get_many(record.tenant, list(names))).items():
+                progress.see(names[name], result)
+        after = progress.counts
+        metrics.LINES.labels("completed").inc(after.completed - before.completed)
+        metrics.LINES.labels("failed").inc(after.failed - before.failed)
+
+    def _room(self, record: BatchRecord, progress: LineProgress) -> int:
+        """Return how many lines may be published now: none until there is room for a good part of a stretch."""
+        left = record.counts.total - record.cursor
+        if not left:
+            return 0
+        own = msgspec.structs.replace(record, counts=progress.counts)
+        others = [
+            r for r in self._parts.others() if r.status == "in_progress" and r.model == record.model and r.id != record.id
+        ]
+        share = shares([own, *others], self._parts.settings.window_lines, self._now())[record.id]
+        room = min(share - len(progress.out), STRETCH, left)
+        return room if room >= min(left, max(1, min(share // 4, STRETCH))) else 0
+
+    async def _publish(self, stored: StoredBatch, plan: LinePlan, progress: LineProgress, room: int) -> None:
+        record = stored.record
+        numbers = plan.published(record.cursor, record.cursor + room)
+        wanted = progress.open(numbers)
+        lines = await self._parts.fan_out.lines(record, plan, wanted)
+        published = await self._parts.fan_out.publish(record, lines)
+        for number in published.too_large:
+            result = large_line(record.id, number, custom_id_of(lines[number]), self._now())
+            progress.see(number, await self._parts.results.commit(record.tenant, result.id, result))
+        if published.full:
+            log.info("batch.queue_full", batch=record.id, cursor=record.cursor)
+            await asyncio.sleep(FULL_S)
+            return
+        progress.publish(wanted)  # not before: lines that are not stored would be waited for
+        await self._write(stored, self._counted(record, progress, cursor=record.cursor + room))
+
+    async def _count(self, stored: StoredBatch, progress: LineProgress) -> None:
+        now = self._now()
+        if progress.counts != stored.record.counts and now - self._counted_at >= COUNT_S:
+            self._counted_at = now
+            await self._write(stored, self._counted(stored.record, progress))
+
+    def _counted(self, record: BatchRecord, progress: LineProgress, **changes: Any) -> BatchRecord:
+        return msgspec.structs.replace(record, counts=progress.counts, tokens=progress.tokens, **changes)
+
+    # -- its end ----------------------------------------------------------------------------------------------------------
+
+    async def _close(self, stored: StoredBatch) -> None:
+        """Give every line without a result its end, also lines beyond the cursor: a late publish may have stored them."""
+        record = stored.record
+        progress = self._progress = self._progress or LineProgress(record.counts.total)
+        if not progress.complete:
+            try:
+                plan = await self._planned(record) if record.counts.total else LinePlan()
+            except InputGone as error:
+                log.warning("batch.input_gone", batch=record.id, error=str(error))
+                plan = None
+            if plan is not None:
+                progress.publish(plan.published(0, record.cursor))
+            await self._close_lines(record, plan, progress, sorted(progress.out))
+            await self._close_lines(record, plan, progress, range(1, record.counts.total + 1))
+        await self._finish(stored)
+
+    async def _close_lines(
+        self, record: BatchRecord, plan: LinePlan | None, progress: LineProgress, numbers: Iterable[int]
+    ) -> None:
+        for page in pages(progress.open(numbers), PAGE):
+            await self._look(record, progress, page)
+            wanted = progress.open(page)
+            await self._end_lines(record, plan, progress, wanted)
+            await self._parts.stopper.stop(record, [line_name(record.id, number) for number in wanted])
+            metrics.LINES.labels("closed").inc(len(wanted))
+
+    async def _end_lines(
+        self, record: BatchRecord, plan: LinePlan | None, progress: LineProgress, numbers: Sequence[int]
+    ) -> None:
+        how = closing(record.status)
+        assert how is not None  # noqa: S101  # only called in states that close
+        try:
+            lines = await self._parts.fan_out.lines(record, plan, numbers) if plan is not None else {}
+        except InputGone:
+            lines = {}
+
+        async def end(number: int) -> None:
+            result = closed_line(record.id, number, custom_id_of(lines.get(number, b"")), how, self._now())
+            progress.see(number, await self._parts.results.commit(record.tenant, result.id, result))
+
+        await for_each(numbers, end, at_once=min(COMMITS, len(numbers)))
+
+    async def _finish(self, stored: StoredBatch) -> None:
+        """Write the files from the results of all lines, and name them in the last compare-and-set."""
+        record = stored.record
+        progress = self._progress = self._progress or LineProgress(record.counts.total)
+        await self._look(record, progress, progress.open(range(1, record.counts.total + 1)))
+        if not progress.complete:
+            await asyncio.sleep(LOOK_S)
+            return
+        nonce = new_try()
+        self._tries.append(nonce)
+        stored = await self._write(stored, msgspec.structs.replace(record, tries=[*record.tries, nonce][-KEPT_TRIES:]))
+        # From here on every write that names files of earlier tries is refused.
+        await self._files.sweep(record, record.tries)
+        files = await self._files.write(record, nonce, progress)
+        await self._move(
+            stored,
+            end_of(record.status),
+            output_file_id=files.output,
+            error_file_id=files.error,
+            counts=progress.counts,
+            tokens=progress.tokens,
+            notice=self._due(),
+        )
+
+    async def _sweep_own(self, record: BatchRecord) -> None:
+        """Delete the files of this owner's tries that the record does not name: it was seen, so they can no longer win."""
+        tries, self._tries = self._tries, []
+        await self._files.sweep(record, tries)
+
+    async def _tell_end(self, stored: StoredBatch) -> bool:
+        """Call the webhook about the end. Returns False once that is over."""
+        record, notice = stored.record, self._parts.notice
+        if record.notice != "due":
+            return False
+        if record.notice_tries:
+            await asyncio.sleep(min(NOTICE_S * 2 ** (record.notice_tries - 1), LONGEST_NOTICE_S))
+        tries = record.notice_tries + 1
+        outcome: NoticeState
+        if notice is not None and await notice.send(record):
+            outcome = "sent"
+        else:
+            outcome = "given_up" if notice is None or tries >= self._parts.settings.webhook_tries else "due"
+        metrics.NOTICES.labels("failed" if outcome == "due" else outcome).inc()
+        if outcome == "given_up":
+            log.error("batch.webhook_given_up", batch=record.id, tries=tries)
+        await self._write(stored, msgspec.structs.replace(record, notice=outcome, notice_tries=tries))
+        return outcome == "due"
+
+    # -- the record -------------------------------------------------------------------------------------------------------
+
+    async def _move(self, stored: StoredBatch, status: BatchStatus, **changes: Any) -> StoredBatch:
+        written = await self._write(stored, move(stored.record, status, now=self._now(), **changes))
+        log.info("batch.moved", batch=self._id, status=status, tenant=self._tenant)
+        if written.record.final:
+            metrics.ENDED.labels(status).inc()
+        return written
+
+    async def _write(self, stored: StoredBatch, record: BatchRecord) -> StoredBatch:
+        return await self._parts.store.replace(stored, record)
+
+    def _due(self) -> NoticeState:
+        return "due" if self._parts.notice is not None else "none"
+
+    def _now(self) -> float:
+        return self._parts.wall()

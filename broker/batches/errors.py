@@ -1,0 +1,45 @@
+"""Defines every exception that can leave `broker/batches/`.
+
+BrokerError
+└── BatchError
+    ├── BatchUnknown           no batch of that id is stored for the tenant
+    ├── BatchChangeRefused     the batch is in a state from which it cannot go to the wanted one
+    ├── BatchQuotaExceeded     the tenant has as many batches as it may
+    ├── InputInvalid           an input file is no batch: has the errors, with their lines
+    └── InputGone              the input file is not stored any more, or is not the one that was validated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.broker.batches.record import LineError
+from headrace.broker.errors import BrokerError
+
+
+class BatchError(BrokerError):
+    """A batch failed."""
+
+
+class BatchUnknown(BatchError):
+    """No batch of that id is stored."""
+
+
+class BatchChangeRefused(BatchError):
+    """The batch cannot go to that state any more."""
+
+
+class BatchQuotaExceeded(BatchError):
+    """The tenant has too many batches."""
+
+
+class InputInvalid(BatchError):
+    """The input file is no batch; `errors` has the reasons in the order of its lines."""
+
+    def __init__(self, errors: Sequence[LineError]) -> None:
+        super().__init__(errors[0].message if errors else None)
+        self.errors = tuple(errors)
+
+
+class InputGone(BatchError):
+    """The input file is not stored any more."""

@@ -1,0 +1,93 @@
+"""Carries on the batches that this process owns, and takes over those whose owner is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+import structlog
+
+from headrace.broker.batches import metrics
+from headrace.broker.batches.batch_run import BatchParts, BatchRun
+from headrace.broker.batches.errors import BatchUnknown
+from headrace.broker.batches.ports import Leases
+from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.store import BatchView
+from headrace.jetstream.errors import JetStreamError, RevisionConflict
+from headrace.jetstream.tasks import TaskScope
+
+log = structlog.get_logger()
+
+ROUND_S = 0.5
+
+
+class BatchOwner:
+    """Starts and stops the runs of batches in this process, while `run` is running."""
+
+    def __init__(self, parts: BatchParts, view: BatchView, leases: Leases, *, me: str) -> None:
+        self._parts = parts
+        self._view = view
+        self._leases = leases
+        self._me = me
+        self._tasks = TaskScope()
+        self._runs: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Carry batches on until cancelled."""
+        async with self._tasks:
+            self._tasks.spawn(self._view.run())
+            self._tasks.spawn(self._rounds())
+
+    async def _rounds(self) -> None:
+        while True:
+            if self._leases.held:
+                for record in list(self._view.records()):
+                    if _needs_owner(record) and record.id not in self._runs:
+                        await self._begin(record)
+            else:
+                self._forget()
+            metrics.CARRIED.set(len(self._runs))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._view.changed(), ROUND_S)
+
+    async def _begin(self, record: BatchRecord) -> None:
+        """Carry a batch on if it is this process's, or its owner is gone."""
+        if record.owner != self._me:
+            if self._leases.ingress_live(record.owner) or not await self._leases.ingress_gone(record.owner):
+                return
+            if not await self._take(record):
+                return
+        batch_id = record.id
+        task = self._tasks.spawn(BatchRun(self._parts, record.tenant, batch_id, self._me).run(), name=f"batch {batch_id}")
+        self._runs[batch_id] = task
+        task.add_done_callback(lambda done: self._ended(batch_id, done))
+
+    async def _take(self, seen: BatchRecord) -> bool:
+        """Become the owner of a batch whose owner is gone. Returns False if another process was first."""
+        try:
+            stored = await self._parts.store.read(seen.tenant, seen.id)
+            if stored.record.owner != seen.owner or not _needs_owner(stored.record):
+                return False
+            await self._parts.store.replace(stored, msgspec.structs.replace(stored.record, owner=self._me))
+        except (RevisionConflict, BatchUnknown):
+            return False
+        except JetStreamError as error:
+            log.info("batch.not_taken", batch=seen.id, error=str(error))
+            return False
+        metrics.TAKEN.inc()
+        log.warning("batch.taken", batch=seen.id, owner=seen.owner, status=stored.record.status)
+        return True
+
+    def _forget(self) -> None:
+        """Stop all runs, because the lease has lapsed: other processes may own the batches now."""
+        for task in self._runs.values():
+            task.cancel()
+
+    def _ended(self, batch_id: str, task: asyncio.Task[None]) -> None:
+        if self._runs.get(batch_id) is task:
+            del self._runs[batch_id]
+
+
+def _needs_owner(record: BatchRecord) -> bool:
+    return not record.final or record.notice == "due"

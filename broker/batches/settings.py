@@ -1,0 +1,35 @@
+"""Declares the settings of batches. Durations are in seconds, sizes in bytes."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from headrace.setting import Setting, check_numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """Settings of batches in one frontend. Raises ValueError naming the setting and its value."""
+
+    window_lines: Annotated[
+        int, Setting("Lines of all batches of a model that are stored as jobs and have no result yet.", least=1)
+    ] = 1024
+    max_lines: Annotated[int, Setting("Most lines of a batch.", least=1)] = 50_000
+    max_file_bytes: Annotated[int, Setting("Largest input file.", least=1, most=4_000_000_000, metavar="BYTES")] = (
+        200 * 1024 * 1024
+    )
+    max_inputs: Annotated[int, Setting("Most inputs of all lines of an embeddings batch.", least=1)] = 50_000
+    tenant_batches: Annotated[int, Setting("Batches of a tenant that have not ended.", least=1)] = 100
+    tenant_lines: Annotated[int, Setting("Lines without a result in all batches of a tenant.", least=1)] = 500_000
+    tenant_prompt_tokens: Annotated[
+        int, Setting("Estimated prompt tokens of those lines, at four bytes a token; 0: no limit.", least=0)
+    ] = 0
+    keep_s: Annotated[float, Setting("How long the record of a batch is kept after its end.", least=60)] = 30 * 86_400.0
+    output_ttl_s: Annotated[
+        float, Setting("How long its files are kept where its creator names no other time.", least=3600)
+    ] = 30 * 86_400.0
+    webhook_url: Annotated[str, Setting("Where the ends of batches are posted to; empty: nowhere.", metavar="URL")] = ""
+    webhook_secret: Annotated[str, Setting("Signs them, by the rules of Standard Webhooks.", secret=True)] = ""
+    webhook_tries: Annotated[int, Setting("Tries to post one, the waits between them growing to an hour.", least=1)] = 12
+
+    def __post_init__(self) -> None:
+        check_numbers(self)

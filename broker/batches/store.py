@@ -1,0 +1,114 @@
+"""Reads and changes records of batches in their bucket, and keeps a view of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+
+from headrace.broker.batches.errors import BatchUnknown
+from headrace.broker.batches.record import BatchRecord, is_batch_id
+from headrace.broker.batches.states import Closing, closing
+from headrace.jetstream.errors import RequestTimeout
+from headrace.jetstream.ports import Change, Messaging
+from headrace.jetstream.subjects import Subjects, check_token
+
+log = structlog.get_logger()
+
+READ_TIMEOUT_S = 5.0
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """A record and the revision at which it was read."""
+
+    record: BatchRecord
+    revision: int
+
+
+class BatchStore:
+    """The records of all tenants. It caches none."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects, *, keep_s: float) -> None:
+        """`keep_s`: how long a record is kept after the end of its batch."""
+        self._bucket = messaging.bucket(subjects.bucket("batches"))
+        self._keep_s = keep_s
+
+    async def create(self, record: BatchRecord) -> None:
+        """Store a new batch. Raises JetStreamError."""
+        await self._bucket.create(batch_key(record.tenant, record.id), msgspec.json.encode(record))
+
+    async def read(self, tenant: str, batch_id: str) -> StoredBatch:
+        """Read a batch from the server. Raises BatchUnknown, JetStreamError."""
+        entry = await self._bucket.get(batch_key(tenant, batch_id)) if is_batch_id(batch_id) else None
+        if entry is None:
+            raise BatchUnknown(f"there is no batch {batch_id[:80]!r}")
+        return StoredBatch(_record.decode(entry.value), entry.revision)
+
+    async def replace(self, stored: StoredBatch, record: BatchRecord) -> StoredBatch:
+        """Write a record over the one that was read. Raises RevisionConflict if another writer was first, JetStreamError.
+
+        After a conflict or an unknown outcome the caller starts over from a new read.
+        """
+        ttl_s = self._keep_s if record.final else None
+        key = batch_key(record.tenant, record.id)
+        revision = await self._bucket.update(key, msgspec.json.encode(record), revision=stored.revision, ttl_s=ttl_s)
+        return StoredBatch(record, revision)
+
+    async def of_tenant(self, tenant: str) -> list[BatchRecord]:
+        """Return the batches of a tenant, the newest first. Raises JetStreamError."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                entries = await self._bucket.entries(f"{check_token(tenant, 'tenant')}.*")
+        except TimeoutError:
+            raise RequestTimeout(f"the batches were not read within {READ_TIMEOUT_S:g} s") from None
+        records = [_record.decode(entry.value) for entry in entries]
+        return sorted(records, key=lambda r: (r.created, r.id), reverse=True)
+
+
+class BatchView:
+    """All batches as a watch has last reported them: for choices. Decisions take a fresh read."""
+
+    def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
+        self._records: dict[str, BatchRecord] = {}  # by id
+        self._changed = asyncio.Event()
+        self._watch = messaging.bucket(subjects.bucket("batches")).watch(self._on_change)
+
+    async def run(self) -> None:
+        """Follow the bucket until cancelled."""
+        await self._watch.run()
+
+    def closing(self, batch_id: str) -> Closing | None:
+        """Return the end that lines of this batch get that have no result yet, None while they may run."""
+        record = self._records.get(batch_id)
+        return closing(record.status) if record is not None else None
+
+    async def changed(self) -> None:
+        """Return once a record has changed since the last call. For one reader."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def records(self) -> Iterable[BatchRecord]:
+        """Return all records."""
+        return self._records.values()
+
+    def _on_change(self, change: Change) -> None:
+        batch_id = change.key.rpartition(".")[2]
+        if change.value is None:
+            self._records.pop(batch_id, None)
+        else:
+            try:
+                self._records[batch_id] = _record.decode(change.value)
+            except msgspec.MsgspecError as error:
+                log.error("batch.malformed", batch=batch_id, error=str(error))
+                return
+        self._changed.set()
+
+
+def batch_key(tenant: str, batch_id: str) -> str:
+    """Return the key of a batch's record."""
+    return f"{check_token(tenant, 'tenant')}.{check_token(batch_id, 'batch')}"
+
+
+_record = msgspec.json.Decoder(BatchRecord)
