@@ -86,7 +86,7 @@ class Deployment:
     waiting: dict[str, int] = field(default_factory=dict)  # clients that have not submitted yet, by ingress
     blown: dict[str, int] = field(default_factory=dict)  # crashes by a poison request
     claimed: dict[str, set[str]] = field(default_factory=dict)  # by which workers
-    promised: dict[tuple[str, int], int] = field(default_factory=dict)  # the group of a claim, by request and run
+    promised: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by request and run
     attempts: dict[str, int] = field(default_factory=dict)  # the highest that started, inside a generation
     absent: dict[str, float] = field(default_factory=dict)  # when a living worker was last seen without a lease
     closing: dict[str, asyncio.Event] = field(default_factory=dict)  # set once an ingress has drained
@@ -120,7 +120,7 @@ class Deployment:
     async def route(self, machine: Machine) -> None:
         def on_decided() -> None:
             members = self.world.server.buckets[SUBJECTS.bucket("members")]
-            if members.get(SUBJECTS.router_key(POOL, machine.id)) is None:
+            if not members.leased(SUBJECTS.router_key(POOL, machine.id)):
                 self.world.violation(f"decided without a lease: {machine.id}")
 
         scheduler = self.shape.scheduler(machine, self.shape.shed)
@@ -310,18 +310,21 @@ class Deployment:
         self._check_group(engine, run)
         self.attempts[run.id] = max(run.attempt % GENERATION, self.attempts.get(run.id, 0))
         prefix = tuple(tuple(log.ids) for log in run.choices)
-        note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.run, engine.machine, prefix)
+        note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.attempt, run.run, engine.machine, prefix)
         engine.machine.note("RUNS", run.id, run.attempt, "from", [len(p) for p in prefix], "crashes", run.crashes)
         return note, request.wish
 
     def _check_group(self, engine: SimEngine, run: Run) -> None:
-        """No more suspects run together than was promised to the judge of any of them, and nothing else starts beside them."""
+        """No more suspects run together than was promised to the judge of any of them.
+
+        Nothing else starts beside them, but for a run that was being claimed when one of them lost patience: its judge knows.
+        """
         suspects = [work.run for work in engine.running.values() if work.run.suspect]
-        if suspects and not run.suspect:
+        if not run.suspect and not all(self.promised[one.id, one.run].beside for one in suspects):
             raise Violation(f"beside suspects: {run.ref} on {engine.machine.id} beside {[other.ref for other in suspects]}")
         if run.suspect:
             suspects.append(run)
-            most = min(self.promised[one.id, one.run] for one in suspects)
+            most = min(self.promised[one.id, one.run].group for one in suspects)
             if len(suspects) > most:
                 raise Violation(f"group too large: {len(suspects)} on {engine.machine.id}, promised {most}")
 
@@ -334,7 +337,7 @@ class Deployment:
             if reply.crashes > len(crashed):
                 self.world.violation(f"overcounted crashes of {claim.id}: {reply.crashes}, really {sorted(crashed)}")
             self.claimed.setdefault(claim.id, set()).add(claim.worker)
-            self.promised[claim.id, claim.run] = claim.group
+            self.promised[claim.id, claim.run] = claim
             return reply
 
         return checked
@@ -343,6 +346,8 @@ class Deployment:
         self.blown[request_id] = self.blown.get(request_id, 0) + 1
         record = self.ingresses[self.requests[request_id].judge.id]._judge.get(request_id)
         hidden = record.generation if record is not None else 0  # a run that a new generation supersedes counts as alive
+        if not self.world.config.dedupe:  # each copy of a first attempt starts without a question
+            hidden += sum(note.request_id == request_id and note.attempt == 1 for note in self.runs.values()) - 1
         if self.blown[request_id] > self.shape.poison_limit + hidden:
             raise Violation(f"poison goes on: {request_id} crashed {self.blown[request_id]} workers")
         if sum(self.blown.values()) > self.shape.all_poison_limit:

@@ -29,6 +29,7 @@ class RunNote:
 
     tag: int
     request_id: str
+    attempt: int
     run: int
     machine: Machine
     prefix: tuple[tuple[int, ...], ...]

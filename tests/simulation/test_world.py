@@ -231,6 +231,30 @@ def test_an_outage_keeps_files_forgets_ids_of_removed_messages_and_lets_leases_e
     assert seen == ["done"]
 
 
+def test_a_holder_may_count_on_a_lease_that_only_a_restart_has_forgotten_until_its_ttl_is_over():
+    seen = {}
+
+    async def main(machine: Machine):
+        bucket = machine.messaging.bucket("memory")
+        await bucket.create("lease", b"", ttl_s=3)
+        await bucket.create("given up", b"", ttl_s=3)
+        await bucket.delete("given up")
+        await asyncio.Event().wait()
+
+    def look():
+        seen[round(w.now, 1)] = tuple(map(store.leased, ("lease", "given up", "never there")))
+
+    with world() as w:
+        w.server.add_bucket("memory", in_memory=True)
+        store = w.server.buckets["memory"]
+        w.process("P", main)
+        w.schedule([Fault(1.0, "outage", "", 1.0)])
+        for at_s in (0.9, 2.5, 3.5):
+            w.at(at_s, look)
+        w.run(5.0)
+    assert seen == {0.9: (True, False, False), 2.5: (True, False, False), 3.5: (False, False, False)}
+
+
 def test_noise_loses_delays_and_doubles_until_the_quiet_time_and_keeps_the_order_of_a_pair():
     ticks = []
     with world(3, SimConfig(noise=0.2, quiet_at_s=10.0, silent=0.0)) as w:

@@ -45,6 +45,7 @@ class SimStore:
         self.made_s = float("-inf") if not in_memory else server.world.now
         self.items: dict[str, Item] = {}
         self.revision = 0
+        self._forgotten: dict[str, float] = {}  # by a restart: until when these keys would have been there
         self._watchers: list[Watcher] = []
 
     def get(self, key: str) -> Entry | None:
@@ -64,6 +65,10 @@ class SimStore:
         if item.kind == "put":
             return "present"
         return "deleted" if item.kind == "delete" else "expired"
+
+    def leased(self, key: str) -> bool:
+        """Return whether the key is there, or would be if no restart had forgotten it: its holder may count on that."""
+        return self.get(key) is not None or (key not in self.items and self._forgotten.get(key, 0.0) > self.server.world.now)
 
     def age_s(self) -> float:
         return self.server.world.now - self.made_s
@@ -99,6 +104,7 @@ class SimStore:
         """After a restart: what was in memory is forgotten, and what expired meanwhile is noticed now."""
         now = self.server.world.now
         if self.in_memory:
+            self._forgotten |= {key: item.expires_s or 0.0 for key, item in self.items.items() if item.value is not None}
             self.items.clear()
             self.revision, self.made_s = 0, now
         for key, item in list(self.items.items()):
