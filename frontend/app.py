@@ -46,6 +46,7 @@ from headrace.frontend.responses.conversation_routes import ConversationRoutes
 from headrace.frontend.responses.conversations import Conversations
 from headrace.frontend.responses.history import History
 from headrace.frontend.responses.routes import ResponseRoutes
+from headrace.frontend.responses.stored_background import StoredBackground
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.status import Lifecycle, StatusRoutes
 from headrace.frontend.tokens.api import TokensApi
@@ -103,7 +104,10 @@ def build_frontend(
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None
     chat_api = ChatApi(model_cache, settings, chats)
-    background = Background(stored, port, metrics, max_bytes=settings.response_max_bytes) if stored is not None else None
+    most = settings.response_max_bytes
+    in_memory = Background(stored, port, metrics, max_bytes=most) if stored is not None and jobs is None else None
+    as_jobs = StoredBackground(stored, jobs, max_bytes=most) if stored is not None and jobs is not None else None
+    background = as_jobs or in_memory
     responses_api = ResponsesApi(chat_api, stored, settings, metrics, background, conversations)
     history = History(stored, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
     compaction = CompactionApi(chat_api, history)
@@ -191,7 +195,7 @@ def build_frontend(
         lifecycle=lifecycle,
         metrics=metrics,
         renderer=renderer,
-        background=background,
+        background=in_memory,
     )
 
 

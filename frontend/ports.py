@@ -145,6 +145,9 @@ class StoredJobPort(Protocol):
     async def response(self, result: JobResult, /) -> ResultResponse | None:
         """Return the answer of a result; None if there is none. Raises a JetStreamError, WireError."""
 
+    async def cancel(self, tenant: str, token: str, /) -> None:
+        """Cancel a durable job that a frontend named, and return once it has an end. It tries until it is cancelled."""
+
 
 class JobPort(Protocol):
     """`headrace.broker.ingress.ingress.Ingress` as the routes see it."""

@@ -85,6 +85,7 @@ class HttpExchange:
     """
 
     durable = False
+    job_token = ""  # of the stored job that is planned
 
     __slots__ = (
         "_receive",

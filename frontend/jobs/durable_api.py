@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.broker.durable.client_names import name_of_key, new_name
 from headrace.broker.durable.publisher import NewJob
 from headrace.frontend.errors import BadRequest, ErrorForm
 from headrace.frontend.generation.endpoint import Api
@@ -24,7 +25,7 @@ from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import model_name, unsupported
 from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.jobs.durable_streams import DurableStreams, EndedWithoutAnswer
-from headrace.frontend.jobs.stream_names import chosen_name, name_of_key, new_name, parse_event_id
+from headrace.frontend.jobs.stream_names import chosen_name, parse_event_id
 from headrace.frontend.jobs.stream_writer import ConnectionEvents
 from headrace.frontend.ports import Models, StoredJobPort
 from headrace.frontend.schema.common import StreamOptions

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from headrace.broker.durable.client_names import is_made_for
 from headrace.broker.durable.errors import JobUnknown
 from headrace.broker.errors import DeadlineExceeded
 from headrace.broker.messages import JobResult, ResultResponse, StreamEntry
 from headrace.frontend.errors import FrontendError
 from headrace.frontend.jobs.stream_events import EventLines, error_of
-from headrace.frontend.jobs.stream_names import is_made_for
 from headrace.frontend.ports import StoredJobPort
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.sse import KEEPALIVE

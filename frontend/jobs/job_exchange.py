@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from starlette.types import Message
 
+from headrace.broker.durable.client_names import made_at
 from headrace.broker.durable.names import RUN_MARK, job_of_run, run_id
 from headrace.broker.durable.stored_job import StoredJob
 from headrace.frontend.generation.job_options import TENANT_HEADER
@@ -25,6 +26,7 @@ class JobExchange(HttpExchange):
         self._run = run
         self._parts = 0
         self.durable = job.durable
+        self.job_token = job.token
 
     async def take_body(self, body: bytes, settings: FrontendSettings) -> None:
         """Check that a body is safe to decode. Raises MalformedBody."""
@@ -40,8 +42,8 @@ class JobExchange(HttpExchange):
 
     @property
     def created(self) -> int:
-        """Return when the job was stored, so that every frontend makes the same answer."""
-        return int(self._job.created)
+        """Return when the job was named or stored, so that every frontend makes the same answer."""
+        return made_at(self._job.name, self._job.tenant) or int(self._job.created)
 
 
 async def _receive() -> NoReturn:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 import structlog
 
-from headrace.broker.durable.names import job_of_run
+from headrace.broker.durable.client_names import made_at, new_name
+from headrace.broker.durable.names import job_id, job_of_run
+from headrace.broker.durable.publisher import NewJob
 from headrace.broker.errors import ResponseNotStored
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
@@ -27,13 +30,16 @@ from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.conversations import Conversations
 from headrace.frontend.responses.eventlog import END, EventLog
 from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
+from headrace.frontend.responses.job_writer import FinalRecords, JobResponseEvents
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest
+from headrace.frontend.responses.stored_background import PACKING_RATIO, JobEvents, StoredBackground
 from headrace.frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
 from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseView, ResponseWriter
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.logprobs import LogprobWriter
 from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.subjects import slug
 
 log = structlog.get_logger()
 
@@ -50,15 +56,19 @@ class ResponsesApi:
         store: ResponsePort | None,
         settings: FrontendSettings,
         metrics: Metrics,
-        background: Background | None = None,
+        background: Background | StoredBackground | None = None,
         conversations: Conversations | None = None,
     ) -> None:
+        """`background` None = no response can outlive its connection."""
         self._chat = chat
         self._store = store
         self._metrics = metrics
         self._background = background
         self._conversations = conversations
         self._history = History(store, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
+        self._finals = (
+            None if store is None else FinalRecords(store, metrics, max_events=PACKING_RATIO * settings.response_max_bytes)
+        )
         self.error_form = FrontendError.body
 
     async def plan(self, body: bytes, exchange: HttpExchange) -> Plan:
@@ -80,7 +90,7 @@ class ResponsesApi:
         )
         planned = await self._plan(chat, exchange, options)
         sampling = planned.jobs[0].generation.sampling
-        job_id = job_of_run(planned.jobs[0].id)
+        own_id = job_of_run(planned.jobs[0].id)
         sampled = Sampled(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -90,9 +100,15 @@ class ResponsesApi:
         store = self._store is not None and request.store is not False
         top_logprobs = planned.options.top_logprobs
         logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
-        turn = _Turn(tenant=tenant, job_id=job_id, items=items, past=past, conversation=request.conversation_id)
+        turn = _Turn(tenant=tenant, job_id=own_id, items=items, past=past, conversation=request.conversation_id)
         response = opened(request, planned.head, sampled, store=store, background=bool(request.background))
-        progress = Progress(response, job_id, planned.counter, logprobs, planned.options.freeform)
+        progress = Progress(response, own_id, planned.counter, logprobs, planned.options.freeform)
+        if request.background and exchange.durable and self._finals is not None:
+            record = partial(turn.record, job=exchange.job_token)
+            events = JobResponseEvents(progress, self._extender(turn), self._finals, record)
+            return planned.answered_by(events, whole=ResponseView(progress))
+        if request.background and isinstance(self._background, StoredBackground):
+            return _as_job(self._background, body, planned, progress.response, turn, stream=bool(request.stream))
         if request.background:
             return self._in_background(planned, progress, turn, stream=bool(request.stream))
         keep = self._keeper(turn, store=store) if store or turn.conversation is not None else None
@@ -101,7 +117,7 @@ class ResponsesApi:
 
     def _in_background(self, planned: GenerationPlan, progress: Progress, turn: _Turn, *, stream: bool) -> Plan:
         """Plan a response that outlives its connection. Raises BadRequest if nothing is stored here."""
-        if self._background is None:
+        if not isinstance(self._background, Background):
             raise unsupported("background", "is not supported here: nothing is stored")
         writer = BackgroundEvents(progress, self._extender(turn))
         plan = planned.answered_by(writer)
@@ -180,7 +196,7 @@ class ResponsesApi:
         assert conversations is not None  # noqa: S101  # the conversation was read from there
         items = [*msgspec.json.decode(named_items(turn.items, turn.job_id)), *msgspec.to_builtins(response.output)]
         try:
-            await conversations.add(turn.tenant, conversation, items, check=False)
+            await conversations.add(turn.tenant, conversation, items, check=False, turn=turn.job_id)
         except (FrontendError, ResponseNotStored, JetStreamError) as error:
             self._metrics.stored.labels(error.reason if isinstance(error, ResponseNotStored) else "not_added").inc()
             log.warning("conversation.not_extended", conversation=conversation, response=response.id, error=str(error))
@@ -211,8 +227,8 @@ class _Turn:
     past: Past
     conversation: str | None = None
 
-    def record(self, response: ResponseAnswer) -> StoredResponse:
-        """Return the record of the response for the store."""
+    def record(self, response: ResponseAnswer, *, job: str = "") -> StoredResponse:
+        """Return the record of the response for the store. `job` is the token of the stored job that made it."""
         return StoredResponse(
             id=response.id,
             tenant=self.tenant,
@@ -222,14 +238,50 @@ class _Turn:
             output=msgspec.json.encode(response.output),
             chain=self.past.chain,
             chain_bytes=self.past.size,
+            job=job,
         )
+
+
+def _as_job(
+    background: StoredBackground, body: bytes, planned: GenerationPlan, response: ResponseAnswer, turn: _Turn, *, stream: bool
+) -> Plan:
+    """Plan a response that any frontend makes, as a stored job. The plan was made to refuse at once what cannot be."""
+    request = planned.jobs[0]
+    name = new_name(turn.tenant)
+    turn = replace(turn, job_id=job_id(turn.tenant, name))
+    response.id, response.created_at = f"{RESPONSE_PREFIX}{turn.job_id}", made_at(name, turn.tenant) or response.created_at
+    job = NewJob(
+        name=name,
+        tenant=turn.tenant,
+        model_slug=slug(request.card.model),
+        endpoint="/v1/responses",
+        body=body,
+        deadline=time.time() + request.deadline_s,
+        request_class="hi" if request.request_class == "hi" else "std",
+        durable=True,
+    )
+
+    async def detached(exchange: HttpExchange, watch: DisconnectWatch) -> None:
+        await background.start(job, turn.record(response))
+        if not stream:
+            watch.stop()
+            await exchange.send_json(msgspec.json.encode(response))
+            return
+        await exchange.start_stream()
+        events = await background.events(response.id, turn.tenant)
+        try:
+            await send_log(events, exchange)
+        finally:
+            await events.close()
+
+    return Plan([], BackgroundEvents(Progress(response, turn.job_id, planned.counter, None), None), planned.counter, detached)
 
 
 def _chat(request: ResponsesRequest | InputTokensRequest, before: Sequence[Mapping[str, Any]], items: Items) -> ChatRequest:
     return chat_request(request, messages_of(request.instructions, before, items), go_on=continues(items))
 
 
-async def send_log(log: EventLog, exchange: HttpExchange) -> None:
+async def send_log(log: EventLog | JobEvents, exchange: HttpExchange) -> None:
     """Send the events of a log from the first one to the end."""
     at = 0
     while events := await log.since(at):

@@ -106,18 +106,24 @@ class Conversations:
             items += [item for item in msgspec.json.decode(stored.input, type=list[Item]) if item["id"] in kept]
         return items
 
-    async def add(self, tenant: str, name: str, items: Sequence[Item], *, check: bool = True) -> list[Item]:
+    async def add(self, tenant: str, name: str, items: Sequence[Item], *, check: bool = True, turn: str = "") -> list[Item]:
         """Add items at the end, and return them as they are listed. `check`: they come from a client and may be wrong.
+
+        Those of a `turn`, by the id that is part of theirs, are added once.
 
         Raises as `get`, BadRequest for a wrong item, TooLong, ResponseNotStored.
         """
         record = await self.get(tenant, name)
+        if _has(record, turn):
+            return list(items)
         self._check_room(record, len(items))
         if check:
             _check(items, await self.items(tenant, record))
         batch, added = await self._write(tenant, items, set(record.item_ids))
 
         def changed(now: ConversationRecord) -> None:
+            if _has(now, turn):
+                return
             self._check_room(now, len(items))
             now.batches.append(batch)
 
@@ -173,6 +179,11 @@ class Conversations:
             raise _too_long(f"{count} items, the limit is {MAX_ITEMS}")
         if len(record.batches) >= self._max_batches:
             raise _too_long(f"{len(record.batches) + 1} additions, the limit is {self._max_batches}")
+
+
+def _has(record: ConversationRecord, turn: str) -> bool:
+    """Say whether a conversation has items of a turn."""
+    return bool(turn) and any(turn in item_id for item_id in record.item_ids)
 
 
 def _check(items: Sequence[Item], before: Sequence[Item]) -> None:

@@ -52,6 +52,9 @@ class EventLog:
             raise EventsGone("the events of this response are not kept: they are too many")
         return b"".join(self._events[number:])
 
+    async def close(self) -> None:
+        """Do nothing: a log has no reader of its own."""
+
     def count(self) -> int:
         """Return the number of events."""
         return len(self._events)

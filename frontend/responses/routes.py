@@ -22,6 +22,7 @@ from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.eventlog import END, EventLog
 from headrace.frontend.responses.history import RESPONSE_PREFIX
 from headrace.frontend.responses.item_forms import listed
+from headrace.frontend.responses.stored_background import JobEvents, StoredBackground
 
 MAX_ID = 128
 
@@ -29,7 +30,7 @@ MAX_ID = 128
 class ResponseRoutes:
     """Endpoints over the store. `store` None = nothing is stored."""
 
-    def __init__(self, store: ResponsePort | None, background: Background | None = None) -> None:
+    def __init__(self, store: ResponsePort | None, background: Background | StoredBackground | None = None) -> None:
         self._store = store
         self._background = background
 
@@ -110,11 +111,14 @@ class _BackgroundField(msgspec.Struct):
     background: bool = False
 
 
-async def _follow(log: EventLog, after: int, events: bytes) -> AsyncIterator[bytes]:
-    while events:
-        yield events
-        after += events.count(END)
-        events = await log.since(after)
+async def _follow(log: EventLog | JobEvents, after: int, events: bytes) -> AsyncIterator[bytes]:
+    try:
+        while events:
+            yield events
+            after += events.count(END)
+            events = await log.since(after)
+    finally:
+        await log.close()
 
 
 def _event_number(value: str | None) -> int:

@@ -122,6 +122,12 @@ class Progress:
         return self._of_block.get(block.index, [])
 
 
+def event_of(data: bytes) -> bytes:
+    """Return an event of which only the data is known: its name is in the data."""
+    start = len(b'{"type":"')
+    return b"event: %b\ndata: %b\n\n" % (data[start : data.index(b'"', start)], data)
+
+
 def tokens_of(text: str, waiting: list[TokenLogprob]) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
     """Split waiting tokens into those of `text` and those after it. Tokens before it are markers that a parser removed."""
     raw = text.encode()

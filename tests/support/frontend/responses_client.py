@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
 from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.ports import StoredJobPort
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, FakeIngress, Script
 from tests.support.frontend.responses_store import MemoryRecords, MemoryStore
@@ -17,11 +18,11 @@ from tests.support.frontend.responses_store import MemoryRecords, MemoryStore
 class Client:
     """One frontend and its store."""
 
-    def __init__(self, script: Script | None = None, **settings: Any) -> None:
+    def __init__(self, script: Script | None = None, jobs: StoredJobPort | None = None, **settings: Any) -> None:
         self.ingress = FakeIngress(script)
         self.store = MemoryStore()
         self.records = MemoryRecords()
-        stores = Stores(responses=self.store, records=self.records)
+        stores = Stores(responses=self.store, records=self.records, jobs=jobs)
         self.frontend = build_frontend(self.ingress, FrontendSettings(**settings), stores=stores)
 
     async def create(self, **request: Any) -> Call:

@@ -9,8 +9,8 @@ from typing import Any
 from headrace.broker.codec import decode, encode
 from headrace.broker.durable.publisher import NewJob
 from headrace.broker.durable.reader import EventFollow
-from headrace.broker.durable.stored_job import parse_job
-from headrace.broker.messages import JobFault, JobResult, ResultResponse, StreamEntry
+from headrace.broker.durable.stored_job import StoredJob, parse_job
+from headrace.broker.messages import JobFault, JobResult, ResultError, ResultResponse, StreamEntry
 from headrace.frontend.jobs.renderer import ApiRenderer
 from headrace.jetstream.ports import Batch, StoredMessage, StreamState
 from tests.support.frontend.fakes import FakeIngress
@@ -72,6 +72,11 @@ class MemoryJobs:
     async def response(self, result: JobResult) -> ResultResponse | None:
         return result.response
 
+    async def cancel(self, tenant: str, token: str) -> None:
+        if not any(decoded(message).kind == "end" for message in self.entries[tenant, token]):
+            self.append(tenant, token, "end", nonce="canceller", status="cancelled", fault=JobFault("cancelled", "cancelled"))
+            self.end(tenant, JobResult(id=token, status="cancelled", error=ResultError(code="job_cancelled", message="")))
+
     # as a carrier does it
 
     def append(self, tenant: str, token: str, kind: str, *, nonce: str = NONCE, **fields: Any) -> None:
@@ -83,14 +88,18 @@ class MemoryJobs:
         found.append(StoredMessage(token, len(found) + 1, encode(entry)))
         self.more[tenant, token].set()
 
+    def job(self) -> StoredJob:
+        """The job that was published last, as a carrier reads it."""
+        new = self.published[-1]
+        return parse_job(new.body, new.headers(), tenant=new.tenant, seq=1, stored=1_700_000_000.0)
+
     def end(self, tenant: str, result: JobResult) -> None:
         self.results[tenant, result.id] = result
         self.ended.set()
 
     async def carry(self, renderer: ApiRenderer, ingress: FakeIngress, fault: JobFault | None = None) -> None:
         """Run the job that was published last, up to its end."""
-        new = self.published[-1]
-        job = parse_job(new.body, new.headers(), tenant=new.tenant, seq=1, stored=1_700_000_000.0)
+        job = self.job()
         answer = await rendered(renderer, job)
         if job.durable:
             self.append(job.tenant, job.token, "take", carrier="i-1")

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.broker.durable.client_names import new_name
 from headrace.broker.errors import Overloaded
 from headrace.broker.messages import JobFault, JobResult, ResultError, ResultResponse
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.jobs import durable_streams
-from headrace.frontend.jobs.stream_names import new_name
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import MODEL, Call, FakeIngress, chat, frontend, post, say
 from tests.support.frontend.stored_jobs import MemoryJobs

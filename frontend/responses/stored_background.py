@@ -1,0 +1,211 @@
+"""Runs responses in the background as stored jobs: any frontend takes one, any carries it, any answers for it.
+
+The record is in the store from the beginning, `queued`. While the job is open its state and events are read from the job's
+stream; the first two events are those of the record. The carrier stores the final record with all events. A job that ended
+without its carrier (cancelled, expired) is closed by whoever reads it, as its result says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from headrace.broker.durable.publisher import NewJob
+from headrace.broker.errors import DeadlineExceeded, ResponseNotStored
+from headrace.broker.ingress.response_store import StoredResponse
+from headrace.broker.messages import JobResult, JobStatus
+from headrace.frontend.ports import EventSource, ResponsePort, StoredJobPort
+from headrace.frontend.responses.answer import ResponseFault
+from headrace.frontend.responses.eventlog import EventLog, unpacked
+from headrace.frontend.responses.writers import event_of
+from headrace.jetstream.errors import HeadraceError
+
+log = structlog.get_logger()
+
+HEAD = 2  # events before those of the job's stream: created and queued
+END_S = 30.0  # from the end of a job to its result
+PACKING_RATIO = 8  # limit on the events as a multiple of the record's, because events repeat everything and compress well
+
+_STATUS: dict[JobStatus, str] = {"cancelled": "cancelled"}  # others without an answer: failed
+
+
+class JobEvents(Protocol):
+    """The events of a background response from any number on, one reader at a time."""
+
+    async def since(self, number: int) -> bytes:
+        """Wait for the events from this number on; empty if there are none any more."""
+
+    async def close(self) -> None:
+        """Stop reading."""
+
+
+class StoredBackground:
+    """The background responses of all frontends."""
+
+    def __init__(self, store: ResponsePort, jobs: StoredJobPort, *, max_bytes: int) -> None:
+        """`max_bytes` is the limit of a stored record."""
+        self._store = store
+        self._jobs = jobs
+        self.max_events = PACKING_RATIO * max_bytes
+
+    async def start(self, job: NewJob, record: StoredResponse) -> None:
+        """Store a queued response, and then its job. Raises ResponseNotStored, an AdmissionError."""
+        await self._store.put(msgspec.structs.replace(record, judge=job.name, job=job.name))
+        try:
+            await self._jobs.publish(job)
+        except HeadraceError:
+            with contextlib.suppress(HeadraceError):
+                await self._store.delete(record.id, record.tenant)
+            raise
+
+    async def get(self, response_id: str, tenant: str, /) -> StoredResponse:
+        """Return the current record of a response. Raises ResponseUnknown, a JetStreamError."""
+        record = await self._store.get(response_id, tenant)
+        if not record.job:
+            return record
+        result = await self._jobs.known(tenant, record.job)
+        if result is not None:
+            return await self._close(record, result)
+        if record.judge and await self._jobs.begun(tenant, record.job):
+            return _with_status(record, "in_progress")
+        return record
+
+    async def events(self, response_id: str, tenant: str) -> JobEvents:
+        """Return the events of a background response. Raises as `get`, and EventsGone."""
+        record = await self.get(response_id, tenant)
+        if record.job and (record.judge or not record.events):
+            return FollowedEvents(record, self._jobs.events(record.tenant, record.job))
+        return StoredEvents(await asyncio.to_thread(unpacked, record.events, self.max_events))
+
+    async def cancel(self, response_id: str, tenant: str) -> StoredResponse:
+        """Cancel a response and return it as it ended, which may be complete. Raises as `get`, DeadlineExceeded."""
+        record = await self.get(response_id, tenant)
+        if not record.judge:
+            return record
+        try:
+            async with asyncio.timeout(END_S):
+                await self._jobs.cancel(tenant, record.job)
+                result = await self._jobs.result(tenant, record.job)
+        except TimeoutError:
+            raise DeadlineExceeded(f"response {response_id!r} could not be cancelled in time; it may still be") from None
+        return await self._close(await self._store.get(response_id, tenant), result)
+
+    async def forget(self, response_id: str, tenant: str) -> None:
+        """Cancel a response before its deletion, so that its end does not store it again. Raises as `cancel`."""
+        await self.cancel(response_id, tenant)
+
+    async def _close(self, record: StoredResponse, result: JobResult) -> StoredResponse:
+        """Return the final record of a job that has ended, and store it if the store has another one."""
+        answer = msgspec.json.decode(record.answer, type=dict[str, Any])
+        if result.status == "done":
+            if not record.judge:
+                return record
+            response = await self._jobs.response(result)
+            if response is None:
+                return record
+            answer = msgspec.json.decode(response.body, type=dict[str, Any])
+        else:
+            status = _STATUS.get(result.status, "failed")
+            if not record.judge and answer["status"] == status:
+                return record
+            answer |= {"status": status, "output": []}
+            if status == "failed":
+                answer["error"] = msgspec.to_builtins(await self._fault(result))
+        output = msgspec.json.encode(answer["output"])
+        closed = msgspec.structs.replace(record, answer=msgspec.json.encode(answer), output=output, judge="", events=b"")
+        log.info("background.closed", response=record.id, status=answer["status"])
+        with contextlib.suppress(ResponseNotStored):  # the next reader tries again
+            await self._store.put(closed)
+        return closed
+
+    async def _fault(self, result: JobResult) -> ResponseFault:
+        message = result.error.message if result.error is not None else "the response could not be made"
+        response = await self._jobs.response(result)
+        if response is not None:
+            error = msgspec.json.decode(response.body, type=_Refusal).error
+            message = error.message or message
+        return ResponseFault(code="server_error", message=message)
+
+
+class _Words(msgspec.Struct):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Words = msgspec.field(default_factory=_Words)
+
+
+class StoredEvents:
+    """Events that are all there."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    async def since(self, number: int) -> bytes:
+        return await self._log.since(number)
+
+    async def close(self) -> None:
+        """Do nothing: they are in memory."""
+
+
+class FollowedEvents:
+    """Events from a job's stream, behind the two of its record. Numbers may only grow."""
+
+    def __init__(self, record: StoredResponse, source: EventSource) -> None:
+        self._record = record
+        self._source = source
+        self._ended = False
+
+    async def since(self, number: int) -> bytes:
+        if number < HEAD:
+            return b"".join(head_events(self._record)[number:])
+        while not self._ended:
+            stretch = await self._source.next()
+            self._ended = stretch.end is not None
+            at = stretch.first + HEAD
+            events = [event_of(data) for data in stretch.events]
+            if stretch.end is not None and stretch.end.status != "done" and not stretch.events:
+                status = _STATUS.get(stretch.end.status or "failed", "failed")
+                fault = stretch.end.fault.message if stretch.end.fault is not None else ""
+                events.append(_failed_event(self._record, status, fault, at))
+            if found := b"".join(events[max(0, number - at) :]):
+                return found
+        return b""
+
+    async def close(self) -> None:
+        await self._source.close()
+
+
+def queued_record(record: StoredResponse) -> dict[str, Any]:
+    """Return the response of a record as it was at the beginning."""
+    answer = msgspec.json.decode(record.answer, type=dict[str, Any])
+    begun: dict[str, Any] = dict.fromkeys(("usage", "error", "incomplete_details", "completed_at"))
+    begun |= {"status": "queued", "output": []}
+    return answer | {name: value for name, value in begun.items() if name in answer}
+
+
+def head_events(record: StoredResponse) -> list[bytes]:
+    """Return the two events before those of the stream."""
+    response = msgspec.json.encode(queued_record(record))
+    return [
+        event_of(b'{"type":"%b","response":%b,"sequence_number":%d}' % (kind, response, number))
+        for number, kind in enumerate((b"response.created", b"response.queued"))
+    ]
+
+
+def _failed_event(record: StoredResponse, status: str, message: str, number: int) -> bytes:
+    """Return the last event of a response that no carrier has ended: `response.failed`, also for a cancelled one."""
+    response = queued_record(record) | {"status": status}
+    if status == "failed":
+        response["error"] = {"code": "server_error", "message": message or "the response could not be made"}
+    kind = b"response.failed"
+    return event_of(b'{"type":"%b","response":%b,"sequence_number":%d}' % (kind, msgspec.json.encode(response), number))
+
+
+def _with_status(record: StoredResponse, status: str) -> StoredResponse:
+    answer = msgspec.json.decode(record.answer, type=dict[str, Any]) | {"status": status}
+    return msgspec.structs.replace(record, answer=msgspec.json.encode(answer))
