@@ -69,6 +69,7 @@ from headrace.broker.messages.placements import Candidate, Decided, Explain, Exp
 from headrace.broker.messages.requests import (
     HEADER_ATTEMPT,
     HEADER_HISTORY,
+    HEADER_KEPT,
     HEADER_PREFILL,
     Envelope,
     Generation,
@@ -90,6 +91,7 @@ __all__ = [
     "HEADER_ENDPOINT",
     "HEADER_HISTORY",
     "HEADER_JOB",
+    "HEADER_KEPT",
     "HEADER_PREFILL",
     "HEADER_REPLY",
     "HEADER_STREAM",

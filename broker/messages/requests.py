@@ -10,6 +10,7 @@ from headrace.broker.messages.base import Record
 
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker, group]; absent = []
+HEADER_KEPT = "Hr-Kept"  # present: the worker does not preempt this batch request
 HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = no router has decided
 
 

@@ -64,6 +64,8 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.GONE: frozenset(),
 }
 
+BATCH_LATER = 1 << 31  # beyond the priorities that clients can ask for
+
 STARTED = frozenset({RunState.CLAIMING, RunState.RUNNING, RunState.LAPSED, RunState.ENDED})
 """The states of a run that the judge may take for the current one."""
 
@@ -98,6 +100,7 @@ class Run:
         "history",
         "id",
         "judge",
+        "kept",
         "limit",
         "prefill",
         "progress_s",
@@ -136,6 +139,7 @@ class Run:
         self.resent_s = 0.0
         self.due_s = inf  # its deadline on the loop's clock, which does not jump; set by whoever reads the wall clock
         self.prefill: PrefillDecision | None = None  # of the router, if it has decided
+        self.kept = False  # a batch run that makes way for nothing, because it was placed for the share of batch work
 
     # State transitions. Each raises IllegalTransition if the table does not have it.
 
@@ -183,6 +187,21 @@ class Run:
     def stopping(self) -> bool:
         """The run is being moved or was forgotten: nothing may be done with it."""
         return self.state is RunState.MOVING or self.state is RunState.GONE
+
+    @property
+    def batch(self) -> bool:
+        """The request is of class batch."""
+        return self.envelope.request_class == "batch"
+
+    @property
+    def yields_place(self) -> bool:
+        """The run gets only what interactive work leaves."""
+        return self.batch and not self.kept
+
+    @property
+    def engine_priority(self) -> int:
+        """The priority inside the engine, lower is sooner: batch requests come behind all others."""
+        return self.envelope.priority + (BATCH_LATER if self.batch else 0)
 
     @property
     def suspect(self) -> bool:

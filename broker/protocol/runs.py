@@ -21,6 +21,7 @@ class RunTable:
         self._by_seq: dict[int, Run] = {}
         self._by_id: dict[str, list[Run]] = {}
         self._suspects: set[Run] = set()
+        self.batch: dict[Run, None] = {}  # runs of class batch, in the order in which they came
         self.sequences = 0  # choices of all runs, each of which takes one slot of the engine
 
     def __len__(self) -> int:
@@ -48,6 +49,8 @@ class RunTable:
             raise ValueError(f"stream sequence {run.seq} has a run already")
         self._by_seq[run.seq] = run
         self.sequences += run.envelope.choices
+        if run.batch:
+            self.batch[run] = None
         self.suspect(run, run.limit, run.crashes)
         self._by_id.setdefault(run.id, []).append(run)
 
@@ -70,6 +73,7 @@ class RunTable:
         del self._by_seq[run.seq]
         self.sequences -= run.envelope.choices
         self._suspects.discard(run)
+        self.batch.pop(run, None)
         same = self._by_id[run.id]
         same.remove(run)
         if not same:

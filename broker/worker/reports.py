@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from headrace.broker.codec import encode
 from headrace.broker.messages import EventKind, JobEvent, JobEvents, LoadReport
+from headrace.broker.protocol.preemption import Yielding
 from headrace.broker.worker.ports import Executor
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
@@ -47,8 +49,10 @@ class EventSender:
 class LoadReporter:
     """Sends load reports: every period, and at once after a change, though never closer together than the gap."""
 
-    def __init__(self, deps: WorkerDeps, state: WorkerState, executor: Executor) -> None:
-        """`executor` fills in the engine's part of a report."""
+    def __init__(
+        self, deps: WorkerDeps, state: WorkerState, executor: Executor, yielding: Callable[[], Yielding] = Yielding
+    ) -> None:
+        """`executor` fills in the engine's part of a report; `yielding` describes the runs that would make way for others."""
         self._messaging = deps.messaging
         self._subject = deps.subjects.load(state.pool, state.worker)
         self._period_s = deps.timing.load_period_s
@@ -56,6 +60,7 @@ class LoadReporter:
         self._wall = deps.wall
         self._state = state
         self._executor = executor
+        self._yielding = yielding
         self._change = asyncio.Event()
 
     def changed(self) -> None:
@@ -78,6 +83,7 @@ class LoadReporter:
 
     def _report(self, n: int) -> LoadReport:
         state = self._state
+        yielding = self._yielding()
         return self._executor.load(
             LoadReport(
                 worker=state.worker,
@@ -89,5 +95,7 @@ class LoadReporter:
                 waiting=0,
                 suspects=len(state.runs.suspects),
                 limit=state.runs.group_limit,
+                yielding=yielding.runs,
+                yielding_blocks=yielding.blocks,
             )
         )

@@ -13,12 +13,13 @@ from headrace.broker.deadline_texts import missed
 from headrace.broker.errors import BrokerError, WireError
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import ClaimReply, Envelope, JobFault, Suspicion
+from headrace.broker.messages import HEADER_KEPT, ClaimReply, Envelope, JobFault, Suspicion
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.trial import Turn
 from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.consumers import WorkerConsumers
 from headrace.broker.worker.judge_client import JudgeClient
+from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
@@ -181,6 +182,7 @@ class WorkIntake:
         lease: LeaseKeeper,
         admission: RunAdmission,
         runs: RunLifecycle,
+        preemption: Preemption,
         consumers: WorkerConsumers,
     ) -> None:
         self._deps = deps
@@ -188,6 +190,7 @@ class WorkIntake:
         self._lease = lease
         self._admission = admission
         self._runs = runs
+        self._preemption = preemption
         work = consumers.work
         # A janitor that took this worker for dead has removed its consumer: it is made again when the worker is back.
         self._pull = deps.messaging.pull(work.stream, work.name, self._on_work, on_missing=consumers.ensure)
@@ -201,8 +204,9 @@ class WorkIntake:
         await self._pull.stop()
 
     def balance(self) -> None:
-        """Ask for as much work as there is room for."""
-        wanted = max(0, self._state.free_slots) if self._lease.held and self._state.taking else 0
+        """Ask for as much work as there is room for, counting the slots of batch runs that would make way."""
+        taking = self._lease.held and self._state.taking
+        wanted = max(0, self._state.free_slots + self._preemption.slots) if taking else 0
         if not self._state.member.serves:
             wanted = min(wanted, RETURNED_AT_ONCE)
         if self._pull.credit != wanted:
@@ -224,7 +228,9 @@ class WorkIntake:
                 state.runs.add(run)
                 metrics.RUNS.set(len(state.runs))
                 state.arrived(run.id, run.attempt)
-                self._admission.admit(run)
+                self._preemption.make_room(run)
+                if not run.stopping:
+                    self._admission.admit(run)
             state.changed()
 
     def _read(self, delivery: Delivery) -> Run | None:
@@ -241,5 +247,6 @@ class WorkIntake:
             return None
         run = Run(envelope=envelope, attempt=attempt, history=history, run=self._deps.random_bits(64), delivery=delivery)
         run.prefill = decision
+        run.kept = HEADER_KEPT in (delivery.headers or ())
         run.due_s = asyncio.get_running_loop().time() + envelope.deadline - self._deps.wall()
         return run

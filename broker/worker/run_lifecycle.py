@@ -77,10 +77,23 @@ class RunLifecycle:
 
         `suspect`: the worker that is thought to have crashed, with so many jobs (`group`, 0 = not known).
         """
-        if run.stopping:
-            return
+        if not run.stopping:
+            self._stop_to_move(run)
+            await self._move(run, suspect=suspect, reason=reason, group=group)
+
+    def move_soon(self, run: Run, *, reason: str) -> None:
+        """Stop a run here now, and give its message to the next attempt in the background."""
+        if not run.stopping and self._tasks.is_open:
+            self._stop_to_move(run)
+            self._tasks.spawn(self._move(run, suspect=None, reason=reason))
+
+    def _stop_to_move(self, run: Run) -> None:
+        in_engine = run.state is not RunState.WAITING
         run.move()
-        self._executor.stop(run)
+        if in_engine:
+            self._executor.stop(run)
+
+    async def _move(self, run: Run, *, suspect: str | None, reason: str, group: int = 0) -> None:
         await self._mover.move(
             worker=self._state.worker,
             seq=run.seq,

@@ -24,13 +24,14 @@ from headrace.broker.membership.janitor import rendezvous_first
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import message_ttl_s
 from headrace.broker.messages import Envelope, HistoryEntry
+from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError, QueueFull
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Delivery, PullLoop
-from headrace.jetstream.subjects import REQUEST_CLASSES
+from headrace.jetstream.subjects import BATCH_CLASSES, REQUEST_CLASSES, RequestClass
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import request_consumer
 
@@ -43,7 +44,15 @@ ADAPTER_WAIT_S = 10.0  # as long a request waits in the queue for a worker with 
 class SelfPlacer:
     """Pulls REQ for one worker. `enabled` can be switched off, for tests."""
 
-    def __init__(self, deps: WorkerDeps, state: WorkerState, lease: LeaseKeeper, members: Members, events: EventSender) -> None:
+    def __init__(
+        self,
+        deps: WorkerDeps,
+        state: WorkerState,
+        lease: LeaseKeeper,
+        members: Members,
+        events: EventSender,
+        preemption: Preemption,
+    ) -> None:
         self._messaging = deps.messaging
         self._subjects = deps.subjects
         self._timing = deps.timing
@@ -53,8 +62,9 @@ class SelfPlacer:
         self._lease = lease
         self._members = members
         self._events = events
+        self._preemption = preemption
         self.enabled = deps.settings.self_place
-        self._pulls: list[PullLoop] = []
+        self._pulls: dict[RequestClass, PullLoop] = {}
         self._holding: dict[Delivery, None] = {}
         self._tasks = TaskScope()
         self._loop = asyncio.get_running_loop()
@@ -67,18 +77,18 @@ class SelfPlacer:
                 pull = self._messaging.pull(
                     consumer.stream,
                     consumer.name,
-                    self._on_request,
+                    partial(self._on_request, request_class=request_class),
                     priority=WORKER_PRIORITY,
                     on_missing=partial(self._messaging.ensure_consumer, consumer),
                 )
-                self._pulls.append(pull)
+                self._pulls[request_class] = pull
                 self._tasks.spawn(pull.run())
             self._tasks.spawn(self._hold())
             self.balance()
 
     async def stop(self) -> None:
         """Take nothing more in. The tasks of `run` finish what is being placed."""
-        for pull in self._pulls:
+        for pull in self._pulls.values():
             await pull.stop()
 
     def balance(self) -> None:
@@ -87,10 +97,14 @@ class SelfPlacer:
         When only the room shrinks, open requests stay open: withdrawing them costs more than giving back what they may bring.
         """
         allowed = self._may_place()
-        wanted = max(0, min(self._state.room, self._burst)) if allowed else 0
-        for pull in self._pulls:
+        for request_class, pull in self._pulls.items():
+            wanted = max(0, min(self._room(request_class), self._burst)) if allowed else 0
             if pull.credit < wanted or (pull.credit and not allowed):
                 pull.add_credit(wanted - pull.credit)
+
+    def _room(self, request_class: RequestClass) -> int:
+        """Count the requests of this class that fit. Batch runs make way for interactive work, but not for each other."""
+        return self._state.room + (0 if request_class in BATCH_CLASSES else self._preemption.slots)
 
     def _may_place(self) -> bool:
         """The lease is held, the worker takes requests, and no router lease is live in its pool."""
@@ -113,7 +127,7 @@ class SelfPlacer:
         """Return whether no worker has the adapter of a request that may wait for one: its worker may be restarting."""
         return not self._state.usable(envelope.adapter) and self._wall() - envelope.created < ADAPTER_WAIT_S
 
-    def _on_request(self, delivery: Delivery) -> None:
+    def _on_request(self, delivery: Delivery, *, request_class: RequestClass) -> None:
         try:
             envelope = decode(Envelope, delivery.data)
             attempt, history = parse_job_headers(delivery.headers)
@@ -129,7 +143,7 @@ class SelfPlacer:
             self._tasks.spawn(self._place(delivery, envelope, attempt, history, worker=worker))
         elif self._waits(envelope):
             delivery.nak(self._timing.retry_s)
-        elif self._state.room < 1 or not self._may_place():
+        elif self._room(request_class) < 1 or not self._may_place():
             delivery.nak()  # several classes were answered at once and the slot is taken: another worker may have one
         else:
             self._state.placed(envelope.id, attempt, self._loop.time())

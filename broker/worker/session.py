@@ -31,6 +31,7 @@ from headrace.broker.worker.judge_client import JudgeClient
 from headrace.broker.worker.lapses import Lapses
 from headrace.broker.worker.operator_commands import Inspector, OperatorCommands
 from headrace.broker.worker.ports import EnginePorts, RunSink
+from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender, LoadReporter
 from headrace.broker.worker.role_change import RoleChange
 from headrace.broker.worker.run_admission import RunAdmission, WorkIntake
@@ -70,11 +71,12 @@ class WorkerSession:
         self.prefill_client = PrefillClient(deps, members, pool=state.pool, worker=state.worker)
         prefill = self.prefill_server = self._make_prefill_server(engine.prefill)
         judges = JudgeClient(deps, members, lease, worker=state.worker)
+        preemption = self._preemption = Preemption(deps, state, executor, runs)
         self._consumers = WorkerConsumers(deps, state, prefill)
         admission = RunAdmission(deps, state, members, judges, runs, tasks)
-        self._intake = WorkIntake(deps, state, lease, admission, runs, self._consumers)
-        self.self_placer = SelfPlacer(deps, state, lease, members, events)
-        self._load = LoadReporter(deps, state, executor)
+        self._intake = WorkIntake(deps, state, lease, admission, runs, preemption, self._consumers)
+        self.self_placer = SelfPlacer(deps, state, lease, members, events, preemption)
+        self._load = LoadReporter(deps, state, executor, preemption.yielding)
         self._lapses = Lapses(state, judges, lease, outbox, runs, tasks)
         trial = Trial(state, judges, IsolationMover(deps, state, members, executor, runs, tasks), tasks)
         gone_judges = GoneJudges(deps, state, members, runs, tasks)
@@ -148,6 +150,7 @@ class WorkerSession:
                 self._janitor.run(self._election.elected),
                 self._timers.extend_claims(),
                 self._timers.tick(),
+                self._preemption.run(),
                 self._load.run(),
                 self.prefill_client.run(),
                 self._failure_detector.run(),

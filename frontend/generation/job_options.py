@@ -16,21 +16,19 @@ MOST_PRIORITY = 2**31 - 1
 
 
 class Tier(NamedTuple):
-    """A service tier of OpenAI's API: the class it queues in, its priority in the class, and its name in the answer."""
+    """A service tier of OpenAI's API: the class it queues in, and its name in the answer."""
 
     request_class: RequestClass
-    later: int  # added to the priority; lower priorities run sooner
     name: str
 
 
-STANDARD = Tier("std", 0, "default")
-FLEX_LATER = 1 << 20  # behind every request with a priority below this
+STANDARD = Tier("std", "default")
 TIERS: dict[str, Tier] = {
     "auto": STANDARD,
     "default": STANDARD,
     "scale": STANDARD,
-    "flex": Tier("std", FLEX_LATER, "flex"),
-    "priority": Tier("hi", 0, "priority"),
+    "flex": Tier("batch", "flex"),
+    "priority": Tier("hi", "priority"),
 }
 
 
@@ -80,7 +78,7 @@ def job_options_of(
         name=exchange.name,
         request_class=tier.request_class,
         tenant=tenant,
-        priority=min((request.priority or 0) + tier.later, MOST_PRIORITY),
+        priority=min(request.priority or 0, MOST_PRIORITY),
         deadline_s=deadline_s,
         session=routing.session,
         affinity=routing.affinity,

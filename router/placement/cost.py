@@ -96,6 +96,11 @@ def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float, pendin
     return (load.pending_tokens(now_s) if pending is None else pending) < lookahead_tokens(load, settings)
 
 
+def has_batch_room(load: WorkerLoad, settings: SchedulerSettings, pending: float) -> bool:
+    """Return whether a worker may get a batch request now: it has next to nothing to prefill, and keeps some slots free."""
+    return load.takes_batch(settings.batch_reserve) and pending < settings.batch_lookahead_s * load.speed.prefill_tokens_per_s
+
+
 def make_worker_view(
     loads: LoadTable,
     settings: SchedulerSettings,
@@ -104,21 +109,27 @@ def make_worker_view(
     *,
     prefill: PrefillSide | None = None,
     awaited: Callable[[str], int] | None = None,
+    batch: bool = False,
 ) -> WorkerView:
-    """Describe the workers as they are now. `awaited(worker)`: KV blocks it will need for prompts computed elsewhere."""
+    """Describe the workers as they are now. `awaited(worker)`: KV blocks it will need for prompts computed elsewhere.
+
+    `batch`: as batch requests see them, which get only what interactive ones leave.
+    """
     pending, waits, token_s, step_s, blocks, running, room, disturbed = [], [], [], [], [], [], [], []
     for load in loads:
         speed, info = load.speed, load.info
         tokens, rate, busy = load.pending_tokens(now_s), speed.prefill_tokens_per_s, load.running
         pending.append(tokens)
         running.append(busy)
-        waits.append(tokens / rate + (load.slot_wait_s() if busy >= info.slots or load.on_trial else 0.0))
+        waits.append(tokens / rate + (load.slot_wait_s(batch=batch) if busy >= info.slots or load.on_trial else 0.0))
         decode_s = speed.per_decode_s * busy
         token_s.append(1.0 / rate + decode_s / (info.step_tokens or _STEP_TOKENS))
         step_s.append(speed.base_s + decode_s)
-        free = load.blocks_free() if busy else inf  # an empty worker takes anything
+        free = load.blocks_free(batch=batch) if busy else inf  # an empty worker takes anything
+        if batch:
+            free -= settings.batch_reserve * info.blocks
         blocks.append(free if awaited is None else free - awaited(info.worker))
-        room.append(has_room(load, settings, now_s, tokens))
+        room.append(has_batch_room(load, settings, tokens) if batch else has_room(load, settings, now_s, tokens))
         disturbed.append(settings.disturbance * busy)
     return WorkerView(
         all_wait_s=waits,

@@ -24,6 +24,7 @@ class LoadEntry:
     blocks: int
     placed_s: float
     started_s: float | None = None
+    yields: bool = False  # a batch request that would make way for an interactive one
     limit: int = 0  # of a suspect: the most that may run together with it
 
 
@@ -40,17 +41,22 @@ class WorkerLoad:
     residency_s: float = 0.0  # mean time from start to end of a request
     _entry_tokens: int = 0
     _entry_blocks: int = 0
+    _yielding: int = 0
+    _yielding_blocks: int = 0
     full_s: float | None = None  # since when it has refused a placement
     opened_s: float | None = None  # since when it has had room
     kept_on_trial: bool = False  # more suspects wait for it
 
     # What is on its way.
 
-    def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, limit: int = 0) -> None:
+    def place(self, request_id: str, *, tokens: int, blocks: int, now_s: float, limit: int = 0, yields: bool = False) -> None:
         self.remove_entry(request_id)
-        self.entries[request_id] = LoadEntry(tokens, blocks, now_s, limit=limit)
+        self.entries[request_id] = LoadEntry(tokens, blocks, now_s, limit=limit, yields=yields)
         self._entry_tokens += tokens
         self._entry_blocks += blocks
+        if yields:
+            self._yielding += 1
+            self._yielding_blocks += blocks
 
     def started(self, request_id: str, now_s: float) -> None:
         entry = self.entries.get(request_id)
@@ -62,6 +68,9 @@ class WorkerLoad:
         if entry is not None:
             self._entry_tokens -= entry.tokens
             self._entry_blocks -= entry.blocks
+            if entry.yields:
+                self._yielding -= 1
+                self._yielding_blocks -= entry.blocks
         return entry
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
@@ -104,14 +113,23 @@ class WorkerLoad:
         """
         return self._entry_tokens + (self.report.queued_prefill_tokens if self.report is not None else 0)
 
-    def blocks_free(self) -> float:
-        """Return the free KV blocks; infinite if the worker does not report them."""
+    @property
+    def yielding(self) -> int:
+        """Batch requests among them that would make way for an interactive one."""
+        return self._yielding + (self.report.yielding if self.report is not None else 0)
+
+    def blocks_free(self, *, batch: bool = False) -> float:
+        """Return the KV blocks that a request could get; infinite if the worker does not report them."""
         if self.report is None or not self.report.blocks_total:
             return float("inf")
-        return self.report.blocks_total - self.report.blocks_used - self._entry_blocks
+        free = self.report.blocks_total - self.report.blocks_used - self._entry_blocks
+        return free if batch else free + self.report.yielding_blocks + self._yielding_blocks
 
-    def slots_left(self, spare: int) -> int:
-        return self.info.slots + spare - self.running if self.info.slots else 1_000_000
+    def slots_left(self, spare: int, *, batch: bool = False) -> int:
+        """Count the slots that a request could get, among them, if it is no batch request, those that would be made free."""
+        if not self.info.slots:
+            return 1_000_000
+        return self.info.slots + spare - self.running + (0 if batch else self.yielding)
 
     @property
     def on_trial(self) -> bool:
@@ -139,6 +157,12 @@ class WorkerLoad:
             return False
         return self.slots_left(spare + self.ending_within(ahead_s)) > 0
 
+    def takes_batch(self, reserve: float) -> bool:
+        """Return whether one more batch request leaves this part of the slots free."""
+        if self.info.draining or self.full_s is not None or self.on_trial:
+            return False
+        return self.slots_left(0, batch=True) > int(self.info.slots * reserve)
+
     def ending_within(self, seconds: float) -> int:
         """Estimate the slots that become free in this time: a request that is placed now finds one when it arrives."""
         if not self.residency_s:
@@ -148,14 +172,14 @@ class WorkerLoad:
     def note_residency(self, took_s: float) -> None:
         self.residency_s = took_s if not self.residency_s else 0.9 * self.residency_s + 0.1 * took_s
 
-    def slot_wait_s(self) -> float:
+    def slot_wait_s(self, *, batch: bool = False) -> float:
         """Predict the wait for a free slot, while all are taken: they end one after the other.
 
         Infinite on trial: nothing tells how long that takes, and no request is to be held back for it.
         """
         if self.on_trial:
             return inf
-        if self.slots_left(0) > 0:
+        if self.slots_left(0, batch=batch) > 0:
             return 0.0
         return self.residency_s / max(1, self.info.slots)
 

@@ -24,9 +24,9 @@ def local_plan(
 
 
 def make_placement(
-    request: Waiting, load: WorkerLoad, overlap: Overlap, plan: DisaggPlan, reason: str, now_s: float
+    request: Waiting, load: WorkerLoad, overlap: Overlap, plan: DisaggPlan, reason: str, now_s: float, *, kept: bool = False
 ) -> Placement:
-    """Make the placement of a request on a worker, by this plan."""
+    """Make the placement of a request on a worker, by this plan. `kept`: the worker may not preempt it."""
     return Placement(
         request=request,
         worker=load.info.worker,
@@ -36,4 +36,5 @@ def make_placement(
         waited_s=request.waited_s(now_s),
         reason=reason,
         prefill=plan.decision,
+        kept=kept,
     )

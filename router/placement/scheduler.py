@@ -16,12 +16,12 @@ from headrace.broker.messages import Explanation, JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
 from headrace.router.placement.admission import Admission, PoolSpeed
 from headrace.router.placement.calibration import Calibration
-from headrace.router.placement.cost import RecentWork, has_room, lookahead_tokens, make_worker_view
+from headrace.router.placement.cost import RecentWork, has_batch_room, has_room, lookahead_tokens, make_worker_view
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
 from headrace.router.placement.disagg.prefill_costs import PrefillSide
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
-from headrace.router.placement.fairness.fair_queue import FairQueue
+from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.placements import local_plan, make_placement
 from headrace.router.placement.policies import Pick, make_policy
@@ -51,7 +51,7 @@ class Scheduler:
         self._rng = random.Random(f"{name} {seed}")  # noqa: S311 - choices, no secrets
         self._loads = LoadTable()
         self._calibration = Calibration(settings.calibration)
-        self._queue = FairQueue(settings.fairness)
+        self._queue = TurnQueues(settings.fairness)
         self._admission = Admission(settings.limits)
         self.disagg = DisaggPlanner(settings, self._loads, view)
         self._window = CostMatrix(self._loads, self.disagg.pool, settings.tiers)
@@ -185,7 +185,7 @@ class Scheduler:
         shed = self._admission.admit(
             request,
             uncached=uncached,
-            queue=self._queue,
+            queue=self._queue.interactive,
             pool=self._pool_speed(now_s),
             now_s=now_s,
             service_s=uncached / self._calibration.pool().prefill_tokens_per_s,
@@ -209,7 +209,7 @@ class Scheduler:
 
     def _crowded(self, tenant: str) -> bool:
         """Return whether limits of this tenant protect another one."""
-        return self.several_tenants or any(name != tenant for _, name in self._queue.counts())
+        return self.several_tenants or any(name != tenant for _, name in self._queue.interactive.counts())
 
     def cancel(self, ids: Iterable[str]) -> list[Waiting]:
         """Drop these requests. Return those that were waiting."""
@@ -283,38 +283,54 @@ class Scheduler:
             if row is not None:
                 self._queue.update(request_id, self._least_uncached(row))
 
-    def _worker_view(self, side: PrefillSide | None, now_s: float) -> WorkerView:
+    def _worker_view(self, side: PrefillSide | None, now_s: float, *, batch: bool = False) -> WorkerView:
         awaited = self.disagg.pool.awaited_blocks if self.disagg.pool.jobs else None
-        return make_worker_view(self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited)
+        return make_worker_view(self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited, batch=batch)
 
     def _any_room(self, side: PrefillSide | None, now_s: float) -> bool:
-        if any(has_room(load, self.settings, now_s) for load in self._loads):
+        if any(self._has_room(load, now_s) for load in self._loads):
             return True
         if side is not None and side.room.any() and side.takes.any():
             return True
         self._backoff.note_no_room(self._loads)
         return False
 
+    def _has_room(self, load: WorkerLoad, now_s: float) -> bool:
+        """Return whether a worker has room for the first of those that wait: a batch request only if no other one does."""
+        if len(self._queue.interactive):
+            return has_room(load, self.settings, now_s)
+        return has_batch_room(load, self.settings, load.pending_tokens(now_s))
+
+    def _congestion(self, *, batch: bool) -> float:
+        """Weigh prefill work by the requests that it delays; batch requests are in no hurry, however many wait."""
+        settings = self.settings
+        others = len(self._queue.batch if batch else self._queue.interactive) * len(self.routers) - 1
+        each = max(others, 0) / len(self._loads)
+        return settings.thrift + settings.congestion * (min(each, settings.batch_congestion) if batch else each)
+
     def _place_one(self, workers: WorkerView, now_s: float) -> Placement | None:
-        others = len(self._window) * len(self.routers) - 1
-        congestion = self.settings.thrift + self.settings.congestion * others / len(self._loads)
         passed_up = False
+        interactive = workers
         for group in self._queue.groups(self.settings.candidates, now_s):
             if group.over_share and passed_up:
                 continue  # otherwise a flood would get every worker that others leave for the sake of their caches
             requests = group.requests
+            workers = self._worker_view(interactive.prefill, now_s, batch=True) if group.batch else interactive
+            congestion = self._congestion(batch=group.batch)
             while (pick := self._policy.pick(requests, self._window, workers, congestion, now_s)) is not None:
                 load = self._loads.ordered[pick.column]
                 if pick.remote:  # it takes room in the prefill queue, not on this worker
-                    return self._place(requests[pick.at], pick, workers, congestion, now_s)
+                    return self._place(requests[pick.at], pick, workers, congestion, now_s, kept=group.kept)
                 service_s = max(pick.cost_s - workers.all_wait_s[pick.column], 0.0) / (1.0 + congestion)
                 if not self._backoff.must_wait(load, self.routers, service_s, now_s):
-                    return self._place(requests[pick.at], pick, workers, congestion, now_s)
+                    return self._place(requests[pick.at], pick, workers, congestion, now_s, kept=group.kept)
                 workers.close(pick.column)
             passed_up = self._policy.passed_up
         return None
 
-    def _place(self, request: Waiting, pick: Pick, workers: WorkerView, congestion: float, now_s: float) -> Placement:
+    def _place(
+        self, request: Waiting, pick: Pick, workers: WorkerView, congestion: float, now_s: float, *, kept: bool = False
+    ) -> Placement:
         row = self._window.rows[request.id]
         column, remote = prefer_session(row, pick, self._window, workers, self.settings)
         load = self._loads.ordered[column]
@@ -322,7 +338,7 @@ class Scheduler:
         local = local_plan(request, load, overlap, workers, workers.all_wait_s[column])
         plan = self.disagg.plan(row, load, self._window, workers, local=local, remote=remote, congestion=congestion)
         reason = reason_of(row, load, overlap, pick, self._window, self.settings.policy)
-        placement = make_placement(request, load, overlap, plan, reason, now_s)
+        placement = make_placement(request, load, overlap, plan, reason, now_s, kept=kept)
         self._carry_out(placement, load, overlap, plan, workers, now_s)
         return placement
 
@@ -341,16 +357,17 @@ class Scheduler:
     ) -> None:
         """Count a placement wherever later decisions look."""
         request, worker = placement.request, placement.worker
+        yields = request.batch and not placement.kept
         row = self._window.rows[request.id]
         self._log.placed(placement, take_snapshot(row, self._window, self._loads, workers, self.settings), now_s)
         self._queue.place(request.id, uncached=placement.uncached)
         self._drop_request(request.id)
         if plan.remote:
-            load.place(request.id, tokens=0, blocks=0, now_s=now_s)
+            load.place(request.id, tokens=0, blocks=0, now_s=now_s, yields=yields)
             self.disagg.place(request, load, plan, row.overlaps, now_s)
         else:
             blocks = len(request.chain) - overlap.blocks
-            load.place(request.id, tokens=placement.uncached, blocks=blocks, now_s=now_s, limit=placement.limit)
+            load.place(request.id, tokens=placement.uncached, blocks=blocks, now_s=now_s, limit=placement.limit, yields=yields)
         self._recent.add(worker, placement.uncached)
         # A worker without events is known by what was placed on it, so its cached blocks are refreshed as well. Blocks that are
         # computed elsewhere are not there before they are fetched, and then an event says so.
@@ -387,12 +404,18 @@ class Scheduler:
         wake_s = min(self._queue.next_deadline_s(), now_s + _RECHECK_S, self._backoff.next_s)
         for load in self._loads:
             speed = load.speed.prefill_tokens_per_s
-            over = load.pending_tokens(now_s) - lookahead_tokens(load, self.settings)
+            over = load.pending_tokens(now_s) - self._lookahead(load)
             if over > 0:
                 wake_s = min(wake_s, now_s + over / speed)
         if len(self.disagg.pool):
             wake_s = min(wake_s, self.disagg.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)
+
+    def _lookahead(self, load: WorkerLoad) -> float:
+        """Return the pending prefill, in tokens, below which this worker may get the first of those that wait."""
+        if len(self._queue.interactive):
+            return lookahead_tokens(load, self.settings)
+        return self.settings.batch_lookahead_s * load.speed.prefill_tokens_per_s
 
     def _least_uncached(self, row: CostRow) -> float:
         uncached: list[float] = self._window.uncached[row.number].tolist()  # quicker than an array's own for the usual few

@@ -21,7 +21,7 @@ LEAST_S = 1e-9  # no coefficient of a worker's speed is smaller
 MOST_S = 1e3  # no coefficient is larger
 
 _NONE: Mapping[str, int] = MappingProxyType({})
-_SHARES: Mapping[str, float] = MappingProxyType({"hi": 0.9, "std": 0.7, "batch": 0.2})
+_SHARES: Mapping[str, float] = MappingProxyType({"hi": 0.9, "std": 0.7})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class AdmissionSettings:
     class_share: Mapping[str, float] = field(default_factory=lambda: _SHARES)  # of the window; all of it for others
     class_requests: Mapping[str, int] = field(default_factory=lambda: _NONE)  # of particular classes instead
     class_tokens: Mapping[str, int] = field(default_factory=lambda: _NONE)
-    protected: frozenset[str] = frozenset({"re", "rb"})  # classes that are refused for nothing but a deadline that has passed
+    protected: frozenset[str] = frozenset({"re", "rb", "batch"})  # classes refused for nothing but a deadline that has passed
     hopeless: bool = True  # refuse requests that are predicted to start after their deadline
     hopeless_factor: float = 1.0  # the prediction must exceed the time that is left by this factor
     drain_to: float = 0.75  # of a limit: "come back" when the backlog has fallen to that
@@ -158,6 +158,16 @@ class SchedulerSettings:
     candidates: int = 128  # waiting requests looked at in one decision
     lookahead: float = 0.1  # of a step's tokens: a worker with less pending prefill than that may get more
     lookahead_s: float = 0.02  # a worker with less than this of it may, too: a placement takes a few milliseconds to arrive
+    batch_reserve: Annotated[
+        float,
+        Setting(
+            "Part of a worker's slots and KV blocks that batch requests leave free for interactive ones.",
+            least=0,
+            most=0.9,
+        ),
+    ] = 0.02
+    batch_lookahead_s: float = 0.01  # a worker with less than this much prefill before it may get a batch request
+    batch_congestion: float = 4.0  # most waiting requests per worker that count where a batch request chooses its worker
     spare_slots: int = 0  # requests that may be on their way to a worker whose slots are full
     thrift: float = 0.25  # cost of prefill work to requests that may come, even while nothing waits
     congestion: float = 5.0  # cost of prefill work to requests that wait, per waiting request and worker
@@ -215,12 +225,14 @@ class SchedulerSettings:
         need(self.binding in get_args(Binding), "binding", self.binding, "late or early")
         need(self.prefill in get_args(PrefillMode), "prefill", self.prefill, "auto, always or never")
         need(self.prefill_unready in get_args(Unready), "prefill_unready", self.prefill_unready, "local, wait or refuse")
+        need(0 <= self.batch_reserve < 1, "batch_reserve", self.batch_reserve, "from 0 to below 1")
         need(self.prefill_min_tokens >= 0, "prefill_min_tokens", self.prefill_min_tokens, "0 or more")
         for name in ("candidates", "explained"):
             need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in (
             "lookahead",
             "lookahead_s",
+            "batch_lookahead_s",
             "balance_horizon",
             "max_wait_s",
             "no_worker_s",
@@ -233,6 +245,7 @@ class SchedulerSettings:
             need(0 < getattr(self, name) < inf, name, getattr(self, name), "above 0")
         for name in (
             "spare_slots",
+            "batch_congestion",
             "thrift",
             "congestion",
             "disturbance",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.router.placement.cost_matrix import CostMatrix
-from headrace.router.placement.fairness.fair_queue import FairQueue
+from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.trials import Trials, WaitingSuspect
 from headrace.router.placement.types import Placement, Waiting
@@ -22,7 +22,7 @@ Place = Callable[[WaitingSuspect, WorkerLoad], Placement]
 class Suspects:
     """The suspects of one router's window, and their place in its queue."""
 
-    def __init__(self, loads: LoadTable, window: CostMatrix, queue: FairQueue) -> None:
+    def __init__(self, loads: LoadTable, window: CostMatrix, queue: TurnQueues) -> None:
         self._window = window
         self._queue = queue
         self._trials = Trials(loads)

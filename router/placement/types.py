@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.broker.messages import Candidate, PrefillDecision
+from headrace.jetstream.subjects import BATCH_CLASSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,11 @@ class Waiting:
     prefer: Mapping[str, float] = field(default_factory=dict)
     suspect: bool = False  # by its history it may crash workers; its judge says whether it is a suspect
 
+    @property
+    def batch(self) -> bool:
+        """The request gets only the capacity that interactive ones leave."""
+        return self.request_class in BATCH_CLASSES
+
     def age_s(self, now_s: float) -> float:
         """Return the time since its arrival at its frontend."""
         return max(now_s - self.arrived_s, 0.0)
@@ -88,6 +94,7 @@ class Placement:
     prefill: PrefillDecision | None = None  # where its prompt is computed; None in a pool where that is no question
     limit: int = 0  # of a suspect: its group limit
     crashes: int = 0
+    kept: bool = False  # the worker may not preempt it
 
     @property
     def remote(self) -> bool:

@@ -13,7 +13,7 @@ import structlog
 from headrace.broker.codec import job_headers, prefill_header
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.messages import JobFault
+from headrace.broker.messages import HEADER_KEPT, JobFault
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
 from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement
@@ -75,6 +75,8 @@ class Placer:
         headers = job_headers(held.attempt, held.history)
         if placement.prefill is not None:
             headers |= prefill_header(placement.prefill)
+        if placement.kept:
+            headers[HEADER_KEPT] = "1"
         msg_id = f"{held.id}.{held.attempt}@{held.delivery.stream_seq}"
         while True:
             try:

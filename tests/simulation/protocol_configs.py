@@ -124,6 +124,18 @@ def crowded(poison: int, innocents: int, workers: int, *, kills: int = 0, over_s
     return dataclasses.replace(found, horizon_s=over_s, until_s=120.0)
 
 
+def backfill(n: int) -> Callable[[Machine], list[Wish]]:
+    """Long batch requests that take every slot, and interactive ones that come while those run."""
+
+    def wishes(machine: Machine) -> list[Wish]:
+        rng = machine.rng
+        made = [Wish(at_s=rng.random() * 2.0, lengths=(LONG,), batch=True) for _ in range(n)]
+        made += [Wish(at_s=1.0 + rng.random() * 8.0, lengths=(rng.choice(LENGTHS),)) for _ in range(n)]
+        return made if machine.incarnation == 0 else made[-2:]
+
+    return wishes
+
+
 NODEDUPE = SimConfig(dedupe=False)
 GROUPS = {
     s.name: s
@@ -296,6 +308,17 @@ CONFIGS = {
             config=SimConfig(dedupe=False, noise=0.1),
         ),
         scenario(
+            "preempted",
+            Shape(wishes=backfill(6), workers=2, slots=2, no_worker_wait_s=GIVE_UP_S),
+            faults=4,
+            config=NODEDUPE,
+        ),
+        scenario(
+            "preempted-router",
+            Shape(wishes=backfill(6), workers=2, slots=2, routers=1, scheduler=real_scheduler, no_worker_wait_s=GIVE_UP_S),
+            faults=4,
+        ),
+        scenario(
             "stress",
             Shape(wishes=plain(4), workers=3, routers=2, shed=0.03, ingresses=2),
             faults=9,
@@ -310,4 +333,12 @@ def few(machine: Machine) -> list[Wish]:
     return [Wish(lengths=(6, 3)), Wish(at_s=0.1, lengths=(4,), payload=b"\1\0\0\0" * SPILL_BYTES)][: 2 - machine.incarnation]
 
 
+def few_preempted(machine: Machine) -> list[Wish]:
+    """A batch request on every slot, and interactive ones that need two of them."""
+    made = [Wish(lengths=(20,), batch=True), Wish(lengths=(16,), batch=True)]
+    made += [Wish(at_s=at, lengths=(4,)) for at in (0.4, 0.5)]
+    return made[: 4 - 2 * machine.incarnation]
+
+
+PREEMPTED = scenario("small-preempted", Shape(wishes=few_preempted, workers=2, slots=1), faults=0, config=CALM)
 SMALL = scenario("small", Shape(wishes=few, workers=2), faults=0, config=CALM)

@@ -79,6 +79,7 @@ class Wish:
     pause_s: float = 0.0  # the reader waits so long between two looks
     cancel_s: float | None = None  # the client gives up after this
     invalid: bool = False  # the engine rejects it
+    batch: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -115,6 +116,7 @@ class Request:
             max_tokens=max(wish.lengths),
             choices=len(wish.lengths),
             deadline_s=wish.deadline_s,
+            request_class="batch" if wish.batch else "std",
         )
 
     def take(self, row: Row) -> None:

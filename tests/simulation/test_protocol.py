@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from tests.simulation.protocol_configs import CONFIGS, SMALL
+from headrace.broker import metrics
+from tests.simulation.protocol_configs import CONFIGS, PREEMPTED, SMALL
 from tests.simulation.search import assert_holds, assert_survives_every_step, explain, play
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "5"))
@@ -26,6 +27,14 @@ def test_every_request_ends_exactly_once_with_exactly_its_tokens(name: str) -> N
 @pytest.mark.timeout(36000 if EVERY == 1 else 120)
 def test_a_fault_at_any_step_is_survived(kind: str) -> None:
     assert assert_survives_every_step(SMALL, kinds=[kind], every=EVERY, offset=KINDS.index(kind) % EVERY) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(36000 if EVERY == 1 else 120)
+def test_a_fault_at_any_step_of_a_preemption_is_survived(kind: str) -> None:
+    before = metrics.PREEMPTED._value.get()
+    assert assert_survives_every_step(PREEMPTED, kinds=[kind], every=EVERY, offset=KINDS.index(kind) % EVERY) > 0
+    assert metrics.PREEMPTED._value.get() > before
 
 
 @pytest.mark.timeout(36000 if SEEDS > 100 else 120)

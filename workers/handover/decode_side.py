@@ -182,7 +182,7 @@ class RemotePrefillRun:
             created=self._wall(),
             tokens=choice.tokens,
             uncached=choice.uncached,
-            priority=envelope.priority,
+            priority=choice.run.engine_priority,
             room=secrets.randbits(62) if self._style is DisaggStyle.RENDEZVOUS else None,
             emitted=pack_u32(emitted),
             block_size=envelope.block_size,

@@ -112,7 +112,7 @@ class ChoiceRun:
             adapter=generation.adapter,
             cache_salt=generation.cache_salt,
             session_id=generation.session_id,
-            priority=self.run.envelope.priority,
+            priority=self.run.engine_priority,
             media=generation.media,
             prompt_embeds=self.prompt_embeds,
             handover=handover,

@@ -161,7 +161,7 @@ def _items(run: Run, pooling: Pooling, info: EngineInfo) -> dict[int, PoolItem]:
             second=given.second,
             dimensions=pooling.dimensions,
             normalize=pooling.normalize,
-            priority=run.envelope.priority,
+            priority=run.engine_priority,
             adapter=pooling.adapter,
             extra=pooling.extra,
         )

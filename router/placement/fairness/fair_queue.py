@@ -43,6 +43,8 @@ class ClassGroup:
 
     requests: Sequence[Waiting]
     over_share: bool = False
+    batch: bool = False  # they may have only what interactive requests leave
+    kept: bool = False  # the worker may not preempt them
 
 
 class FairQueue:
@@ -71,6 +73,7 @@ class FairQueue:
         self._number = 0
         self._groups: list[ClassGroup] | None = None
         self._groups_limit = 0
+        self.charged = 0.0  # tokens that the last placement was charged
         self.backlog = Backlog()
         self.unknown_classes: Counter[str] = Counter()
         self.accounts = VirtualTokenCounters(
@@ -307,7 +310,7 @@ class FairQueue:
         self._groups = None
         request, tenant = entry.request, self.accounts.tenant(entry.request.tenant)
         most = float(request.max_tokens * max(request.choices, 1)) if request.max_tokens > 0 else inf
-        tokens = self.accounts.place(request_id, tenant, entry.class_name, uncached=uncached, most_output=most)
+        tokens = self.charged = self.accounts.place(request_id, tenant, entry.class_name, uncached=uncached, most_output=most)
         if not self._classes[entry.class_name].always_first:
             share = self._settings.aged_share
             self._balance = self._balance - (1.0 - share) * tokens if aged else min(self._balance + share * tokens, 0.0)

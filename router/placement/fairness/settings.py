@@ -24,9 +24,8 @@ DEFAULT_CLASSES = (
     FairClass(name="re", rank=0, always_first=True),
     FairClass(name="hi", rank=1, ageing_s=20.0),
     FairClass(name="std", rank=2, ageing_s=60.0),
-    FairClass(name="rb", rank=3, ageing_s=300.0),
-    FairClass(name="batch", rank=4, ageing_s=300.0),
 )
+BATCH_RANKS = (FairClass(name="rb", rank=0), FairClass(name="batch", rank=1))  # behind all others, and without ageing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +34,16 @@ class FairnessSettings:
 
     classes: tuple[FairClass, ...] = DEFAULT_CLASSES
     aged_share: float = 0.25  # of the tokens placed, for requests that have aged while better classes wait
+    batch_share: Annotated[
+        float,
+        Setting(
+            "Share of the placed tokens that batch requests have while interactive ones wait; otherwise they get what is left.",
+            "--batch-share",
+            least=0.0001,
+            most=0.9999,
+        ),
+    ] = 0.02
+    batch_patience_s: float = 1.0  # interactive requests must have waited so long before batch requests get their share
     weights: Annotated[
         Mapping[str, float],
         Setting(
@@ -53,11 +62,12 @@ class FairnessSettings:
     open_charges: int = 65_536  # placed requests whose charge can still be corrected
 
     def __post_init__(self) -> None:
-        need(0 < self.aged_share < 1, "aged_share", self.aged_share, "between 0 and 1")
+        for name in ("aged_share", "batch_share"):
+            need(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
         need(0 < self.default_weight < inf, "default_weight", self.default_weight, "above 0")
         for tenant, weight in self.weights.items():
             need(0 < weight < inf, f"weights[{tenant!r}]", weight, "above 0")
-        for name in ("slack_tokens", "tight_s", "default_output_tokens"):
+        for name in ("slack_tokens", "tight_s", "default_output_tokens", "batch_patience_s"):
             need(0 <= getattr(self, name) < inf, name, getattr(self, name), "0 or more")
         need(0 < self.output_smoothing <= 1, "output_smoothing", self.output_smoothing, "above 0 and at most 1")
         for name in ("idle_tenants", "open_charges"):

@@ -141,7 +141,7 @@ async def test_what_is_wrong_with_a_prompt_is_named(change: dict[str, Any], para
         (None, None, "std", 5),
         ("auto", "default", "std", 5),
         ("default", "default", "std", 5),
-        ("flex", "flex", "std", 5 + (1 << 20)),
+        ("flex", "flex", "batch", 5),
         ("priority", "priority", "hi", 5),
     ],
 )

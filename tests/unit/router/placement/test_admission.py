@@ -81,18 +81,18 @@ def test_a_tenant_has_so_many_uncached_tokens() -> None:
 
 
 def test_a_class_has_so_many_requests_and_tokens() -> None:
-    fair = filled(*many(4, request_class="batch"), *many(2, "b"))
-    shed = admit(fair, waiting("c", request_class="batch"), class_requests={"batch": 4})
+    fair = filled(*many(4), *many(2, "b", request_class="hi"))
+    shed = admit(fair, waiting("c"), class_requests={"std": 4})
     assert shed is not None
-    assert (shed.code, shed.message) == ("class_limit", "class 'batch' has 4 requests waiting, of at most 4")
+    assert (shed.code, shed.message) == ("class_limit", "class 'std' has 4 requests waiting, of at most 4")
     assert shed.retry_after_s == pytest.approx(1.5)  # of 6,000 tokens: the better class goes first
-    assert admit(fair, waiting("c"), class_requests={"batch": 4}) is None
-    shed = admit(fair, waiting("c", request_class="batch"), class_tokens={"batch": 4500})
+    assert admit(fair, waiting("c", request_class="hi"), class_requests={"std": 4}) is None
+    shed = admit(fair, waiting("c"), class_tokens={"std": 4500})
     assert shed is not None
-    assert shed.message == "class 'batch' has 4000 uncached tokens waiting, which with 1000 more exceeds 4500"
+    assert shed.message == "class 'std' has 4000 uncached tokens waiting, which with 1000 more exceeds 4500"
 
 
-@pytest.mark.parametrize("flood", [("std", "batch"), ("hi",)])
+@pytest.mark.parametrize("flood", [("std",), ("hi",)])
 def test_floods_leave_room_for_other_classes_and_tenants(flood: tuple[str, ...]) -> None:
     limits = Admission(AdmissionSettings(window=100))
     fair = filled()
@@ -105,7 +105,7 @@ def test_floods_leave_room_for_other_classes_and_tenants(flood: tuple[str, ...])
 
     codes = {offer(waiting(tenant, request_class=name)) for _ in range(200) for name in flood for tenant in "abcdefghij"}
     assert codes == {"", "class_limit"}
-    other = ({"hi", "std", "batch"} - set(flood)).pop()
+    other = ({"hi", "std"} - set(flood)).pop()
     assert [offer(waiting("k", request_class=other)) for _ in range(10)] == [""] * 10
 
     fair = filled()
@@ -128,10 +128,12 @@ def test_a_redelivered_request_is_not_refused_for_itself() -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_with_the_figures() -> None:
-    fair = filled(*many(20), *many(20, "b", request_class="batch"))
+    fair = filled(*many(20, request_class="hi"), *many(20, "b"))
     pool = PoolSpeed(1000.0, 5000.0)
-    assert admit(fair, waiting("a", deadline_s=125.0, arrived_s=100.0), pool=pool, now_s=100.0) is None
-    shed = admit(fair, waiting("a", deadline_s=120.0, arrived_s=100.0), pool=pool, now_s=100.0, service_s=2.0)
+    assert admit(fair, waiting("a", request_class="hi", deadline_s=125.0, arrived_s=100.0), pool=pool, now_s=100.0) is None
+    shed = admit(
+        fair, waiting("a", request_class="hi", deadline_s=120.0, arrived_s=100.0), pool=pool, now_s=100.0, service_s=2.0
+    )
     assert shed is not None
     assert shed.code == "deadline_hopeless"
     assert shed.message == (
@@ -139,8 +141,8 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_figures() -> None:
         "5000 at the workers, which compute 1000 tokens/s"
     )
     assert shed.retry_after_s == pytest.approx(7.0)
-    assert admit(fair, waiting("a", deadline_s=120.0), pool=pool, now_s=100.0, hopeless=False) is None
-    assert admit(fair, waiting("a", deadline_s=120.0), pool=pool, now_s=100.0, hopeless_factor=1.5) is None
+    assert admit(fair, waiting("a", request_class="hi", deadline_s=120.0), pool=pool, now_s=100.0, hopeless=False) is None
+    assert admit(fair, waiting("a", request_class="hi", deadline_s=120.0), pool=pool, now_s=100.0, hopeless_factor=1.5) is None
 
 
 def test_a_flood_of_another_tenant_makes_nobody_else_hopeless() -> None:
