@@ -41,6 +41,23 @@ class IngressSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CarrierSettings:
+    """Limits of one carrier of stored jobs."""
+
+    timing: Timing = field(default_factory=Timing)
+    window: int = 1024  # most jobs of one model that it carries at once; twice the pool's slots where that is less
+    starting: int = 32  # jobs that are checked and rendered at once
+    poll_s: float = 5.0  # between two looks at the ends of what it carries
+    entry_gap_s: float = 0.02  # least time between two entries with rows of one durable stream
+    entry_rows: int = 256  # most rows of an entry
+    retry_s: float = 0.5  # before a submission that was refused is tried again, growing
+    longest_retry_s: float = 10.0
+    margin_s: float = 30.0  # time after its deadline at which anybody may end a job
+    sweep_s: float = 60.0  # between two sweeps of the jobs that have no carrier
+    unknown_model_s: float = 60.0  # time after which a job for a model without a card fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
     """Limits of one worker session."""
 

@@ -190,6 +190,10 @@ class Subjects:
     def cancel(self, pool: str) -> str:
         return f"{self.prefix}.cancel.{check_token(pool, 'pool')}"
 
+    def cancel_jobs(self) -> str:
+        """Return the subject on which carriers hear of cancelled jobs, by their ids inside Headrace."""
+        return f"{self.prefix}.cancel.jobs"
+
     def find(self, pool: str) -> str:
         return f"{self.prefix}.find.{check_token(pool, 'pool')}"
 

@@ -6,10 +6,14 @@ import hashlib
 import re
 import secrets
 
+import msgspec
+
 from headrace.broker.durable.errors import JobMalformed
+from headrace.broker.run_ids import RUN_MARK, job_of_run
+
+__all__ = ["LONGEST_NAME", "RUN_MARK", "JobRef", "check_name", "job_id", "job_of_run", "job_token", "new_nonce", "run_id"]
 
 LONGEST_NAME = 256
-RUN_MARK = "~"  # between a job's id and the nonce of a delivery; allowed nowhere else
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _HASHED = "x-"  # names that begin so are hashed too, so that no plain name equals a hashed one
@@ -34,6 +38,26 @@ def job_id(tenant: str, name: str) -> str:
     return hashlib.sha256(f"{tenant}\0{name}".encode()).hexdigest()[:32]
 
 
+class JobRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A job by name, with what its result needs to say. `durable`: its end is that of its stream."""
+
+    tenant: str
+    name: str
+    durable: bool = False
+    batch: str = ""
+    custom_id: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id inside Headrace."""
+        return job_id(self.tenant, self.name)
+
+    @property
+    def token(self) -> str:
+        """The token in the subjects of its result and entries."""
+        return job_token(self.name)
+
+
 def new_nonce() -> str:
     """Return a name for one delivery of a job to a carrier."""
     return secrets.token_hex(8)
@@ -42,8 +66,3 @@ def new_nonce() -> str:
 def run_id(job: str, nonce: str, part: int = 0) -> str:
     """Return the request id under which a carrier submits a job; `part` numbers the requests of a job that is several."""
     return f"{job}{RUN_MARK}{nonce}" if not part else f"{job}{RUN_MARK}{nonce}-{part}"
-
-
-def job_of_run(request_id: str) -> str:
-    """Return the id of the job that a request belongs to; of one that belongs to none its own id."""
-    return request_id.partition(RUN_MARK)[0]

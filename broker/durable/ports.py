@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headrace.broker.durable.stored_job import StoredJob
 from headrace.broker.jobs import Job
@@ -40,6 +40,13 @@ class RenderedJob(Protocol):
     @property
     def tokens(self) -> ResultTokens:
         """The tokens counted so far."""
+
+
+class BatchStates(Protocol):
+    """Knows the batches that are being closed."""
+
+    def closing(self, batch_id: str) -> Literal["cancelled", "expired"] | None:
+        """Return how the lines of a batch end that have no result yet; None while it goes on, as far as is known."""
 
 
 class JobRenderer(Protocol):

@@ -7,7 +7,6 @@ seen: a full stream refuses in the same way. A result too large for a message li
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Sequence
 
@@ -17,13 +16,14 @@ import structlog
 from headrace.broker.durable import metrics
 from headrace.broker.errors import MalformedMessage
 from headrace.broker.messages import JobResult, ResultError, ResultObject, ResultResponse
+from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
 
-LARGEST = 512 * 1024  # bytes of a result in a message
+LARGEST = 508 * 1024  # bytes of a response in a message
 RETRY_S = 0.2
 LONGEST_RETRY_S = 2.0
 PUBLISH_TIMEOUT_S = 2.0
@@ -103,11 +103,11 @@ class ResultStore:
 
     async def _place(self, tenant: str, token: str, result: JobResult) -> JobResult:
         """Return the result as it fits into a message: with its response in an object if it is large."""
-        if result.response is None or len(result.response.body) < LARGEST - 4096:
+        if result.response is None or len(result.response.body) <= LARGEST:
             return result
         body = msgspec.json.encode(result.response)
         name = f"{tenant}.{token}.{secrets.token_hex(8)}"
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
+        digest = await sha256_hex(body)
         await self._objects.put(name, body)
         place = ResultObject(name=name, size=len(body), digest=digest)
         return msgspec.structs.replace(result, response=None, object=place)

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.broker.codec import decode
 from headrace.broker.durable.errors import JobMalformed
-from headrace.broker.durable.names import check_name, job_id, job_token
+from headrace.broker.durable.names import JobRef, check_name, job_id, job_token
 from headrace.broker.errors import WireError
 from headrace.broker.messages import (
     HEADER_BATCH,
@@ -51,6 +51,11 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     batch: str = ""
     custom_id: str = ""
     envelope: Envelope | None = None
+
+    @property
+    def ref(self) -> JobRef:
+        """The job by name."""
+        return JobRef(tenant=self.tenant, name=self.name, durable=self.durable, batch=self.batch, custom_id=self.custom_id)
 
     @property
     def id(self) -> str:

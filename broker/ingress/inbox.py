@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -14,7 +15,7 @@ from headrace.broker.ingress.claims import ClaimDecider
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
 from headrace.broker.ingress.open_jobs import OpenJobs
 from headrace.broker.ingress.placement_decisions import Decisions
-from headrace.broker.messages import CancelJob, Check, Claim, Done, Frame, JobEvents, SuspicionQuery
+from headrace.broker.messages import CancelJob, Carrying, Check, Claim, Done, Frame, JobEvents, SuspicionQuery
 from headrace.broker.protocol.judge import Judge
 from headrace.jetstream.ports import Message
 
@@ -39,6 +40,9 @@ class IngressInbox:
         self._claims = claims
         self._canceller = canceller
         self._decisions = decisions
+        self.carrying: Callable[[str, str], bool] = lambda _job, _nonce: (
+            False
+        )  # set by the carrier of stored jobs, if there is one
         self._loop = asyncio.get_running_loop()
 
     def on_frame(self, message: Message) -> None:
@@ -80,6 +84,8 @@ class IngressInbox:
             self._claims.on_suspicion(control, message.reply)
         elif isinstance(control, Check):
             self._outbox.reply(message.reply, self._judge.on_check(control, self._loop.time()))
+        elif isinstance(control, Carrying):
+            self._outbox.reply(message.reply, Done(ok=self.carrying(control.job, control.nonce)))
         elif isinstance(control, CancelJob):
             self._outbox.reply(message.reply, Done(ok=self._canceller.withdraw(control.name, control.tenant) > 0))
         else:

@@ -32,6 +32,7 @@ from headrace.broker.messages import Explanation, IngressMember, JobFault
 from headrace.broker.models.directory import ModelDirectory
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
+from headrace.broker.protocol.resume import CrashRecorder, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import HealthPort, Messaging
@@ -83,6 +84,7 @@ class Ingress:
         self._loop = asyncio.get_running_loop()
         self._started = asyncio.Event()
         self._draining = False
+        self._on_lease_changes: list[Callable[[bool], None]] = []
         self._tasks = TaskScope()
 
         self._open = OpenJobs()
@@ -109,7 +111,7 @@ class Ingress:
             subjects.ingress_key(self.id),
             encode(IngressMember(ingress=self.id, started=wall(), host=socket.gethostname(), pid=getpid())),
             ttl_s=timing.lease_ttl_s,
-            on_change=self._resubmitter.on_lease,
+            on_change=self._on_lease,
         )
 
     async def run(self) -> None:
@@ -134,6 +136,29 @@ class Ingress:
             await self.models.ready(timeout_s)
             while not self.ready:
                 await asyncio.sleep(0.01)
+
+    def _on_lease(self, held: bool) -> None:
+        for callback in self._on_lease_changes:
+            callback(held)
+        self._resubmitter.on_lease(held)
+
+    def on_lease(self, callback: Callable[[bool], None]) -> None:
+        """Call `callback` when the lease was gained (True) or has lapsed, before anything is submitted again."""
+        self._on_lease_changes.append(callback)
+
+    def on_carrying(self, carrying: Callable[[str, str], bool]) -> None:
+        """Let `carrying(job, nonce)` answer whether a stored job is carried here."""
+        self._inbox.carrying = carrying
+
+    @property
+    def lease_held(self) -> bool:
+        """True while this ingress may act as a judge and carrier."""
+        return self._lease.held
+
+    @property
+    def members(self) -> Members:
+        """The leases of workers, routers and ingresses."""
+        return self._members
 
     @property
     def ready(self) -> bool:
@@ -179,20 +204,22 @@ class Ingress:
         """Return why a request whose job had `explain` was placed on its worker, within `timeout_s`."""
         return await self._decisions.explain(request_id, timeout_s=timeout_s)
 
-    async def submit(self, job: Job) -> JobStream:
-        """Queue a job durably and return its stream.
+    async def submit(self, job: Job, *, resume: Resume | None = None, recorder: CrashRecorder | None = None) -> JobStream:
+        """Queue a job durably and return its stream. With `resume` the stream goes on behind what that says was emitted.
+
+        `recorder`: stores the crashes of a stored job before a worker may go on with it.
 
         While no worker can take it, it waits in the queue, at most `no_worker_wait_s`. Its stream ends as JobRefused then.
 
         Raises NoWorker (if nothing may wait), Overloaded, BrokerUnavailable or RequestTooLarge; the job does not run then.
         """
         try:
-            return await self._submit(job)
+            return await self._submit(job, None if resume is None or resume.fresh else resume, recorder)
         except (NoWorker, Overloaded, BrokerUnavailable, RequestTooLarge) as error:
             metrics.REFUSED.labels(type(error).__name__).inc()
             raise
 
-    async def _submit(self, job: Job) -> JobStream:
+    async def _submit(self, job: Job, resume: Resume | None, recorder: CrashRecorder | None) -> JobStream:
         self._admit(job)
         now = self._loop.time()
         wall = self._wall()
@@ -208,6 +235,9 @@ class Ingress:
             dispatcher=self._dispatcher,
         )
         record = JobRecord(job.id, job.card.pool, job.choices, stream, now)
+        record.recorder = recorder
+        if resume is not None:
+            record.restore(resume)
         stream.journey = Journey(record, now)
         if job.explain:
             self._decisions.expect(job.id)
@@ -216,7 +246,7 @@ class Ingress:
             OpenJob(job.id, job.card.pool, job.tenant, body, stream, now + job.deadline_s, wall + job.deadline_s, job.name)
         )
         try:
-            stored = await self._submitter.publish(job, body)
+            stored = await self._submitter.publish(job, body, resume)
         except BaseException:
             # A request that was stored all the same is dropped by the worker that asks this judge about it.
             self._judge.close(job.id, None)

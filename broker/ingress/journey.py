@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.broker.protocol.job_record import JobRecord
-from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.resume import GENERATION
 
 
 class Journey:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from headrace.broker import metrics
+from headrace.broker.codec import job_headers
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Spill
+from headrace.broker.protocol.resume import GENERATION, Resume
 from headrace.broker.settings import IngressSettings
 from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
 from headrace.jetstream.ports import HealthPort, Messaging, PubAck
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.subjects import Subjects, moved_class
 
 SUBMIT_TRIES = 3
 QUEUE_FULL_RETRY_AFTER_S = 1.0
@@ -39,9 +41,14 @@ class Submitter:
             raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
         return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))
 
-    async def publish(self, job: Job, body: bytes) -> PubAck:
-        """Store a request in the queue of its pool. Raises Overloaded, RequestTooLarge, BrokerUnavailable."""
-        subject = self._subjects.req(job.card.pool, job.request_class, job.tenant)
+    async def publish(self, job: Job, body: bytes, resume: Resume | None = None) -> PubAck:
+        """Store a request in the queue of its pool. Raises Overloaded, RequestTooLarge, BrokerUnavailable.
+
+        One that resumes is stored as a moved one: its attempt is above 1, so that a worker claims it and learns where it is.
+        """
+        attempt = 1 if resume is None else resume.generation * GENERATION
+        request_class = job.request_class if resume is None else moved_class(job.request_class)
+        subject = self._subjects.req(job.card.pool, request_class, job.tenant)
         timing = self._settings.timing
         started = self._loop.time()
         tries = 0
@@ -51,7 +58,8 @@ class Submitter:
                 stored = await self._messaging.publish(
                     subject,
                     body,
-                    msg_id=f"{job.id}.1",
+                    headers=job_headers(attempt, sorted(resume.history) if resume is not None else []),
+                    msg_id=f"{job.id}.{attempt}",
                     ttl_s=job.deadline_s + timing.ttl_slack_s,
                     timeout_s=timing.publish_timeout_s,
                 )

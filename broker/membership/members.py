@@ -95,6 +95,10 @@ class Members:
         except WireError as error:
             log.warning("member.malformed", worker=worker, pool=pool, error=str(error))
 
+    def pools(self) -> list[str]:
+        """Return the pools that have workers."""
+        return [pool for pool, workers in self._workers.items() if workers]
+
     def workers(self, pool: str) -> dict[str, WorkerMember]:
         """Return the live workers of a pool by id, the draining ones included."""
         return self._workers.get(pool, {})

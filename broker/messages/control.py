@@ -116,7 +116,14 @@ class CancelJob(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field
     tenant: str
 
 
-IngressControl = Claim | SuspicionQuery | Check | Refuse | CancelJob
+class Carrying(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="carrying"):
+    """A question of a carrier to another one: does it carry this stored job? Answered with Done: `ok` if it does."""
+
+    job: str  # the id inside Headrace, without the mark of a run
+    nonce: str = ""  # the asker's delivery: of two carriers that check the job at once, the one with the higher nonce has it
+
+
+IngressControl = Claim | SuspicionQuery | Check | Refuse | CancelJob | Carrying
 
 
 # To a worker; one way unless the docstring names an answer:

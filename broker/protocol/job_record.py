@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.broker.messages import Finish, HistoryEntry, JobFault, Row, SinceItem
 from headrace.broker.protocol.clearance import Clearance
-from headrace.broker.protocol.crashes import Crash, Grant, counted, crashes_of
+from headrace.broker.protocol.crashes import Crash, Grant, base_worker, counted, crashes_of
+from headrace.broker.protocol.resume import GENERATION, CrashRecorder, Resume
 
 
 class RowReader(Protocol):
@@ -47,6 +48,7 @@ class JobRecord:
         "paused",
         "pool",
         "reader",
+        "recorder",
         "run",
         "spared",
         "worker",
@@ -57,6 +59,7 @@ class JobRecord:
         self.pool = pool
         self.choices = choices
         self.reader = reader
+        self.recorder: CrashRecorder | None = None  # must have stored all crashes before a claim is granted
         self.attempt = 1
         self.run: int | None = None
         self.worker: str | None = None
@@ -74,6 +77,16 @@ class JobRecord:
         self.heard_s = now_s
         self.paused = False
 
+    def restore(self, resume: Resume) -> None:
+        """Go on from what another judge has recorded. No attempt of its generations can be taken for one of this record."""
+        self.emitted = [list(ids) for ids in resume.emitted]
+        self.finished = list(resume.finished)
+        self.open_choices = sum(fin is None for fin in resume.finished)
+        self.history = set(resume.history)
+        self.held = {(entry.attempt, base_worker(entry.worker)) for entry in resume.history}
+        self.generation = resume.generation
+        self.attempt = resume.generation * GENERATION
+
     def hold(self, attempt: int, worker: str) -> None:
         """Note that a worker really had an attempt."""
         if (attempt, worker) not in self.spared:
@@ -90,6 +103,14 @@ class JobRecord:
             return []
         entries = counted((entry for entry in self.history if entry.attempt >= self.cleared), self.held, accounted)
         return crashes_of(entries, self.granted)
+
+    def evidence(self, crashes: Sequence[Crash]) -> list[HistoryEntry]:
+        """Return the entries of these crashes, as another judge of the request has to know them."""
+        found = []
+        for crash in crashes:
+            of_it = [e.worker for e in self.history if e.attempt == crash.attempt and base_worker(e.worker) == crash.worker]
+            found.append(HistoryEntry(crash.attempt, max(of_it, key=len), crash.group))  # the longest has its suffix
+        return found
 
     def clear(self) -> None:
         """Forgive all crashes so far: the current run has gone on well past them, beside whatever its worker runs now."""

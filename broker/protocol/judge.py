@@ -33,8 +33,7 @@ from headrace.broker.protocol.clearance import Clearance, clear_after_s
 from headrace.broker.protocol.crashes import Crash, Grant
 from headrace.broker.protocol.group_testing import group_limit, in_words, is_poison
 from headrace.broker.protocol.job_record import JobRecord
-
-GENERATION = 1000  # attempts of resubmission k start at k × 1000, above any copy that may still be stored
+from headrace.broker.protocol.resume import GENERATION
 
 
 class JudgePort(Protocol):
@@ -176,6 +175,8 @@ class Judge:
             self.close(record.id, JobFault("poison", in_words(crashes)))
             return ClaimReply(verdict="unknown")
         limit = group_limit(crashes)
+        if crashes and record.recorder is not None and not record.recorder.recorded(record.evidence(crashes)):
+            return ClaimReply(verdict="wait", crashes=len(crashes), limit=limit)
         if limit and not claim.beside and not 0 < claim.group <= limit:
             # Not its holder yet: the crash of another job there must not count.
             return ClaimReply(verdict="wait", crashes=len(crashes), limit=limit)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.resume import GENERATION
 from headrace.broker.protocol.run import Run, RunState
 
 PREEMPTIBLE = frozenset({RunState.WAITING, RunState.CLAIMING, RunState.RUNNING})

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from headrace.broker.messages import RunRef
 from headrace.broker.protocol.run import Run
 from headrace.broker.protocol.trial import ORDINARY, Turn, turn_of_suspect
+from headrace.broker.run_ids import RUN_MARK, job_of_run
 from headrace.jetstream.ports import Delivery
 
 
@@ -57,6 +58,10 @@ class RunTable:
     def of(self, request_id: str) -> list[Run]:
         """List the runs of one request."""
         return list(self._by_id.get(request_id, ()))
+
+    def of_job(self, job: str) -> list[Run]:
+        """List the runs of one stored job, by its id."""
+        return [run for same in self._by_id.values() for run in same if RUN_MARK in run.id and job_of_run(run.id) == job]
 
     def find(self, ref: RunRef) -> Run | None:
         """Find the run of this request, attempt and run id."""
@@ -129,8 +134,9 @@ class Tombstones:
         if len(self._until) > self._limit:
             del self._until[next(iter(self._until))]
 
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._until
+    def __contains__(self, request_id: str) -> bool:
+        """Return True for a cancelled request, and for every run of a cancelled job."""
+        return request_id in self._until or (RUN_MARK in request_id and job_of_run(request_id) in self._until)
 
     def expire(self, now_s: float) -> None:
         """Forget the ids whose time is over. Insertion order is expiry order."""

@@ -59,7 +59,7 @@ class JudgeInbox:
         now = asyncio.get_running_loop().time()
         for request_id in ids:
             self._state.tombstones.add(request_id, now)
-            for run in self._state.runs.of(request_id):
+            for run in self._state.runs.of(request_id) or self._state.runs.of_job(request_id):
                 self._runs.drop(run, how="cancelled")
 
     def on_answers(self, control: Answers) -> None:

@@ -135,7 +135,8 @@ class RunAdmission:
                 run.clear_s = reply.clear_s
                 run.begin(reply.emitted, reply.finished)
                 return True
-            run.wait_again()  # the judge knows more than this copy's history
+            run.wait_again()  # the judge knows more than this copy's history, or has to store it first
+            await asyncio.sleep(TURN_POLL_S)
         return False
 
     async def _weigh(self, run: Run) -> None:

@@ -11,7 +11,7 @@ from headrace.broker import metrics
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import JobFault
-from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.resume import GENERATION
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.worker.ports import Executor
 from headrace.broker.worker.reports import EventSender

@@ -20,7 +20,7 @@ from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import drained_key
 from headrace.broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
 from headrace.broker.protocol.group_testing import POISON_WEIGHT
-from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.resume import GENERATION
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import IngressSettings, SessionSettings, Timing
 from headrace.broker.worker.ports import EnginePorts

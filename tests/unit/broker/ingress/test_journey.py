@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.messages import Finish, JobFault, Row
 from headrace.broker.protocol.job_record import JobRecord
-from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.resume import GENERATION
 
 
 class Reader:

@@ -7,7 +7,7 @@ import msgspec
 from headrace.broker.codec import encode, parse_job_headers
 from headrace.broker.ingress.resubmitter import Resubmitter
 from headrace.broker.messages import HistoryEntry
-from headrace.broker.protocol.judge import GENERATION
+from headrace.broker.protocol.resume import GENERATION
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import NotConnected
 from tests.support.ingress_parts import SUBJECTS, Parts

@@ -25,7 +25,8 @@ from headrace.broker.messages import (
 )
 from headrace.broker.protocol.crashes import Crash
 from headrace.broker.protocol.job_record import JobRecord
-from headrace.broker.protocol.judge import GENERATION, Judge
+from headrace.broker.protocol.judge import Judge
+from headrace.broker.protocol.resume import GENERATION
 
 
 class Port:

@@ -171,3 +171,22 @@ def test_another_message_under_the_sequence_of_a_held_one_is_no_redelivery() -> 
     assert table.displaced(FakeDelivery(5, num_delivered=2)) is None
     assert table.displaced(FakeDelivery(5, data=b"another")) is run
     assert table.displaced(FakeDelivery(6, data=b"another")) is None
+
+
+def test_the_tombstone_of_a_job_covers_all_of_its_runs() -> None:
+    stones = Tombstones(keep_s=1.0)
+    stones.add("job", 0.0)
+    assert "job~nonce" in stones
+    assert "job~nonce-1" in stones
+    assert "jobs~nonce" not in stones
+    stones.add("other~a", 0.0)
+    assert "other~b" not in stones
+
+
+def test_the_runs_of_a_job_are_found_by_its_id() -> None:
+    table = RunTable()
+    mine, other = make(1, request_id="job~a"), make(2, request_id="jobs~a")
+    table.add(mine)
+    table.add(other)
+    assert table.of_job("job") == [mine]
+    assert table.of("job") == []

@@ -1,0 +1,201 @@
+"""Carries stored jobs: pulls them, takes them through their checks, and runs them, while this ingress holds its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from headrace.broker.durable import metrics
+from headrace.broker.durable.admission import JobAdmission
+from headrace.broker.durable.carrier_deps import CarrierDeps
+from headrace.broker.durable.ending import JobEnder
+from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
+from headrace.broker.durable.held_job import HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.intake import JobIntake
+from headrace.broker.durable.job_run import JobRunner
+from headrace.broker.durable.malformed import MalformedJobs
+from headrace.broker.durable.notices import JobNotices
+from headrace.broker.durable.order import next_job
+from headrace.broker.durable.outside_end import OutsideEnds
+from headrace.broker.durable.ports import BatchStates, JobRenderer
+from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.durable.stored_job import parse_job
+from headrace.broker.durable.watch import JobWatch
+from headrace.broker.ingress.ingress import Ingress
+from headrace.broker.membership.members import drained_key
+from headrace.broker.retry import until_done
+from headrace.broker.settings import CarrierSettings
+from headrace.jetstream.errors import SubjectError
+from headrace.jetstream.ports import Delivery, Messaging
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.tasks import TaskScope
+
+log = structlog.get_logger()
+
+DRAIN_POLL_S = 0.05
+
+
+class Carrier:
+    """The stored jobs of one ingress. Run it beside the ingress, whose lease is its own."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        subjects: Subjects,
+        ingress: Ingress,
+        renderer: JobRenderer,
+        *,
+        batches: BatchStates | None = None,
+        settings: CarrierSettings | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`batches` is None where no batch is run; `wall` gives Unix time."""
+        results = ResultStore(messaging, subjects)
+        deps = CarrierDeps(
+            messaging=messaging,
+            subjects=subjects,
+            ingress=ingress,
+            renderer=renderer,
+            batches=batches,
+            results=results,
+            ends=OutsideEnds(messaging, subjects, results, wall=wall),
+            notices=JobNotices(messaging, subjects, carrier=ingress.id),
+            settings=settings or CarrierSettings(),
+            wall=wall,
+        )
+        self._deps = deps
+        self._tasks = TaskScope()
+        self._held = HeldJobs()
+        self._started: Counter[str] = Counter()  # by tenant
+        self._starting = 0
+        self._open = False
+        self._intake = JobIntake(deps, self._held, self._tasks, self._on_delivery)
+        self._ender = JobEnder(deps)
+        self._admission = JobAdmission(deps, self._held, self._ender)
+        self._runner = JobRunner(deps, self._ender, self._intake.pause)
+        self._watch = JobWatch(deps, self._held)
+        self._malformed = MalformedJobs(deps, self._ender, self._tasks)
+        ingress.on_lease(self._on_lease)
+        ingress.on_carrying(self.carries)
+
+    async def run(self) -> None:
+        """Carry jobs until cancelled."""
+        async with self._tasks:
+            try:
+                await self._deps.messaging.subscribe(self._deps.subjects.cancel_jobs(), self._watch.on_cancel)
+                self._tasks.spawn(self._watch.run())
+                self._open = True
+                self._intake.start()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._open = False
+                self._intake.stop()
+
+    def carries(self, job: str, nonce: str) -> bool:
+        """Return whether a job, by its id, is carried here for a carrier that asks with its own delivery `nonce`."""
+        return self._deps.ingress.lease_held and any(has_precedence(held, nonce) for held in self._held.of(job))
+
+    @property
+    def jobs(self) -> int:
+        """The number of jobs that are held here."""
+        return len(self._held)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more jobs, let those that run finish for `grace_s`, and give the rest back to the queue."""
+        self._open = False
+        self._intake.stop()
+        records = self._deps.messaging.bucket(self._deps.subjects.bucket("state"))
+        ingress = self._deps.ingress.id
+
+        async def announce() -> None:  # so that nobody takes this for a death that a job has caused
+            await records.put(drained_key(ingress), b"1")
+
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        try:
+            async with asyncio.timeout_at(until):
+                await until_done(announce, event="drain.retry", retry_s=self._deps.settings.timing.retry_s, carrier=ingress)
+                while len(self._held):
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            log.info("jobs.given_back", carrier=ingress, jobs=len(self._held))
+        for held in self._held:
+            self._forget(held, "drain")
+            if self._deps.ingress.lease_held:
+                held.delivery.nak()
+
+    # What arrives:
+
+    def _on_delivery(self, slug: str, delivery: Delivery) -> None:
+        if not self._deps.ingress.lease_held or not self._open or self._held.redelivered(delivery):
+            self._intake.balance()
+            return
+        try:
+            tenant = self._deps.subjects.parse_job(delivery.subject).tenant
+            job = parse_job(delivery.data, delivery.headers, tenant=tenant, seq=delivery.stream_seq, stored=delivery.stored)
+        except (JobMalformed, SubjectError) as error:
+            self._malformed.end(delivery, str(error))
+            self._intake.balance()
+            return
+        held = HeldJob(job, slug, delivery, self._deps.messaging, self._deps.subjects)
+        if (displaced := self._held.add(held)) is not None:
+            self._forget(displaced, "displaced")
+        metrics.TAKEN.inc()
+        self._start_more()
+
+    def _start_more(self) -> None:
+        while self._starting < self._deps.settings.starting and self._open:
+            held = next_job((held for held in self._held if held.phase == "waiting"), self._started)
+            if held is None:
+                return
+            held.phase = "starting"
+            self._starting += 1
+            self._started[held.job.tenant] += 1
+            held.task = self._tasks.spawn(self._carry(held))
+            held.task.add_done_callback(partial(self._done, held))
+
+    # What becomes of it:
+
+    async def _carry(self, held: HeldJob) -> None:
+        log.debug("job.taken", job=held.job.id, tenant=held.job.tenant, delivery=held.num_delivered)
+        self._deps.notices.step(held.ref, "taken")
+        try:
+            admitted = await self._admission.admit(held)
+            self._has_started(held)
+            if admitted == "submit":
+                await self._runner.run(held)
+        except StreamIncomplete as error:  # nothing can bring it back, and no end can follow: only the result can say so
+            log.error("stream.incomplete", job=held.job.id, tenant=held.job.tenant, error=str(error))
+            await self._ender.end_unreadable(held, str(error))
+
+    def _done(self, held: HeldJob, _task: asyncio.Task[None]) -> None:
+        self._has_started(held)
+        self._started[held.job.tenant] -= 1
+        self._held.remove(held)
+        self._start_more()
+        self._intake.balance()
+
+    def _has_started(self, held: HeldJob) -> None:
+        if held.phase == "starting":
+            held.phase = "running"
+            self._starting -= 1
+            self._start_more()
+
+    def _on_lease(self, held: bool) -> None:
+        """Forget every job at a lapse: no ack, no extension; another carrier stops or takes over."""
+        if not held:
+            for job in self._held:
+                self._forget(job, "lapse")
+        self._intake.balance()
+
+    def _forget(self, held: HeldJob, reason: str) -> None:
+        metrics.LEFT.labels(reason).inc()
+        log.info("job.left", job=held.job.id, tenant=held.job.tenant, reason=reason)
+        self._held.remove(held)
+        if held.task is not None:
+            held.task.cancel()

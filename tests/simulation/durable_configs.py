@@ -1,0 +1,68 @@
+"""The deployments under which stored jobs are tried, and the faults that strike them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tests.simulation.durable_deployment import DurableDeployment, DurableShape
+from tests.simulation.durable_jobs import JobWish
+from tests.simulation.search import Scenario
+from tests.simulation.virtual.network import SimConfig
+from tests.simulation.virtual.world import World
+
+FAULTS = ("crash", "crash", "powercut", "freeze", "cut", "gap", "outage", "drain")
+STREAM = JobWish(durable=True, parts=((12,),))
+LONG_STREAM = JobWish(durable=True, parts=((40, 4),))
+
+
+def durable(
+    name: str,
+    *jobs: JobWish,
+    faults: int = 5,
+    kinds: Sequence[str] = FAULTS,
+    config: SimConfig | None = None,
+    **options: object,
+) -> Scenario:
+    """All carriers and workers are victims."""
+    shape = DurableShape(jobs=jobs, **options)  # type: ignore[arg-type]
+    victims = [f"W{i}" for i in range(shape.workers)] + [f"J{i}" for i in range(shape.carriers)]
+
+    def build(world: World) -> DurableDeployment:
+        return DurableDeployment(world, shape).build()
+
+    return Scenario(
+        name=name, build=build, config=config or SimConfig(), faults=faults, kinds=kinds, victims=victims, until_s=150.0
+    )
+
+
+CONFIGS = {
+    s.name: s
+    for s in (
+        durable("plain", JobWish(parts=((8,), (3, 2))), JobWish(parts=((40,),))),
+        durable("streams", STREAM, LONG_STREAM, carriers=3),
+        durable("cancel", JobWish(parts=((40,),), cancel_s=1.5), dataclasses.replace(LONG_STREAM, cancel_s=1.5)),
+        durable("late_cancel", JobWish(parts=((6,),), cancel_s=1.0), dataclasses.replace(STREAM, cancel_s=1.6)),
+        durable("expire", JobWish(parts=((40,),), deadline_s=2.5), dataclasses.replace(LONG_STREAM, deadline_s=2.5)),
+        durable("twice", JobWish(parts=((12,),), twice_s=3.0), dataclasses.replace(LONG_STREAM, twice_s=2.0), carriers=3),
+        durable(
+            "carrier_poison", JobWish(poison="carrier"), JobWish(), dataclasses.replace(STREAM, poison="carrier"), carriers=3
+        ),
+        durable(
+            "worker_poison", JobWish(poison="worker", parts=((60,),)), JobWish(durable=True, poison="worker", parts=((60,),))
+        ),
+        durable(
+            "closing",
+            JobWish(batch="b", parts=((40,),)),
+            JobWish(batch="b", parts=((4,),)),
+            JobWish(batch="c", parts=((40,),)),
+            JobWish(),
+            closing=(("b", 2.0, "cancelled"), ("c", 1.0, "expired")),
+        ),
+        durable("malformed", JobWish(malformed=True), JobWish(malformed=True, durable=True), JobWish()),
+        durable("restarts", JobWish(parts=((40,),)), LONG_STREAM, faults=9, kinds=("outage", "cut", "freeze")),
+        durable("nodedupe", JobWish(parts=((8,),)), STREAM, carriers=3, config=SimConfig(dedupe=False)),
+        durable("full", JobWish(parts=((8,),)), STREAM, config=SimConfig(full=0.2)),
+    )
+}
+SMALL = durable("small", JobWish(parts=((5,),)), dataclasses.replace(STREAM, parts=((6,),)), slots=2)
