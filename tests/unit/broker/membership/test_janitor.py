@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from headrace.broker.membership.janitor import Janitor
 from headrace.broker.settings import Timing
+from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.subjects import Subjects
 
 NAMES = Subjects()
@@ -15,13 +18,16 @@ NAMES = Subjects()
 class World:
     """Members, server and mover as a janitor sees them."""
 
-    def __init__(self, *workers: str) -> None:
+    def __init__(self, *workers: str, every_s: float = 0.001) -> None:
         self.live = set(workers)
         self.unsure: set[str] = set()  # not live, but nobody can say yet that they are gone
         self.placed: set[str] = set()
         self.consumers: dict[str, str] = {}  # name → the subject that it reads
         self.deleted: list[str] = []
         self.moved: list[str] = []
+        self.asked: list[str] = []  # workers whose leases were read
+        self.counted = 0
+        self.failures = 0  # reads of the server that are still to fail
         self.acts = True
         self.janitor = Janitor(
             self,
@@ -29,7 +35,7 @@ class World:
             self,
             self,
             pool="p",
-            timing=Timing(janitor_s=0.001),  # type: ignore[arg-type]
+            timing=Timing(janitor_s=every_s),  # type: ignore[arg-type]
         )
 
     def workers(self, _pool: str) -> dict[str, Any]:
@@ -39,9 +45,14 @@ class World:
         return worker in self.live
 
     async def worker_gone(self, _pool: str, worker: str) -> bool:
+        self.asked.append(worker)
         return worker not in self.live | self.unsure
 
     async def subject_counts(self, _stream: str, _pattern: str) -> dict[str, int]:
+        self.counted += 1
+        if self.failures:
+            self.failures -= 1
+            raise NotConnected
         return dict.fromkeys((NAMES.work("p", worker) for worker in self.placed), 1)
 
     async def consumer_subjects(self, _stream: str) -> dict[str, tuple[str, ...]]:
@@ -108,3 +119,57 @@ async def test_consumers_of_workers_that_died_before_it_began_are_found() -> Non
     world.unsure.discard("a")
     await world.rounds()
     assert world.deleted == ["W_a", "P_a_own"]
+
+
+async def test_consumers_are_read_again_by_one_that_acts_again() -> None:
+    """Another was the janitor meanwhile, and died with a worker that this one has never seen."""
+    world = World("b")
+    await world.rounds()
+    world.acts = False
+    await world.rounds()
+    world.consumers = {"W_a": NAMES.work("p", "a")}
+    world.acts = True
+    await world.rounds()
+    assert world.deleted == ["W_a", "P_a_own"]
+
+
+async def test_work_of_a_worker_that_nobody_knows_is_moved_and_that_is_logged() -> None:
+    world = World("b")
+    world.placed = {"a", "b"}
+    with capture_logs() as said:
+        world.janitor.wake()
+        await world.rounds()
+    assert set(world.moved) == {"a"}
+    assert {(line["event"], line["worker"], line["moved"]) for line in said} == {("worker.work_moved", "a", 1)}
+
+
+async def test_a_worker_without_work_is_cleared_away_without_a_word() -> None:
+    world = World("a", "b")
+    await world.rounds()
+    world.live.discard("a")
+    with capture_logs() as said:
+        await world.rounds()
+    assert (world.moved, said) == (["a"], [])
+
+
+async def test_leases_of_workers_that_are_live_are_not_read() -> None:
+    world = World("b")
+    world.placed = {"b"}
+    await world.rounds()
+    assert world.asked == []
+
+
+async def test_a_round_that_fails_is_followed_by_the_next() -> None:
+    world = World("b")
+    world.placed, world.failures = {"a"}, 2
+    with capture_logs() as said:
+        await world.rounds()
+    assert [line["event"] for line in said].count("janitor.failed") == 2
+    assert "a" in world.moved
+
+
+async def test_it_is_woken_for_one_round() -> None:
+    world = World("b", every_s=60.0)
+    world.janitor.wake()
+    await world.rounds()
+    assert world.counted == 1

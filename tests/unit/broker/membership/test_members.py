@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.broker.codec import encode
 from headrace.broker.membership.members import Members
@@ -43,18 +44,18 @@ class Leases:
         return self
 
 
-def view() -> tuple[Members, Callable[[Change], None], list[bool]]:
+def view(ttl_s: float = TTL_S) -> tuple[Members, Callable[[Change], None], list[bool]]:
     """The members, what tells them of a change, and whether the worker was there at each change that they passed on."""
     leases = Leases()
-    members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=TTL_S)
+    members = Members(cast("Messaging", leases), SUBJECTS, lease_ttl_s=ttl_s)
     seen: list[bool] = []
     members.on_change(lambda: seen.append(members.worker_live("p", "w")))
     return members, leases.tell, seen
 
 
-def put(revision: int) -> Change:
-    member: Any = WorkerMember(worker="w", pool="p", model="m", epoch=1)
-    return Change(KEY, encode(member), revision)
+def put(revision: int, **fields: Any) -> Change:
+    member = WorkerMember(**{"worker": "w", "pool": "p", "model": "m", "epoch": 1, **fields})
+    return Change(SUBJECTS.worker_key("p", member.worker), encode(member), revision)
 
 
 async def test_a_worker_whose_lease_the_server_has_forgotten_stays_for_one_ttl() -> None:
@@ -65,6 +66,14 @@ async def test_a_worker_whose_lease_the_server_has_forgotten_stays_for_one_ttl()
     await asyncio.sleep(2 * TTL_S)
     assert list(members.workers("p")) == []
     assert seen == [True, False]
+
+
+async def test_until_that_ttl_is_over_it_is_there() -> None:
+    members, tell, seen = view(LONG_TTL_S)
+    tell(put(1))
+    tell(Change(KEY, None, 1, "missing"))
+    await asyncio.sleep(0.01)
+    assert (list(members.workers("p")), seen) == (["w"], [True])
 
 
 async def test_a_lease_that_is_written_again_never_was_away() -> None:
@@ -159,3 +168,46 @@ async def test_without_a_connection_there_is_no_verdict() -> None:
     world.connected = False
     assert not await world.members.ingress_gone("i")
     assert world.reads == 0
+
+
+def test_a_renewed_lease_of_a_router_or_ingress_is_no_news() -> None:
+    _, tell, seen = view()
+    for key in (SUBJECTS.router_key("p", "r"), SUBJECTS.ingress_key("i")):
+        seen.clear()
+        for revision in (1, 2, 3):
+            tell(Change(key, b"", revision))
+        assert len(seen) == 1
+        tell(Change(key, None, 4, "delete"))
+        assert len(seen) == 2
+
+
+def test_a_lease_that_cannot_be_read_is_logged_and_the_next_one_counts() -> None:
+    members, tell, _ = view()
+    with capture_logs() as said:
+        tell(Change(KEY, b"\xc1", 1))
+    assert [(line["event"], line["worker"]) for line in said] == [("member.malformed", "w")]
+    assert members.workers("p") == {}
+    tell(put(2))
+    assert list(members.workers("p")) == ["w"]
+
+
+def test_workers_are_chosen_by_role_drain_and_way_of_handing_over() -> None:
+    members, tell, _ = view()
+    for fields in (
+        {"worker": "plain"},
+        {"worker": "leaving", "draining": True},
+        {"worker": "pre", "role": "prefill", "handover": "push"},
+        {"worker": "pre-leaving", "role": "prefill", "handover": "push", "draining": True},
+        {"worker": "pre-other", "role": "prefill", "handover": "pull"},
+        {"worker": "pre-none", "role": "prefill", "handover": ""},
+        {"worker": "decode", "role": "decode", "handover": "push"},
+    ):
+        tell(put(1, **fields))
+
+    def names(found: list[WorkerMember]) -> set[str]:
+        return {member.worker for member in found}
+
+    assert names(members.ready_workers("p")) == {"plain", "pre", "pre-other", "pre-none", "decode"}
+    assert names(members.serving_workers("p")) == {"plain", "decode"}
+    assert names(members.prefill_workers("p", "push")) == {"pre"}
+    assert names(members.prefill_workers("p", "")) == set()
