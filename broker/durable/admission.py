@@ -129,6 +129,6 @@ class JobAdmission:
     async def _poison(self, held: HeldJob) -> Admitted:
         carriers = len({take.carrier for take in held.stored.unbegun()})
         message = f"{carriers} frontends died while they prepared this job"
-        log.error("job.poisoned", job=held.job.id, tenant=held.job.tenant, carriers=carriers)
+        log.error("job.poisoned", stored_job=held.job.id, tenant=held.job.tenant, carriers=carriers)
         await self._ender.dead_letter(held.ref, held.delivery, message)
         return await self._end(held, "poison", JobFault("poison", message))

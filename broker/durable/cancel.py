@@ -41,5 +41,5 @@ class JobCanceller:
             await asyncio.sleep(CARRIER_FIRST_S)
         result = without_answer(job, "cancelled", self._wall())
         status = await self._ends.end(job, result, JobFault("cancelled", TEXTS["cancelled"]))
-        log.info("job.cancelled", job=job.id, tenant=job.tenant, status=status)
+        log.info("job.cancelled", stored_job=job.id, tenant=job.tenant, status=status)
         return status

@@ -162,7 +162,7 @@ class Carrier:
     # What becomes of it:
 
     async def _carry(self, held: HeldJob) -> None:
-        log.debug("job.taken", job=held.job.id, tenant=held.job.tenant, delivery=held.num_delivered)
+        log.debug("job.taken", stored_job=held.job.id, tenant=held.job.tenant, delivery=held.num_delivered)
         self._deps.notices.step(held.ref, "taken")
         try:
             admitted = await self._admission.admit(held)
@@ -170,7 +170,7 @@ class Carrier:
             if admitted == "submit":
                 await self._runner.run(held)
         except StreamIncomplete as error:  # nothing can bring it back, and no end can follow: only the result can say so
-            log.error("stream.incomplete", job=held.job.id, tenant=held.job.tenant, error=str(error))
+            log.error("stream.incomplete", stored_job=held.job.id, tenant=held.job.tenant, error=str(error))
             await self._ender.end_unreadable(held, str(error))
 
     def _done(self, held: HeldJob, _task: asyncio.Task[None]) -> None:
@@ -195,7 +195,7 @@ class Carrier:
 
     def _forget(self, held: HeldJob, reason: str) -> None:
         metrics.LEFT.labels(reason).inc()
-        log.info("job.left", job=held.job.id, tenant=held.job.tenant, reason=reason)
+        log.info("job.left", stored_job=held.job.id, tenant=held.job.tenant, reason=reason)
         self._held.remove(held)
         if held.task is not None:
             held.task.cancel()

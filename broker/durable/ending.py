@@ -45,7 +45,7 @@ class JobEnder:
         metrics.ENDED.labels(result.status).inc()
         metrics.JOB_S.observe(max(0.0, self._deps.wall() - held.job.created))
         self._deps.notices.finished(held.ref, result, held.job.reply)
-        log.info("job.finished", job=held.job.id, tenant=held.job.tenant, status=result.status)
+        log.info("job.finished", stored_job=held.job.id, tenant=held.job.tenant, status=result.status)
 
     async def end(
         self,
@@ -111,7 +111,7 @@ class JobEnder:
                 break
             await asyncio.sleep(self._retry_s)  # an old read
         metrics.LEFT.labels("lost").inc()
-        log.warning("job.lost", job=held.job.id, tenant=held.job.tenant)
+        log.warning("job.lost", stored_job=held.job.id, tenant=held.job.tenant)
         return False
 
     async def commit_from_stream(self, held: HeldJob) -> None:
@@ -140,7 +140,7 @@ class JobEnder:
             except JobRejected as error:
                 return rejected(held.ref, error, self._deps.wall())
             except AdmissionError as error:
-                log.info("job.retry", job=held.job.id, what="result", error=str(error))
+                log.info("job.retry", stored_job=held.job.id, what="result", error=str(error))
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, self._deps.settings.longest_retry_s)
             except HeadraceError as error:
@@ -164,4 +164,4 @@ class JobEnder:
         async def publish() -> None:
             await self._deps.messaging.publish(subject, letter, msg_id=f"{job.id}.dlq")
 
-        await until_done(publish, event="deadletter.retry", retry_s=self._retry_s, job=job.id)
+        await until_done(publish, event="deadletter.retry", retry_s=self._retry_s, stored_job=job.id)

@@ -62,7 +62,7 @@ class JobRunner:
                 return await self._ender.lost(held)
             except TryLater as later:
                 metrics.RETRIED.labels(later.reason).inc()
-                log.info("job.retry", job=held.job.id, reason=later.reason, wait_s=wait_s)
+                log.info("job.retry", stored_job=held.job.id, reason=later.reason, wait_s=wait_s)
             await self._pause(held, wait_s)
             wait_s = min(wait_s * 2, settings.longest_retry_s)
             tries += 1
@@ -108,7 +108,7 @@ class JobRunner:
         except AdmissionError as error:
             raise TryLater(type(error).__name__) from None
         except Exception as error:
-            log.exception("job.error", job=held.job.id, tenant=held.job.tenant)
+            log.exception("job.error", stored_job=held.job.id, tenant=held.job.tenant)
             return await self._failed(held, None, JobFault("internal_error", repr(error)))
         if held.noted and len(held.stored.takes) > 0 and not tries:
             await self._append_ok(held)
@@ -119,7 +119,7 @@ class JobRunner:
         except HeadraceError as error:
             return await self._failed(held, rendered, JobFault(getattr(error, "code", "engine_error"), str(error)))
         except Exception as error:  # a fault in the code that makes answers must end this job and no other one
-            log.exception("job.error", job=held.job.id, tenant=held.job.tenant)
+            log.exception("job.error", stored_job=held.job.id, tenant=held.job.tenant)
             return await self._failed(held, None, JobFault("internal_error", repr(error)))
 
     async def _append_ok(self, held: HeldJob) -> None:

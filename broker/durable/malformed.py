@@ -35,7 +35,7 @@ class MalformedJobs:
 
     async def _end(self, delivery: Delivery, why: str) -> None:
         job = job_ref(delivery, self._deps.subjects.parse_job(delivery.subject).tenant)
-        log.error("job.malformed", job=job.id, tenant=job.tenant, seq=delivery.stream_seq, error=why)
+        log.error("job.malformed", stored_job=job.id, tenant=job.tenant, seq=delivery.stream_seq, error=why)
         try:
             result = without_answer(job, "malformed", self._deps.wall(), why)
             await self._deps.ends.end(job, result, JobFault("malformed", why))
@@ -43,7 +43,7 @@ class MalformedJobs:
             delivery.ack()
             self._deps.notices.finished(job, result)
         except StreamIncomplete as error:
-            log.error("stream.incomplete", job=job.id, tenant=job.tenant, error=str(error))
+            log.error("stream.incomplete", stored_job=job.id, tenant=job.tenant, error=str(error))
         finally:
             self._ending.discard(delivery.stream_seq)
 

@@ -46,12 +46,12 @@ class JobNotices:
         if not reply:
             return
         if not may_reply(reply, self._subjects.prefix):
-            log.warning("job.reply_refused", job=job.id, tenant=job.tenant, subject=reply[:256])
+            log.warning("job.reply_refused", stored_job=job.id, tenant=job.tenant, subject=reply[:256])
             return
         try:
             self._messaging.send(reply, encode_result(result))
         except PayloadTooLarge as error:
-            log.warning("job.reply_refused", job=job.id, tenant=job.tenant, error=str(error))
+            log.warning("job.reply_refused", stored_job=job.id, tenant=job.tenant, error=str(error))
 
     def _send(self, job: JobRef, progress: JobProgress) -> None:
         self._messaging.send(self._subjects.job_events(job.tenant, job.token), msgspec.json.encode(progress))

@@ -72,7 +72,7 @@ class OutsideEnds:
             try:
                 return await read_stream(self._messaging, self._subjects, job.tenant, job.token)
             except JetStreamError as error:
-                log.debug("stream.unread", job=job.id, error=str(error))
+                log.debug("stream.unread", stored_job=job.id, error=str(error))
                 await asyncio.sleep(RETRY_S)
 
 
