@@ -229,7 +229,7 @@ class DurableDeployment:
         asked = next(asked for asked in self.asked.values() if asked.id == job_of_run(run.id))
         part = int(run.id.rpartition("-")[2]) if "-" in run.id else 0
         prefix = tuple(tuple(log.ids) for log in run.choices)
-        note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.run, engine.machine, prefix)
+        note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.attempt, run.run, engine.machine, prefix)
         engine.machine.note("RUNS", asked.name, run.id, run.attempt, "from", [len(p) for p in prefix])
         return note, asked.wish.part(part)
 
