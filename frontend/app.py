@@ -12,12 +12,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.broker.files.uploads import UploadStore
 from headrace.frontend.admin.cancel import CancelRoute
 from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
 from headrace.frontend.admin.unserved import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
 from headrace.frontend.error_forms import error_response, form_of
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
+from headrace.frontend.files.file_routes import FileRoutes
+from headrace.frontend.files.upload_routes import UploadRoutes
 from headrace.frontend.generation.endpoint import Api, GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.middleware import Observe
@@ -75,12 +78,13 @@ class Stores:
     """The stores of a frontend. Without one of them the routes that need it store nothing.
 
     Without `responses` no response can be continued by its id, and without `records` too no chat or conversation is stored.
-    Without `jobs` no answer can be made durable.
+    Without `jobs` no answer can be made durable, and without `uploads` there are no routes over files.
     """
 
     responses: ResponsePort | None = None
     records: RecordPort | None = None
     jobs: StoredJobPort | None = None
+    uploads: UploadStore | None = None
 
 
 def build_frontend(
@@ -97,7 +101,7 @@ def build_frontend(
     Without `adapters` no adapter can be loaded or unloaded over HTTP, whatever the settings say.
     """
     stores = stores or Stores()
-    stored, records, jobs = stores.responses, stores.records, stores.jobs
+    stored, records, jobs, uploads = stores.responses, stores.records, stores.jobs, stores.uploads
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
     model_cache = ModelCache(port.models, settings, metrics)
@@ -161,6 +165,8 @@ def build_frontend(
         *StreamRoutes(DurableStreams(jobs, settings) if jobs is not None else None).routes(),
         *StoredChatRoutes(chats, settings).routes(),
         *ConversationRoutes(conversations, settings).routes(),
+        *(FileRoutes(uploads.files, settings, metrics).routes() if uploads is not None else ()),
+        *(UploadRoutes(uploads, settings, metrics).routes() if uploads is not None else ()),
         *CancelRoute(port).routes(),
         *ollama_models.routes(),
         Route("/v1/models", status.models),

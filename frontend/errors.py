@@ -32,6 +32,7 @@ import msgspec
 
 from headrace.broker import errors as broker
 from headrace.broker.durable import errors as durable
+from headrace.broker.files import errors as files
 from headrace.jetstream.errors import HeadraceError, JetStreamError, PayloadTooLarge
 
 _TYPES = {429: "rate_limit_error", 502: "server_error", 503: "service_unavailable_error", 504: "timeout_error"}
@@ -199,6 +200,11 @@ def _invalid(error: BaseException) -> FrontendError:
     return Translated(error, status=400, code=error.code, param=error.param)
 
 
+def _invalid_file(error: BaseException) -> FrontendError:
+    assert isinstance(error, files.FileInvalid)  # noqa: S101
+    return Translated(error, status=400, code="invalid_parameter", param=error.param)
+
+
 _RULES: dict[type[BaseException], Rule] = {
     broker.UnknownModel: _fixed(404, "model_not_found", param="model"),
     broker.NoWorker: _fixed(503, "no_worker", param="model", retry_after_s=RETRY_SOON_S),
@@ -222,6 +228,13 @@ _RULES: dict[type[BaseException], Rule] = {
     durable.StreamIncomplete: _fixed(410, "stream_gone"),
     broker.ResponseUnknown: _fixed(404, "response_not_found", param="response_id"),
     broker.ResponseNotStored: _fixed(503, "response_not_stored", retry_after_s=RETRY_SOON_S),
+    files.FileUnknown: _fixed(404, "file_not_found", param="id"),
+    files.UploadUnknown: _fixed(404, "upload_not_found", param="upload_id"),
+    files.UploadClosed: _fixed(400, "upload_closed", param="upload_id"),
+    files.FileInvalid: _invalid_file,
+    files.FileTooLarge: _fixed(413, "file_too_large", param="file"),
+    files.FileQuotaExceeded: _fixed(403, "file_quota_exceeded"),
+    files.FileNotStored: _fixed(503, "file_not_stored", retry_after_s=RETRY_SOON_S),
     PayloadTooLarge: _fixed(413, "request_too_large"),
     JetStreamError: _fixed(503, "broker_unavailable", retry_after_s=RETRY_SOON_S),
 }

@@ -11,6 +11,8 @@ import msgspec
 from headrace.frontend.admin.cancel import CancelledRequest
 from headrace.frontend.anthropic.models import AnthropicModel, AnthropicModelList
 from headrace.frontend.anthropic.schema import AnthropicError, CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from headrace.frontend.files.describe import file_paths
+from headrace.frontend.files.schema import SCHEMAS as FILE_SCHEMAS
 from headrace.frontend.ollama.schema import (
     OllamaChatAnswer,
     OllamaChatRequest,
@@ -76,6 +78,7 @@ def build_openapi() -> bytes:
         *(CompactRequest, CompactedAnswer),
         *(StoredChat, ChatList, DeletedChat, StoredMessage, ChatMessageList, MetadataChange),
         *(NewConversation, AddedItems, Conversation, DeletedConversation),
+        *FILE_SCHEMAS,
         *(MessagesRequest, MessageAnswer, CountRequest, TokenCount, AnthropicError),
         *(EmbeddingRequest, EmbeddingAnswer, PoolingRequest, PoolingAnswer, ClassifyRequest, ClassifyAnswer),
         *(ScoreRequest, ScoreAnswer, RerankRequest, RerankAnswer),
@@ -88,6 +91,7 @@ def build_openapi() -> bytes:
     paths: dict[str, Any] = {
         **_chats(),
         **_conversations(),
+        **file_paths(_stored_errors()),
         "/v1/completions": {"post": _generation("Continue one or more prompts", "CompletionRequest", "CompletionAnswer")},
         **_responses(),
         **_messages(),

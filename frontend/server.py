@@ -19,6 +19,9 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from headrace.broker.files.store import FileStore
+from headrace.broker.files.sweeper import FileSweeper
+from headrace.broker.files.uploads import UploadStore
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
@@ -26,6 +29,7 @@ from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.errors import AddressUnavailable
+from headrace.frontend.files.limits import file_limits
 from headrace.frontend.http.connections import Connections
 from headrace.frontend.http.loop_lag import watch_lag
 from headrace.frontend.http.malloc import return_large
@@ -110,18 +114,22 @@ class _Work:
                 max_bytes=settings.response_max_bytes,
                 write_timeout_s=settings.response_store_s,
             )
-            stored = ResponseStore(work, subjects, limits)
             frontend = build_frontend(
                 ingress,
                 settings,
                 metrics=front.metrics,
                 lifecycle=front.lifecycle,
-                stores=Stores(responses=stored, records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s)),
+                stores=Stores(
+                    responses=ResponseStore(work, subjects, limits),
+                    records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s),
+                    uploads=UploadStore(work, subjects, FileStore(work, subjects, file_limits(settings))),
+                ),
                 adapters=AdapterClient(work, subjects),
             )
             if frontend.background is not None:
                 work.on_reconnect(frontend.background.store_again)
             background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
+            background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
             if frontend.background is not None:
                 background.append(group.create_task(frontend.background.run(), name="background"))
             quiet_gc()

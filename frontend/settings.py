@@ -125,6 +125,15 @@ class FrontendSettings:
             "--strip-billing-header",
         ),
     ] = True
+    # files
+    file_max_bytes: Annotated[int, Setting("Largest file of a client.", least=1, metavar="BYTES")] = 512 * 1024 * 1024
+    batch_file_max_bytes: Annotated[int, Setting("Largest input file of a batch.", least=1, metavar="BYTES")] = (
+        200 * 1024 * 1024
+    )
+    tenant_files: Annotated[int, Setting("Most files and open uploads of a tenant.", least=1)] = 10_000
+    tenant_file_bytes: Annotated[int, Setting("Most bytes in files of a tenant.", least=1, metavar="BYTES")] = (
+        10 * 1024 * 1024 * 1024
+    )
     media_redirects: Annotated[int, Setting("Redirects followed for a media URL.", least=0, most=20)] = 3
     namespace: str = "default"  # models of other namespaces are not served here
 

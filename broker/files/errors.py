@@ -41,7 +41,7 @@ class UploadUnknown(FileError):
 class UploadClosed(FileError):
     """The upload has ended."""
 
-    def __init__(self, upload_id: str, status: str) -> None:
+    def __init__(self, upload_id: str, status: str = "closed") -> None:
         super().__init__(f"Upload {upload_id} is {status} and takes nothing more")
         self.status = status
 
@@ -49,7 +49,7 @@ class UploadClosed(FileError):
 class FileInvalid(FileError):
     """A parameter of a file, an upload or a list is wrong."""
 
-    def __init__(self, message: str, *, param: str) -> None:
+    def __init__(self, message: str, *, param: str = "") -> None:
         super().__init__(message)
         self.param = param
 

@@ -54,7 +54,7 @@ class UploadStore:
         self, messaging: Messaging, subjects: Subjects, files: FileStore, *, now: Callable[[], float] = time.time
     ) -> None:
         self.limits = files.limits
-        self._files = files
+        self.files = files
         self._records = messaging.bucket(subjects.bucket("files"))
         self._objects: ObjectBucket = messaging.objects(subjects.bucket("files"))
         self._now = now
@@ -74,7 +74,7 @@ class UploadStore:
         )
         await self._records.create(record.key, msgspec.json.encode(record), ttl_s=UPLOAD_REMEMBERED_S)
         try:
-            room = await self._files.room_for(draft, record.id)
+            room = await self.files.room_for(draft, record.id)
             if room is not None and size > room:
                 raise FileQuotaExceeded(
                     f"{size} bytes more would be over the quota of {self.limits.tenant_bytes} bytes in files"
@@ -128,7 +128,7 @@ class UploadStore:
         entry = await self._entry(upload_id, tenant)
         upload = _upload.decode(entry.value)
         if upload.status == "completed":
-            return upload, await self._files.get(upload.file_id, tenant)
+            return upload, await self.files.get(upload.file_id, tenant)
         self._still_open(upload)
         parts = self._chosen(await self._parts(upload), part_ids)
         total = sum(part.bytes for part in parts)
@@ -145,7 +145,7 @@ class UploadStore:
             beside_upload=upload.id,
         )
         digest = hashlib.md5(usedforsecurity=False)
-        async with self._files.writer(draft) as writer:
+        async with self.files.writer(draft) as writer:
             async for piece in self._joined(parts):
                 digest.update(piece)
                 await writer.write(piece)
@@ -157,7 +157,7 @@ class UploadStore:
             await self._change(done, entry)
         except UploadClosed:
             with contextlib.suppress(FileUnknown, JetStreamError):
-                await self._files.delete(file.id, tenant)
+                await self.files.delete(file.id, tenant)
             raise
         await self._drop_parts(done)
         metrics.UPLOADS.labels("completed").inc()

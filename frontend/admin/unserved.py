@@ -22,7 +22,6 @@ NOT_SERVED = {
     "/v1/edits": "edits",
     "/v1/engines": "engines",
     "/v1/evals": "evaluations",
-    "/v1/files": "files",
     "/v1/fine-tunes": "fine-tuning jobs",
     "/v1/fine_tuning": "fine-tuning jobs",
     "/v1/images": "images: their generation, edits and variations",
@@ -32,7 +31,6 @@ NOT_SERVED = {
     "/v1/projects": "projects",
     "/v1/realtime": "realtime sessions",
     "/v1/threads": "threads of assistants",
-    "/v1/uploads": "uploads",
     "/v1/vector_stores": "vector stores",
     "/v1/videos": "videos",
 }

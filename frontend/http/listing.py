@@ -28,13 +28,13 @@ class PageQuery:
     after: str | None
 
     @classmethod
-    def of(cls, request: Request, *, ascending: bool = False) -> PageQuery:
-        """Read a query. `ascending` is the order where none is given. Raises BadRequest."""
+    def of(cls, request: Request, *, ascending: bool = False, most: int = MAX_LIMIT, usual: int = DEFAULT_LIMIT) -> PageQuery:
+        """Read a query. `ascending` and `usual` are the order and the limit where none is given. Raises BadRequest."""
         query = request.query_params
         order = query.get("order", "asc" if ascending else "desc")
         if order not in ("asc", "desc"):
             raise BadRequest(f"order must be asc or desc, got {order[:100]!r}", param="order")
-        return cls(limit=_limit(query.get("limit")), ascending=order == "asc", after=query.get("after"))
+        return cls(limit=_limit(query.get("limit"), most, usual), ascending=order == "asc", after=query.get("after"))
 
     def page(self, objects: Sequence[T], names: Sequence[str]) -> tuple[list[T], bool]:
         """Return the objects of the page and whether more follow. `objects` are in ascending order, `names` are their ids.
@@ -49,11 +49,11 @@ class PageQuery:
         return [objects[i] for i in order[: self.limit]], len(order) > self.limit
 
 
-def _limit(value: str | None) -> int:
+def _limit(value: str | None, most: int, usual: int) -> int:
     if value is None:
-        return DEFAULT_LIMIT
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= MAX_LIMIT:
-        raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, got {value[:100]!r}", param="limit")
+        return usual
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= most:
+        raise BadRequest(f"limit must be a number from 1 to {most}, got {value[:100]!r}", param="limit")
     return int(value)
 
 

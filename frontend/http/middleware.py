@@ -25,7 +25,10 @@ log = structlog.get_logger()
 _PROBES = frozenset({"/live", "/ready", "/health", "/metrics", "/ping", "/load"})  # requested every second by probes
 _BELOW = tuple(
     (f"{base}/", f"{base}/{{id}}")
-    for base in ("/v1/models", "/v1/responses", "/v1/requests", "/v1/chat/completions", "/v1/conversations")
+    for base in (
+        *("/v1/models", "/v1/responses", "/v1/requests", "/v1/chat/completions", "/v1/conversations"),
+        *("/v1/files", "/v1/uploads"),
+    )
 )
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
 

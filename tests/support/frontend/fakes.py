@@ -13,12 +13,17 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.broker.errors import UnknownModel
+from headrace.broker.files.store import FileStore
+from headrace.broker.files.uploads import UploadStore
 from headrace.broker.ingress.journey import Journey
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Explanation, Finish, Row, TokenLogprob
 from headrace.broker.models.cards import ModelCard
-from headrace.frontend.app import Frontend, build_frontend
+from headrace.frontend.app import Frontend, Stores, build_frontend
+from headrace.frontend.files.limits import file_limits
 from headrace.frontend.settings import FrontendSettings
+from headrace.jetstream.subjects import Subjects
+from tests.support.memory_store import MemoryMessaging
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -188,8 +193,13 @@ class FakeIngress:
         return answer
 
 
-def frontend(ingress: FakeIngress, **settings: Any) -> Frontend:
-    return build_frontend(ingress, FrontendSettings(**settings))
+def frontend(ingress: FakeIngress, messaging: MemoryMessaging | None = None, **settings: Any) -> Frontend:
+    """Files are kept in memory; other stores there are none."""
+    wishes = FrontendSettings(**settings)
+    store: Any = messaging or MemoryMessaging()
+    subjects = Subjects("hr")
+    files = FileStore(store, subjects, file_limits(wishes), now=store.clock)
+    return build_frontend(ingress, wishes, stores=Stores(uploads=UploadStore(store, subjects, files, now=store.clock)))
 
 
 class Call:

@@ -36,9 +36,9 @@ async def test_a_bad_body_is_an_error_of_the_same_shape(path: str, body: bytes) 
 
 async def test_a_client_of_anthropic_gets_it_everywhere_else_too() -> None:
     headers = {"anthropic-version": "2023-06-01"}
-    call = await Call(frontend(FakeIngress()).app, "/v1/files", method="GET", headers=headers).run()
+    call = await Call(frontend(FakeIngress()).app, "/v1/vector_stores", method="GET", headers=headers).run()
     assert (call.status, call.json()["type"]) == (404, "error")
-    call = await Call(frontend(FakeIngress()).app, "/v1/files", method="GET").run()
+    call = await Call(frontend(FakeIngress()).app, "/v1/vector_stores", method="GET").run()
     assert set(call.json()) == {"error"}
 
 

@@ -1,0 +1,1 @@
+"""Files and uploads in parts, as OpenAI's API has them."""
