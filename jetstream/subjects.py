@@ -135,6 +135,10 @@ class Subjects:
     def job_filter(self, model_slug: str) -> str:
         return f"{self.prefix}.job.{check_token(model_slug, 'model slug')}.*"
 
+    def all_jobs(self) -> str:
+        """Return the filter for the stored jobs of all models and tenants."""
+        return f"{self.prefix}.job.*.*"
+
     def parse_job(self, subject: str) -> JobSubject:
         return JobSubject(*self._parse(subject, "job", 2))
 

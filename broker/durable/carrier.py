@@ -25,6 +25,7 @@ from headrace.broker.durable.outside_end import OutsideEnds
 from headrace.broker.durable.ports import BatchStates, JobRenderer
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.stored_job import parse_job
+from headrace.broker.durable.sweep import JobSweeper
 from headrace.broker.durable.watch import JobWatch
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import drained_key
@@ -55,7 +56,8 @@ class Carrier:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`batches` is None where no batch is run; `wall` gives Unix time."""
-        results = ResultStore(messaging, subjects)
+        settings = settings or CarrierSettings()
+        results = ResultStore(messaging, subjects, largest=settings.response_bytes)
         deps = CarrierDeps(
             messaging=messaging,
             subjects=subjects,
@@ -65,7 +67,7 @@ class Carrier:
             results=results,
             ends=OutsideEnds(messaging, subjects, results, wall=wall),
             notices=JobNotices(messaging, subjects, carrier=ingress.id),
-            settings=settings or CarrierSettings(),
+            settings=settings,
             wall=wall,
         )
         self._deps = deps
@@ -79,6 +81,7 @@ class Carrier:
         self._admission = JobAdmission(deps, self._held, self._ender)
         self._runner = JobRunner(deps, self._ender, self._intake.pause)
         self._watch = JobWatch(deps, self._held)
+        self._sweeper = JobSweeper(deps)
         self._malformed = MalformedJobs(deps, self._ender, self._tasks)
         ingress.on_lease(self._on_lease)
         ingress.on_carrying(self.carries)
@@ -89,6 +92,7 @@ class Carrier:
             try:
                 await self._deps.messaging.subscribe(self._deps.subjects.cancel_jobs(), self._watch.on_cancel)
                 self._tasks.spawn(self._watch.run())
+                self._tasks.spawn(self._sweeper.run())
                 self._open = True
                 self._intake.start()
                 await asyncio.get_running_loop().create_future()

@@ -12,6 +12,7 @@ from headrace.broker.durable.decision import window
 from headrace.broker.durable.held_job import HeldJobs
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Delivery, PullLoop
+from headrace.jetstream.subjects import slug
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import job_consumer
 
@@ -39,8 +40,10 @@ class JobIntake:
         self._stopped = True
         self._paused_until_s = 0.0
         self._due = False
+        self._capacity: dict[str, int] | None = None  # slots by slug; None = something has changed since they were counted
         self._loop = asyncio.get_running_loop()
-        deps.ingress.members.on_change(self.balance)
+        deps.ingress.members.on_change(self._on_change)
+        deps.ingress.models.on_change(self._on_change)
 
     def pause(self) -> None:
         """Take no more jobs for a moment, because the queue is full or the broker refuses."""
@@ -58,6 +61,10 @@ class JobIntake:
         self._stopped = True
         self.balance()
 
+    def _on_change(self) -> None:
+        self._capacity = None
+        self.balance()
+
     def balance(self) -> None:
         """Ask for as many jobs as there is room for, once per turn of the event loop."""
         if not self._due:
@@ -66,43 +73,47 @@ class JobIntake:
 
     def _balance(self) -> None:
         self._due = False
-        slots = self._slots() if not self._stopped else {}
-        for slug in slots:
-            if slug not in self._pulls:
-                self._open(slug)
+        if self._capacity is None:
+            self._capacity = self._count_slots()
+        slots = self._capacity if not self._stopped else {}
+        for model in slots:
+            if model not in self._pulls:
+                self._open(model)
         ingress = self._deps.ingress
         allowed = ingress.lease_held and not self._stopped and self._loop.time() >= self._paused_until_s
         carriers = max(1, len(ingress.members.ingresses()))
-        for slug, loop in self._pulls.items():
-            most = window(slots.get(slug, 0), carriers, self._deps.settings.window) if allowed else 0
-            wanted = max(0, most - self._held.count(slug))
+        for model, loop in self._pulls.items():
+            most = window(slots.get(model, 0), carriers, self._deps.settings.window) if allowed else 0
+            wanted = max(0, most - self._held.count(model))
             if loop.credit != wanted:
                 loop.add_credit(wanted - loop.credit)
 
-    def _slots(self) -> dict[str, int]:
-        """Return the slots of the live workers of each model that is served here."""
-        found: dict[str, int] = {}
-        members = self._deps.ingress.members
-        for pool in members.pools():
-            slug = slug_of_pool(pool)
-            slots = sum(max(1, member.slots) for member in members.serving_workers(pool))
-            if slots and self._deps.renderer.serves(slug):
-                found[slug] = found.get(slug, 0) + slots
-        return found
+    def _count_slots(self) -> dict[str, int]:
+        """Return the slots of the live workers behind each slug: of a model, of an alias, of an adapter that is loaded."""
+        members, models = self._deps.ingress.members, self._deps.ingress.models
+        slots = {pool: sum(max(1, member.slots) for member in members.serving_workers(pool)) for pool in members.pools()}
+        pools: dict[str, set[str]] = {}
+        for pool in slots:
+            pools.setdefault(slug_of_pool(pool), set()).add(pool)
+        for name in models.listed_names():
+            if (pool_of := models.pool_of(name)) is not None:
+                pools.setdefault(slug(name), set()).add(pool_of)
+        found = {model: sum(slots.get(pool, 0) for pool in behind) for model, behind in pools.items()}
+        return {model: n for model, n in found.items() if n and self._deps.renderer.serves(model)}
 
-    def _open(self, slug: str) -> None:
-        spec = job_consumer(self._deps.subjects, slug)
+    def _open(self, model: str) -> None:
+        spec = job_consumer(self._deps.subjects, model)
         messaging = self._deps.messaging
 
         async def ensure() -> None:
             await messaging.ensure_consumer(spec)
 
-        loop = messaging.pull(spec.stream, spec.name, lambda delivery: self._on_delivery(slug, delivery), on_missing=ensure)
-        self._pulls[slug] = loop
-        self._tasks.spawn(self._run(slug, loop))
+        loop = messaging.pull(spec.stream, spec.name, lambda delivery: self._on_delivery(model, delivery), on_missing=ensure)
+        self._pulls[model] = loop
+        self._tasks.spawn(self._run(model, loop))
 
-    async def _run(self, slug: str, loop: PullLoop) -> None:
-        spec = job_consumer(self._deps.subjects, slug)
+    async def _run(self, model: str, loop: PullLoop) -> None:
+        spec = job_consumer(self._deps.subjects, model)
         while True:
             try:
                 await self._deps.messaging.ensure_consumer(spec)

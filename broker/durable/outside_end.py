@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
@@ -25,6 +26,14 @@ from headrace.jetstream.subjects import Subjects
 log = structlog.get_logger()
 
 RETRY_S = 0.2
+
+
+class _End(NamedTuple):
+    """The end of a stream that stands. `own`: it was written here."""
+
+    status: JobStatus | None
+    fault: JobFault | None
+    own: bool
 
 
 class OutsideEnds:
@@ -45,7 +54,7 @@ class OutsideEnds:
         if not job.durable:
             return (await self._results.commit(job.tenant, job.token, result)).status
         ended = await self._end_stream(job, result.status, fault)
-        if ended.status is not None and ended.status == result.status:
+        if ended.own:
             await self._results.commit(job.tenant, job.token, result)
         elif ended.status in ("cancelled", "expired", "poison", "malformed"):
             stands = fault_result(job, ended.status, ended.fault, self._wall())
@@ -57,7 +66,7 @@ class OutsideEnds:
         while True:
             state = await self._read(job)
             if state.end is not None:
-                return _End(state.end.status, state.end.fault)
+                return _End(state.end.status, state.end.fault, own=state.end.nonce == nonce)
             writer = StreamWriter(self._messaging, self._subjects, job.tenant, job.token, nonce=nonce)
             writer.continue_from(state)
             try:
@@ -65,7 +74,7 @@ class OutsideEnds:
             except CarrierLost:  # a carrier has gone on: the next read says what the end has to follow
                 await asyncio.sleep(RETRY_S)
             else:
-                return _End(status, fault)
+                return _End(status, fault, own=True)
 
     async def _read(self, job: JobRef) -> JobState:
         while True:
@@ -74,11 +83,3 @@ class OutsideEnds:
             except JetStreamError as error:
                 log.debug("stream.unread", stored_job=job.id, error=str(error))
                 await asyncio.sleep(RETRY_S)
-
-
-class _End:
-    """The end of a stream that stands."""
-
-    def __init__(self, status: JobStatus | None, fault: JobFault | None) -> None:
-        self.status = status
-        self.fault = fault

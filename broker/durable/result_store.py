@@ -46,7 +46,9 @@ def decode_result(data: bytes) -> JobResult:
 class ResultStore:
     """Reads and writes the results of jobs."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
+    def __init__(self, messaging: Messaging, subjects: Subjects, *, largest: int = LARGEST) -> None:
+        """`largest`: bytes of a response that are still stored in the message itself."""
+        self._largest = largest
         self._messaging = messaging
         self._subjects = subjects
         self._stream = subjects.stream("RESULT")
@@ -103,7 +105,7 @@ class ResultStore:
 
     async def _place(self, tenant: str, token: str, result: JobResult) -> JobResult:
         """Return the result as it fits into a message: with its response in an object if it is large."""
-        if result.response is None or len(result.response.body) <= LARGEST:
+        if result.response is None or len(result.response.body) <= self._largest:
             return result
         body = msgspec.json.encode(result.response)
         name = f"{tenant}.{token}.{secrets.token_hex(8)}"

@@ -155,6 +155,10 @@ class ModelDirectory:
         names = {card.model for card in models}
         return [*sorted(names), *sorted(aliases - names), *self.adapters()]
 
+    def pool_of(self, name: str) -> str | None:
+        """Return the pool of a model, an alias or an adapter; None if it is not known."""
+        return self._pools.get(name) or self._adapters.get(name)
+
     def adapters(self) -> list[str]:
         """Return the adapters that are loaded in at least one worker that accepts requests."""
         return sorted(name for name, pool in self._adapters.items() if self._members.having(pool, name))

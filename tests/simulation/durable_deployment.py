@@ -16,6 +16,7 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.durable.cancel import JobCanceller
 from headrace.broker.durable.carrier import Carrier
+from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.fold import JobState, fold
 from headrace.broker.durable.names import JobRef, job_of_run
 from headrace.broker.durable.reader import JobReader
@@ -61,6 +62,7 @@ class DurableShape:
     slots: int = 3
     closing: tuple[tuple[str, float, str], ...] = ()  # batch, from when on it is closed, and how
     poison_limit: int = 8  # crashes by one poison job
+    response_bytes: int = 500_000  # larger responses go to the object store
     unread: bool = False  # nobody reads the streams
 
 
@@ -134,7 +136,15 @@ class DurableDeployment:
             ingress,
             SimRenderer(machine, self.asked, self._blow_carrier),
             batches=_SimBatches(machine, self.shape.closing),
-            settings=CarrierSettings(timing=TIMING, poll_s=3.0, entry_rows=4, sweep_s=5.0, margin_s=3.0),
+            settings=CarrierSettings(
+                timing=TIMING,
+                poll_s=3.0,
+                entry_rows=4,
+                sweep_s=5.0,
+                margin_s=3.0,
+                unknown_model_s=4.0,
+                response_bytes=self.shape.response_bytes,
+            ),
             wall=machine.wall,
         )
         self.carriers[machine.id] = (machine, carrier, ingress)
@@ -179,7 +189,7 @@ class DurableDeployment:
         while True:
             try:
                 await machine.messaging.publish(
-                    SUBJECTS.job(SLUG, TENANT), asked.body(), headers=headers, msg_id=f"{TENANT}.{asked.name}"
+                    SUBJECTS.job(wish.slug, TENANT), asked.body(), headers=headers, msg_id=f"{TENANT}.{asked.name}"
                 )
             except JetStreamError:
                 await asyncio.sleep(0.2)
@@ -286,7 +296,10 @@ class DurableDeployment:
 
     def state(self, asked: Asked) -> JobState:
         stored = self.world.server.stream(SUBJECTS.stream("RSP")).of_subject(SUBJECTS.rsp(TENANT, asked.token), 10_000)
-        return fold((message.seq, decode(StreamEntry, message.data)) for message in stored)
+        try:
+            return fold((message.seq, decode(StreamEntry, message.data)) for message in stored)
+        except StreamIncomplete as error:
+            raise Violation(f"broken stream: that of {asked.name}: {error}") from error
 
     # -- search.Checks ------------------------------------------------------------------------------------------
 
@@ -330,6 +343,7 @@ class DurableDeployment:
             "expired": self.world.now >= asked.published_s + wish.deadline_s or closed.get(wish.batch) == "expired",
             "poison": bool(wish.poison) or dead >= 3,
             "malformed": wish.malformed,
+            "failed": wish.slug != SLUG,
         }
         if not allowed.get(status, False):
             raise Violation(f"wrong end: {asked.name} {status} {result.error}")
@@ -340,7 +354,7 @@ class DurableDeployment:
                 data = self.world.server.objects[SUBJECTS.bucket("results")].get(result.object.name)
                 if data is None:
                     raise Violation(f"lost object: that of {asked.name}")
-                body = json.loads(data)["body"]
+                body = json.loads(data.data)["body"]
             else:
                 body = msgspec.json.decode(response.body)
             check_tokens(asked, body["tokens"], self.runs, whole=True)

@@ -36,7 +36,7 @@ class JobWish:
     cancel_s: float | None = None  # a canceller comes so long after the publish
     twice_s: float | None = None  # it is published once more so long after
     malformed: bool = False
-    large: bool = False
+    slug: str = SLUG  # of its model; another one is not known
     batch: str = ""
     request_class: str = "batch"
 
