@@ -19,6 +19,8 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from headrace.broker.durable.carrier import Carrier
+from headrace.broker.durable.stored_jobs import StoredJobs
 from headrace.broker.files.store import FileStore
 from headrace.broker.files.sweeper import FileSweeper
 from headrace.broker.files.uploads import UploadStore
@@ -89,6 +91,7 @@ class _Work:
         self._subjects = subjects
         self._front = front
         self._ingress: Ingress | None = None
+        self._carrier: Carrier | None = None
 
     async def run(self, listening: asyncio.Future[str], on_listening: Callable[[str], None] | None) -> None:
         """Run until cancelled. `on_listening` is called once requests are accepted."""
@@ -122,16 +125,16 @@ class _Work:
                 stores=Stores(
                     responses=ResponseStore(work, subjects, limits),
                     records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s),
+                    jobs=StoredJobs(work, subjects),
                     uploads=UploadStore(work, subjects, FileStore(work, subjects, file_limits(settings))),
                 ),
                 adapters=AdapterClient(work, subjects),
             )
-            if frontend.background is not None:
-                work.on_reconnect(frontend.background.store_again)
             background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
             background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
-            if frontend.background is not None:
-                background.append(group.create_task(frontend.background.run(), name="background"))
+            if settings.carry_jobs:
+                carrier = self._carrier = Carrier(work, subjects, ingress, frontend.renderer)
+                background.append(group.create_task(carrier.run(), name="carrier"))
             quiet_gc()
             share_evenly()
             return_large()
@@ -147,9 +150,14 @@ class _Work:
                     task.cancel()
 
     async def drain(self, grace_s: float) -> None:
-        """Let open requests finish within the grace period."""
-        if self._ingress is not None:
-            await self._ingress.drain(grace_s)
+        """Let open requests and carried jobs finish within the grace period; jobs that have not ended go back to the queue."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in (self._carrier, self._ingress):
+                    if part is not None:
+                        group.create_task(part.drain(grace_s))
+        except* HeadraceError as failed:
+            log.warning("frontend.drain_failed", error=str(failed.exceptions[0]))
 
     def _on_mended(self, streams: frozenset[str]) -> None:
         queues = {self._subjects.stream(name) for name in WORK_QUEUES}

@@ -60,6 +60,10 @@ class FrontendSettings:
         float,
         Setting("How long running answers may go on after SIGTERM.", "--drain-grace", least=0, commands=("frontend",)),
     ] = 30.0
+    carry_jobs: Annotated[
+        bool,
+        Setting("Carry stored jobs: batches, jobs published over NATS, durable and background answers.", "--carry-jobs"),
+    ] = True  # off: this frontend takes them from clients and leaves them to others
     start_timeout_s: Annotated[float, Setting("Longest wait for the NATS server at start.", least=0.1)] = 30.0
     access_log: Annotated[bool, Setting("One log line per request.", "--access-log")] = True
     # connections

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+from headrace.broker.durable.cancel import JobCanceller
+from headrace.broker.durable.names import JobRef
 from headrace.broker.durable.publisher import JobPublisher, NewJob
 from headrace.broker.durable.reader import EventFollow, JobReader
 from headrace.broker.durable.result_store import ResultStore
@@ -17,6 +21,7 @@ class StoredJobs:
         self._publisher = JobPublisher(messaging, subjects)
         self._reader = JobReader(messaging, subjects)
         self._results = ResultStore(messaging, subjects)
+        self._canceller = JobCanceller(messaging, subjects, wall=time.time)
 
     async def publish(self, job: NewJob) -> None:
         """Store a job. Raises Overloaded, RequestTooLarge, BrokerUnavailable, after which it may be stored all the same."""
@@ -41,3 +46,7 @@ class StoredJobs:
     async def response(self, result: JobResult) -> ResultResponse | None:
         """Return the response of a result, from its object if it has one. Raises JetStreamError, MalformedMessage."""
         return await self._results.response(result)
+
+    async def cancel(self, tenant: str, token: str) -> None:
+        """Cancel a durable job that a frontend named, and return once it has an end. It tries until it is cancelled."""
+        await self._canceller.cancel(JobRef(tenant=tenant, name=token, durable=True))
