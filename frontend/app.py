@@ -12,11 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.broker.batches.service import Batches
 from headrace.broker.files.uploads import UploadStore
 from headrace.frontend.admin.cancel import CancelRoute
 from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
 from headrace.frontend.admin.unserved import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
+from headrace.frontend.batches.routes import BatchRoutes
 from headrace.frontend.error_forms import error_response, form_of
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
 from headrace.frontend.files.file_routes import FileRoutes
@@ -78,13 +80,14 @@ class Stores:
     """The stores of a frontend. Without one of them the routes that need it store nothing.
 
     Without `responses` no response can be continued by its id, and without `records` too no chat or conversation is stored.
-    Without `jobs` no answer can be made durable, and without `uploads` there are no routes over files.
+    Without `jobs` no answer can be made durable, without `uploads` and `batches` there are no routes over files and batches.
     """
 
     responses: ResponsePort | None = None
     records: RecordPort | None = None
     jobs: StoredJobPort | None = None
     uploads: UploadStore | None = None
+    batches: Batches | None = None
 
 
 def build_frontend(
@@ -167,6 +170,7 @@ def build_frontend(
         *ConversationRoutes(conversations, settings).routes(),
         *(FileRoutes(uploads.files, settings, metrics).routes() if uploads is not None else ()),
         *(UploadRoutes(uploads, settings, metrics).routes() if uploads is not None else ()),
+        *(BatchRoutes(stores.batches, settings).routes() if stores.batches is not None else ()),
         *CancelRoute(port).routes(),
         *ollama_models.routes(),
         Route("/v1/models", status.models),

@@ -31,6 +31,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from headrace.broker import errors as broker
+from headrace.broker.batches import errors as batches
 from headrace.broker.durable import errors as durable
 from headrace.broker.files import errors as files
 from headrace.jetstream.errors import HeadraceError, JetStreamError, PayloadTooLarge
@@ -235,6 +236,11 @@ _RULES: dict[type[BaseException], Rule] = {
     files.FileTooLarge: _fixed(413, "file_too_large", param="file"),
     files.FileQuotaExceeded: _fixed(403, "file_quota_exceeded"),
     files.FileNotStored: _fixed(503, "file_not_stored", retry_after_s=RETRY_SOON_S),
+    batches.BatchUnknown: _fixed(404, "batch_not_found", param="batch_id"),
+    batches.BatchChangeRefused: _fixed(409, "batch_has_ended"),
+    batches.BatchQuotaExceeded: _fixed(429, "batch_quota_exceeded", retry_after_s=60.0),
+    batches.InputUnfit: _fixed(400, "invalid_input_file", param="input_file_id"),
+    batches.InputGone: _fixed(400, "input_file_not_found", param="input_file_id"),
     PayloadTooLarge: _fixed(413, "request_too_large"),
     JetStreamError: _fixed(503, "broker_unavailable", retry_after_s=RETRY_SOON_S),
 }

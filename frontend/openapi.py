@@ -10,6 +10,8 @@ import msgspec
 
 from headrace.frontend.api_description import chats, messages, ollama, pooling, responses, server, tokens
 from headrace.frontend.api_description.operations import stored_errors
+from headrace.frontend.batches.describe import batch_paths
+from headrace.frontend.batches.schema import SCHEMAS as BATCH_SCHEMAS
 from headrace.frontend.files.describe import file_paths
 from headrace.frontend.files.schema import SCHEMAS as FILE_SCHEMAS
 
@@ -20,11 +22,13 @@ _PARTS = (chats, responses, messages, pooling, tokens, ollama, server)  # in the
 def build_openapi() -> bytes:
     """Return the OpenAPI 3.1 document as JSON."""
     types = [one for part in _PARTS for one in part.TYPES]
-    _, components = msgspec.json.schema_components((*types, *FILE_SCHEMAS), ref_template="#/components/schemas/{name}")
+    types += [*FILE_SCHEMAS, *BATCH_SCHEMAS]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for part in _PARTS:
         paths |= part.paths()
     paths |= file_paths(stored_errors())
+    paths |= batch_paths(stored_errors())
     info = {"title": "Headrace", "version": metadata.version("headrace"), "description": "LLM serving over NATS JetStream"}
     document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
     return msgspec.json.encode(document)

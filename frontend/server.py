@@ -19,6 +19,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.durable.carrier import Carrier
 from headrace.broker.durable.stored_jobs import StoredJobs
 from headrace.broker.files.store import FileStore
@@ -30,6 +31,7 @@ from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
 from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.batches.carrying import BatchCarrying
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.files.limits import file_limits
 from headrace.frontend.http.connections import Connections
@@ -60,6 +62,7 @@ async def run_frontend(
     options: ConnectOptions,
     subjects: Subjects,
     *,
+    batches: BatchSettings | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `on_listening` gets the base URL. Run it under uvloop, which halves the cost of a socket.
@@ -71,7 +74,7 @@ async def run_frontend(
         try:
             async with asyncio.TaskGroup() as group:
                 front = StartupApp(Metrics(), Lifecycle())
-                work = _Work(settings, options, subjects, front)
+                work = _Work(settings, batches or BatchSettings(), options, subjects, front)
                 listening = asyncio.get_running_loop().create_future()
                 working = group.create_task(work.run(listening, on_listening), name="work")
                 await serve(front, settings, listener, drain=work.drain, on_listening=listening.set_result)
@@ -85,8 +88,16 @@ async def run_frontend(
 class _Work:
     """Runs the ingress and the application behind the listener, once the broker can be used."""
 
-    def __init__(self, settings: FrontendSettings, options: ConnectOptions, subjects: Subjects, front: StartupApp) -> None:
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        batches: BatchSettings,
+        options: ConnectOptions,
+        subjects: Subjects,
+        front: StartupApp,
+    ) -> None:
         self._settings = settings
+        self._batches = batches
         self._options = options
         self._subjects = subjects
         self._front = front
@@ -117,6 +128,8 @@ class _Work:
                 max_bytes=settings.response_max_bytes,
                 write_timeout_s=settings.response_store_s,
             )
+            files = FileStore(work, subjects, file_limits(settings))
+            batches = BatchCarrying(work, subjects, ingress, files, self._batches)
             frontend = build_frontend(
                 ingress,
                 settings,
@@ -126,14 +139,16 @@ class _Work:
                     responses=ResponseStore(work, subjects, limits),
                     records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s),
                     jobs=StoredJobs(work, subjects),
-                    uploads=UploadStore(work, subjects, FileStore(work, subjects, file_limits(settings))),
+                    uploads=UploadStore(work, subjects, files),
+                    batches=batches.service,
                 ),
                 adapters=AdapterClient(work, subjects),
             )
             background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
             background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
+            background.append(group.create_task(batches.run(), name="batches"))
             if settings.carry_jobs:
-                carrier = self._carrier = Carrier(work, subjects, ingress, frontend.renderer)
+                carrier = self._carrier = Carrier(work, subjects, ingress, frontend.renderer, batches=batches.view)
                 background.append(group.create_task(carrier.run(), name="carrier"))
             quiet_gc()
             share_evenly()

@@ -5,7 +5,8 @@ BrokerError
     ├── BatchUnknown           no batch of that id is stored for the tenant
     ├── BatchChangeRefused     the batch is in a state from which it cannot go to the wanted one
     ├── BatchQuotaExceeded     the tenant has as many batches as it may
-    ├── InputInvalid           an input file is no batch: has the errors, with their lines
+    ├── InputUnfit             a file can be no batch's input: its purpose or its size
+    ├── InputInvalid           an input file is no batch: has the errors, with their lines; never leaves the batch's owner
     └── InputGone              the input file is not stored any more, or is not the one that was validated
 """
 
@@ -31,6 +32,10 @@ class BatchChangeRefused(BatchError):
 
 class BatchQuotaExceeded(BatchError):
     """The tenant has too many batches."""
+
+
+class InputUnfit(BatchError):
+    """The file cannot be the input of a batch."""
 
 
 class InputInvalid(BatchError):

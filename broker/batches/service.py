@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from headrace.broker.batches.errors import InputInvalid
+from headrace.broker.batches.errors import InputUnfit
 from headrace.broker.batches.ports import BatchFiles
 from headrace.broker.batches.quota import check_batches
-from headrace.broker.batches.record import BatchRecord, LineError, new_batch_id
+from headrace.broker.batches.record import BatchRecord, new_batch_id
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.states import move
 from headrace.broker.batches.store import BatchStore
@@ -57,16 +57,16 @@ class Batches:
     async def create(self, tenant: str, new: NewBatch) -> BatchRecord:
         """Store a batch, which is validated later.
 
-        Raises ValueError for a wrong window, InputGone and InputInvalid for a file that can be no batch, BatchQuotaExceeded,
+        Raises ValueError for a wrong window, InputGone and InputUnfit for a file that can be no batch, BatchQuotaExceeded,
         JetStreamError.
         """
         length_s = window_s(new.completion_window)
         facts = await self._files.facts(tenant, new.input_file_id)
         if facts.purpose != PURPOSE:
-            raise _no_input("invalid_purpose", f"The file's purpose is {facts.purpose!r}; it must be {PURPOSE!r}.")
+            raise InputUnfit(f"The file's purpose is {facts.purpose!r}; it must be {PURPOSE!r}.")
         if facts.size > self._settings.max_file_bytes:
             most = self._settings.max_file_bytes
-            raise _no_input("file_too_large", f"The file has {facts.size} bytes; a batch may have {most}.")
+            raise InputUnfit(f"The file has {facts.size} bytes; a batch may have {most}.")
         check_batches(tenant, await self._store.of_tenant(tenant), self._settings)
         now = self._wall()
         record = BatchRecord(
@@ -109,7 +109,3 @@ class Batches:
             except RevisionConflict:
                 await asyncio.sleep(PAUSE_S * attempt)
         raise RevisionConflict(f"batch {batch_id} was changed by its owner {CANCEL_TRIES} times meanwhile")
-
-
-def _no_input(code: str, message: str) -> InputInvalid:
-    return InputInvalid([LineError(code=code, message=message, param="input_file_id")])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from headrace.setting import Setting, check_numbers
 
@@ -27,9 +28,14 @@ class BatchSettings:
     output_ttl_s: Annotated[
         float, Setting("How long its files are kept where its creator names no other time.", least=3600)
     ] = 30 * 86_400.0
-    webhook_url: Annotated[str, Setting("Where the ends of batches are posted to; empty: nowhere.", metavar="URL")] = ""
-    webhook_secret: Annotated[str, Setting("Signs them, by the rules of Standard Webhooks.", secret=True)] = ""
+    webhook_url: Annotated[str | None, Setting("Where the ends of batches are posted to; none: nowhere.", metavar="URL")] = None
+    webhook_secret: Annotated[str | None, Setting("Signs them, by the rules of Standard Webhooks.", secret=True)] = None
     webhook_tries: Annotated[int, Setting("Tries to post one, the waits between them growing to an hour.", least=1)] = 12
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.webhook_url is None:
+            return
+        parts = urlsplit(self.webhook_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"webhook_url must be an http or https URL, got {self.webhook_url[:100]!r}")

@@ -200,6 +200,10 @@ class Ingress:
         """Return True if another ingress is dead, by a fresh read of its lease; False while that cannot be known."""
         return await self._members.ingress_gone(ingress)
 
+    def judge_live(self, ingress: str) -> bool:
+        """Return True if an ingress holds its lease, as last reported."""
+        return self._members.ingress_live(ingress)
+
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
         """Return why a request whose job had `explain` was placed on its worker, within `timeout_s`."""
         return await self._decisions.explain(request_id, timeout_s=timeout_s)

@@ -15,7 +15,6 @@ NOT_SERVED = {
     "/api/push": "pushing models",
     "/v1/assistants": "assistants",
     "/v1/audio": "speech, transcriptions and translations (a model that hears takes input_audio in chats)",
-    "/v1/batches": "batches",
     "/v1/chatkit": "chat kits",
     "/v1/complete": "Anthropic's text completions",
     "/v1/containers": "containers",

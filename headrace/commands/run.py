@@ -14,6 +14,7 @@ import structlog
 from headrace import logs
 from headrace.commands.preflight import check_conversion, check_up, check_worker
 from headrace.config.build_settings import (
+    batch_settings,
     bundled_model_dir,
     connect_options,
     frontend_settings,
@@ -91,8 +92,9 @@ def _terminal(settings: Settings) -> tuple[Terminal, logs.Format]:
 def run_frontend(settings: Settings) -> int:
     """Run `headrace frontend`. Raises SettingsError."""
     _start_part(settings, {"component": "frontend"})
-    composed, options, names = (
+    composed, batches, options, names = (
         frontend_settings(settings),
+        batch_settings(settings),
         connect_options(settings, name="headrace frontend"),
         subjects(settings),
     )
@@ -100,7 +102,7 @@ def run_frontend(settings: Settings) -> int:
     def start() -> Coroutine[Any, Any, int | None]:
         from headrace.frontend.server import run_frontend as run
 
-        return run(composed, options, names)
+        return run(composed, options, names, batches=batches)
 
     return _run(settings, start)
 

@@ -17,6 +17,7 @@ from headrace.jetstream.errors import ConnectError, SubjectError
 from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects, tenant_token
 
 if TYPE_CHECKING:
+    from headrace.broker.batches.settings import BatchSettings
     from headrace.frontend.settings import FrontendSettings
     from headrace.jetstream.context import ConnectOptions
     from headrace.jetstream.settings import ServerSettings
@@ -78,6 +79,16 @@ def frontend_settings(settings: Settings) -> FrontendSettings:
         return FrontendSettings(namespace=settings["namespace"], **values_of(settings, "frontend", FrontendSettings))
     except ValueError as error:
         raise SettingsError(f"frontend: {error}") from None
+
+
+def batch_settings(settings: Settings) -> BatchSettings:
+    """Return the settings of batches. Raises SettingsError for a value that is wrong."""
+    from headrace.broker.batches.settings import BatchSettings
+
+    try:
+        return BatchSettings(**values_of(settings, "batch", BatchSettings))
+    except ValueError as error:
+        raise SettingsError(f"batch: {error}") from None
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:

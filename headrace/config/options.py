@@ -56,6 +56,12 @@ def _frontend() -> tuple[type, ...]:
     return (FrontendSettings,)
 
 
+def _batch() -> tuple[type, ...]:
+    from headrace.broker.batches.settings import BatchSettings
+
+    return (BatchSettings,)
+
+
 def _worker() -> tuple[type, ...]:
     from headrace.workers.settings import WorkerSettings
 
@@ -80,6 +86,7 @@ SECTIONS: dict[str, Section] = {
     "server": Section("embedded NATS server", ("up",), _server),
     "up": Section("supervision", ("up",), lambda: (Up,)),
     "frontend": Section("HTTP frontend", ("up", "frontend"), _frontend),
+    "batch": Section("batches", ("up", "frontend"), _batch),
     "worker": Section("worker and engine", ("up", "worker"), _worker),
     "router": Section("router", ("up", "router"), _router),
 }

@@ -12,6 +12,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from headrace.broker.batches.service import Batches
+from headrace.broker.batches.settings import BatchSettings
+from headrace.broker.batches.store import BatchStore
+from headrace.broker.batches.stored_files import StoredFiles
 from headrace.broker.errors import UnknownModel
 from headrace.broker.files.store import FileStore
 from headrace.broker.files.uploads import UploadStore
@@ -194,12 +198,15 @@ class FakeIngress:
 
 
 def frontend(ingress: FakeIngress, messaging: MemoryMessaging | None = None, **settings: Any) -> Frontend:
-    """Files are kept in memory; other stores there are none."""
+    """Files and batches are kept in memory; other stores there are none."""
     wishes = FrontendSettings(**settings)
     store: Any = messaging or MemoryMessaging()
     subjects = Subjects("hr")
     files = FileStore(store, subjects, file_limits(wishes), now=store.clock)
-    return build_frontend(ingress, wishes, stores=Stores(uploads=UploadStore(store, subjects, files, now=store.clock)))
+    uploads = UploadStore(store, subjects, files, now=store.clock)
+    records = BatchStore(store, subjects, keep_s=100.0)
+    batches = Batches(records, StoredFiles(files), BatchSettings(), me="i-1", wall=store.clock)
+    return build_frontend(ingress, wishes, stores=Stores(uploads=uploads, batches=batches))
 
 
 class Call:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from headrace.broker import errors as broker
+from headrace.broker.batches.errors import InputInvalid
 from headrace.broker.durable.errors import CarrierLost, JobRejected
 from headrace.broker.prefill.errors import PrefillFailed
 from headrace.frontend.errors import FrontendError, Translated, translate
@@ -325,7 +326,7 @@ async def test_a_request_cut_by_shutdown_is_told_so() -> None:
     assert ingress.answers[0].cancelled
 
 
-INSIDE = {PrefillFailed, CarrierLost, JobRejected}  # never leave a worker or a carrier
+INSIDE = {PrefillFailed, CarrierLost, InputInvalid, JobRejected}  # never leave a worker or a carrier
 
 
 def _concrete(kind: type[Exception]) -> list[type[Exception]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.broker.batches.errors import BatchChangeRefused, BatchQuotaExceeded, BatchUnknown, InputGone, InputInvalid
+from headrace.broker.batches.errors import BatchChangeRefused, BatchQuotaExceeded, BatchUnknown, InputGone, InputUnfit
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.service import Batches, NewBatch
 from tests.support.batch_fakes import Scene
@@ -38,11 +38,11 @@ async def test_a_file_that_can_be_no_batch_is_refused_before_anything_is_stored(
     with pytest.raises(ValueError, match="completion_window is 'soon'"):
         await batches.create("_", msgspec.structs.replace(NEW, completion_window="soon"))
     scene.files.purpose = "user_data"
-    with pytest.raises(InputInvalid, match="purpose is 'user_data'; it must be 'batch'"):
+    with pytest.raises(InputUnfit, match="purpose is 'user_data'; it must be 'batch'"):
         await batches.create("_", NEW)
     scene.files.purpose = "batch"
     scene.files.stored["_", "file-1"] = b"1234"
-    with pytest.raises(InputInvalid, match="has 4 bytes; a batch may have 3"):
+    with pytest.raises(InputUnfit, match="has 4 bytes; a batch may have 3"):
         await batches.create("_", NEW)
     assert not await batches.list("_")
 

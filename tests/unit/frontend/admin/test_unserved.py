@@ -21,7 +21,6 @@ PATHS = [
     "/v1/assistants",
     "/v1/threads/t-1/runs",
     "/v1/fine_tuning/jobs",
-    "/v1/batches",
     "/v1/vector_stores",
 ]
 

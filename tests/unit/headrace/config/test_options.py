@@ -64,7 +64,7 @@ def test_declarations_load_nothing_heavy() -> None:
     others = {"headrace.router.errors", "headrace.router.index.types"}
     assert {
         name for name in ours if name.startswith(packages) and not name.endswith((".settings", ".placement", ".replica"))
-    } <= (others | {"headrace.router.index", "headrace.router.placement.fairness"})
+    } <= (others | {"headrace.broker.batches", "headrace.router.index", "headrace.router.placement.fairness"})
 
 
 def test_a_command_loads_only_the_sections_that_it_uses() -> None:

@@ -1,0 +1,1 @@
+"""The Batches API: its routes, and the process that carries batches on."""
