@@ -9,6 +9,8 @@ import httpx
 import pytest
 from conftest import CHAT, called
 
+from tests.support.frontend.codex_shape import codex_turn
+
 
 @pytest.fixture
 def http(url: str) -> httpx.Client:
@@ -39,26 +41,7 @@ SHELL = {
 
 
 def codex(**more: Any) -> dict[str, Any]:
-    """A turn of Codex by the Responses API: nothing is stored, everything is sent again."""
-    return {
-        "model": CHAT,
-        "instructions": "You are a coding agent.",
-        "input": [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions/>"}]},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment_context/>"}]},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
-        ],
-        "tools": [SHELL],
-        "tool_choice": "auto",
-        "parallel_tool_calls": False,
-        "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": False,
-        "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "0199a213-81a0-7800-8aa1-bbab2a035a53",
-        "text": {"verbosity": "low"},
-        **more,
-    }
+    return {**codex_turn(CHAT, "List the files.", tools=[SHELL]), **more}
 
 
 def test_codex_calls_its_shell_and_sends_everything_again(http: httpx.Client) -> None:

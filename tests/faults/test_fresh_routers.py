@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
-import openai
 import pytest
 
-from headrace.workers.sim.answers.tokens import expected_text
 from tests.support.running_up import RunningUp
+from tests.support.sim_streams import client_of, in_threads, wrong_with
 
 pytestmark = pytest.mark.fault
 
@@ -28,25 +26,15 @@ class Streams:
     """Streams that run side by side. `came`: when the pieces of each came, on the monotonic clock."""
 
     def __init__(self, up: RunningUp) -> None:
-        self.url = f"{up.state()['url']}/v1"
+        self.up = up
         self.came: list[list[float]] = [[] for _ in range(STREAMS)]
         self.wrong: list[str] = []
 
     def read(self, number: int) -> None:
-        prompt = [*range(300, 340), 1000 + number]
-        text = ""
-        try:
-            with openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60) as api:
-                stream = api.completions.create(
-                    model="sim", prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True, extra_body={"ignore_eos": True}
-                )
-                for chunk in stream:
-                    self.came[number].append(time.monotonic())
-                    text += "".join(choice.text for choice in chunk.choices)
-        except openai.OpenAIError as error:
-            self.wrong.append(repr(error))
-        if text != expected_text(prompt, TOKENS):
-            self.wrong.append(f"{number}: {text[-80:]!r}")
+        with client_of(self.up) as api:
+            prompt = [*range(300, 340), 1000 + number]
+            if wrong := wrong_with(api, prompt, TOKENS, lambda: self.came[number].append(time.monotonic())):
+                self.wrong.append(wrong)
 
     def begun(self) -> bool:
         return all(self.came) or bool(self.wrong)
@@ -59,15 +47,9 @@ class Streams:
 def streaming(up: RunningUp) -> Iterator[Streams]:
     """All streams have begun; after the block all have ended as they should."""
     streams = Streams(up)
-    threads = [threading.Thread(target=streams.read, args=(number,)) for number in range(STREAMS)]
-    for thread in threads:
-        thread.start()
-    try:
+    with in_threads(streams.read, STREAMS):
         up.until("all streams have begun", streams.begun)
         yield streams
-    finally:
-        for thread in threads:
-            thread.join(90)
     assert streams.wrong == []
 
 

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import openai
 import pytest
 
-from headrace.workers.sim.answers.tokens import expected_text
 from tests.support.running_up import RunningUp
+from tests.support.sim_streams import client_of, in_threads, wrong_with
 
 pytestmark = pytest.mark.fault
 
@@ -24,42 +23,26 @@ class Load:
     """Clients that ask one request after the other."""
 
     def __init__(self, up: RunningUp) -> None:
-        self.url = f"{up.state()['url']}/v1"
+        self.up = up
         self.stop = threading.Event()
         self.failures: list[str] = []
         self.answered = 0
 
     def ask(self, number: int) -> None:
-        with openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60) as api:
-            n = 0
+        n = 0
+        with client_of(self.up) as api:
             while not self.stop.is_set() and not self.failures:
                 n += 1
-                prompt = [*range(300, 340), 1000 + number, 2000 + n]
-                try:
-                    stream = api.completions.create(
-                        model="sim", prompt=prompt, max_tokens=20, temperature=0, stream=True, extra_body={"ignore_eos": True}
-                    )
-                    text = "".join(choice.text for chunk in stream for choice in chunk.choices)
-                except openai.OpenAIError as error:
-                    self.failures.append(repr(error))
-                    return
-                if text != expected_text(prompt, 20):
-                    self.failures.append(f"{prompt}: {text!r}")
+                if wrong := wrong_with(api, [*range(300, 340), 1000 + number, 2000 + n], 20):
+                    self.failures.append(wrong)
                 self.answered += 1
 
 
 @contextmanager
 def load_on(up: RunningUp) -> Iterator[Load]:
     load = Load(up)
-    threads = [threading.Thread(target=load.ask, args=(i,)) for i in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    try:
+    with in_threads(load.ask, CLIENTS, stop=load.stop.set):
         yield load
-    finally:
-        load.stop.set()
-        for thread in threads:
-            thread.join(60)
     assert load.failures == []
 
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import openai
 import pytest
 
 from headrace.broker.codec import decode, encode
@@ -21,14 +20,11 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
 from tests.support.running_up import RunningUp
+from tests.support.sim_streams import client_of, in_threads, wrong_with
 
 pytestmark = pytest.mark.fault
 
 SLOW = ("--engine-arg", 'timing_overrides={"decode_base_s": 0.01}')
-
-
-def client(up: RunningUp) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def holders(up: RunningUp) -> dict[str, tuple[int, int]]:
@@ -51,7 +47,7 @@ def test_a_stream_survives_its_workers_death_with_the_exact_text(start: Callable
     up = start("--workers", "2", *SLOW)
     up.until("both workers joined", lambda: len(holders(up)) == 2)
     prompt = [int(i) for i in range(200, 260)]
-    with client(up) as api:
+    with client_of(up) as api:
         stream = api.completions.create(
             model="sim",
             prompt=prompt,
@@ -84,27 +80,15 @@ def test_no_request_fails_while_workers_are_added_drained_and_removed(start: Cal
     answered = [0]
 
     def ask(number: int) -> None:
-        with client(up) as api:
-            n = 0
-            while not stop.is_set():
-                prompt = [1000 + number, 2000 + n]
+        n = 0
+        with client_of(up) as api:
+            while not stop.is_set() and not failures:
+                if wrong := wrong_with(api, [1000 + number, 2000 + n], 40):
+                    failures.append(wrong)
                 n += 1
-                try:
-                    stream = api.completions.create(
-                        model="sim", prompt=prompt, max_tokens=40, temperature=0, stream=True, extra_body={"ignore_eos": True}
-                    )
-                    text = "".join(choice.text for chunk in stream for choice in chunk.choices)
-                except openai.OpenAIError as error:
-                    failures.append(repr(error))
-                    return
-                if text != expected_text(prompt, 40):
-                    failures.append(f"{prompt}: {text!r}")
                 answered[0] += 1
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
+    with in_threads(ask, 4, stop=stop.set):
         url = up.state()["nats"]["url"]
         command = [
             sys.executable,
@@ -128,18 +112,14 @@ def test_no_request_fails_while_workers_are_added_drained_and_removed(start: Cal
         subprocess.run(drain, check=True, capture_output=True, timeout=30, cwd=tmp_path)
         assert second.wait(20) == 0
         before = answered[0]
-        up.until("the first one goes on alone", lambda: answered[0] > before + 8)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
+        up.until("the first one goes on alone", lambda: bool(failures) or answered[0] > before + 8)
     assert failures == []
     assert [w for w, (_, runs) in holders(up).items() if w.startswith("second") or runs] == []
 
 
 def test_a_client_that_leaves_frees_its_slot_in_the_engine(start: Callable[..., RunningUp]) -> None:
     up = start(*SLOW)
-    with client(up) as api:
+    with client_of(up) as api:
         streams = [
             api.completions.create(
                 model="sim", prompt=[5, number], max_tokens=30_000, stream=True, extra_body={"ignore_eos": True}

@@ -9,7 +9,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,15 @@ class RunningUp:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+
+@contextmanager
+def routed_up(folder: Path, *flags: str) -> Iterator[RunningUp]:
+    """A deployment that is ready and whose router works; killed afterwards."""
+    running = RunningUp(folder, *flags)
+    try:
+        running.until_ready()
+        running.until("the router works", lambda: bool(running.events("router.ready")))
+        yield running
+    finally:
+        running.stop()

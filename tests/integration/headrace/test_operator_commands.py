@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_up import RunningUp
+from tests.support.running_up import RunningUp, routed_up
 
 pytestmark = pytest.mark.deployment
 
@@ -21,13 +21,9 @@ TIMEOUT_S = 30
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    running = RunningUp(tmp_path_factory.mktemp("up"), "--prefix", "mine", "--metrics-port", "0", "--router-metrics-port", "0")
-    try:
-        running.until_ready()
-        running.until("the router works", lambda: bool(running.events("router.ready")))
+    flags = ("--prefix", "mine", "--metrics-port", "0", "--router-metrics-port", "0")
+    with routed_up(tmp_path_factory.mktemp("up"), *flags) as running:
         yield running
-    finally:
-        running.stop()
 
 
 def headrace(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

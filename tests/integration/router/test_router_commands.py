@@ -13,20 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.running_up import RunningUp
+from tests.support.running_up import RunningUp, routed_up
 
 pytestmark = pytest.mark.deployment
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    running = RunningUp(tmp_path_factory.mktemp("up"), "--workers", "2", "--routers", "1")
-    try:
-        running.until_ready()
-        running.until("the router works", lambda: bool(running.events("router.ready")))
+    with routed_up(tmp_path_factory.mktemp("up"), "--workers", "2", "--routers", "1") as running:
         yield running
-    finally:
-        running.stop()
 
 
 def headrace(up: RunningUp, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.support.frontend.answer_parts import call, content, say_parts, thought
+from tests.support.frontend.codex_shape import codex_turn, said
 from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeServed, Script
 from tests.support.frontend.responses_client import Client
 from tests.support.frontend.responses_machine import Machine
@@ -49,32 +50,9 @@ WEB_SEARCH = {"type": "web_search", "external_web_access": False}
 LOCAL_SHELL = {"type": "local_shell"}
 
 
-def said(role: str, text: str) -> dict[str, Any]:
-    kind = "output_text" if role == "assistant" else "input_text"
-    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
-
-
 def asked(*items: dict[str, Any], tools: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {
-        "model": MODEL,
-        "instructions": "You are a coding agent.",
-        "input": [
-            said("developer", "<permissions instructions>Ask first.</permissions instructions>"),
-            said("user", "<environment_context>\n  <cwd>/src</cwd>\n</environment_context>"),
-            said("user", "Add a file."),
-            *items,
-        ],
-        "tools": tools if tools is not None else [EXEC, STDIN, PLAN, APPLY_PATCH, VIEW],
-        "tool_choice": "auto",
-        "parallel_tool_calls": False,
-        "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": False,
-        "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "0199d3a2-7f5c-7b62-9d3e-2f1a5c0b7e11",
-        "text": {"verbosity": "low"},
-        "client_metadata": {"x-codex-installation-id": "a"},
-    }
+    given = tools if tools is not None else [EXEC, STDIN, PLAN, APPLY_PATCH, VIEW]
+    return codex_turn(MODEL, "Add a file.", *items, tools=given)
 
 
 def serving(script: Script) -> Client:
