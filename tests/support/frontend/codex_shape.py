@@ -1,4 +1,4 @@
-"""The shape of a turn of Codex by the Responses API. It imports nothing: clients of other projects run in their own environment."""
+"""The shape of a turn of Codex by the Responses API. It imports nothing: clients have an environment of their own."""
 
 from __future__ import annotations
 
