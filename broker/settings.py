@@ -18,7 +18,7 @@ class Timing:
     janitor_s: float = 1.0
     trial_patience_s: float = 0.25  # time that a suspect waits for its co-runners to end before they may be moved
     trial_group_s: float = 0.5  # after which a suspect that may have company starts beside those that could not be moved
-    trial_alone_s: float = 2.0  # the same for a suspect that is to run alone
+    trial_alone_s: float = 2.0  # the same for one that is to run alone; doubles with each crash after the third
     tombstone_s: float = 60.0
     publish_timeout_s: float = 2.0
     load_period_s: float = 0.2

@@ -2,7 +2,8 @@
 
 A worker on trial starts suspects only, and never more of them at once than the smallest limit among them allows.  The most
 suspect one goes first.  What runs there already is moved away where others have room (`broker/worker/isolation.py`), and a
-suspect waits for that, but not forever: in the end it starts beside the others, and its crash is no proof then.
+suspect waits for that, but not forever: in the end it starts beside the others, and its crash is no proof then.  So a job that
+crashes again and again beside others waits longer each time: in a pool of one worker nothing can be moved away.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ class Turn(NamedTuple):
 
 
 ORDINARY = Turn(0)
+PATIENT_CRASHES = 3  # up to so many the patience of a suspect is the usual one
+LONGEST_S = 60.0
+
+
+def alone_after_s(crashes: int, patience_s: float) -> float:
+    """Return how long a suspect that is to run alone waits for others to leave, before it starts beside them."""
+    return max(patience_s, min(patience_s * 2.0 ** min(max(0, crashes - PATIENT_CRASHES), 16), LONGEST_S))
 
 
 def turn_of_suspect(run: Run, suspects: Sequence[Run], runs: Iterable[Run], *, overdue: bool) -> Turn | None:

@@ -15,7 +15,7 @@ from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import HEADER_KEPT, ClaimReply, Envelope, JobFault, Suspicion
 from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.protocol.trial import Turn
+from headrace.broker.protocol.trial import Turn, alone_after_s
 from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.consumers import WorkerConsumers
 from headrace.broker.worker.judge_client import JudgeClient
@@ -164,7 +164,8 @@ class RunAdmission:
     async def _turn_of(self, run: Run, began_s: float) -> Turn | None:
         """Wait until a waiting run may be claimed, and return the promise for it. None when it is gone, or is moved instead."""
         while run.state is RunState.WAITING:
-            limit_s = self._timing.trial_alone_s if run.limit == 1 else self._timing.trial_group_s
+            alone_s = alone_after_s(run.crashes, self._timing.trial_alone_s)
+            limit_s = alone_s if run.limit == 1 else self._timing.trial_group_s
             turn = self._state.runs.turn(run, overdue=self._loop.time() - began_s >= limit_s)
             if turn is not None and self._state.taking:
                 run.claim()

@@ -114,7 +114,7 @@ def crowded(poison: int, innocents: int, workers: int, *, kills: int = 0, over_s
         routers=1,
         slots=poison + innocents,
         scheduler=real_scheduler,
-        poison_limit=7,
+        poison_limit=5,  # as proven in tests/unit/broker/protocol/test_group_testing.py
         all_poison_limit=20,
         innocents_live=True,
     )

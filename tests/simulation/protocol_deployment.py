@@ -85,6 +85,7 @@ class Deployment:
     left: set[str] = field(default_factory=set)  # processes that went by themselves
     waiting: dict[str, int] = field(default_factory=dict)  # clients that have not submitted yet, by ingress
     blown: dict[str, int] = field(default_factory=dict)  # crashes by a poison request
+    beside: dict[str, int] = field(default_factory=dict)  # starts of a suspect beside jobs that could not be moved away
     claimed: dict[str, set[str]] = field(default_factory=dict)  # by which workers
     promised: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by request and run
     attempts: dict[str, int] = field(default_factory=dict)  # the highest that started, inside a generation
@@ -338,6 +339,8 @@ class Deployment:
                 self.world.violation(f"overcounted crashes of {claim.id}: {reply.crashes}, really {sorted(crashed)}")
             self.claimed.setdefault(claim.id, set()).add(claim.worker)
             self.promised[claim.id, claim.run] = claim
+            if claim.beside and reply.verdict == "go":
+                self.beside[claim.id] = self.beside.get(claim.id, 0) + 1
             return reply
 
         return checked
@@ -348,9 +351,10 @@ class Deployment:
         hidden = record.generation if record is not None else 0  # a run that a new generation supersedes counts as alive
         if not self.world.config.dedupe:  # each copy of a first attempt starts without a question
             hidden += sum(note.request_id == request_id and note.attempt == 1 for note in self.runs.values()) - 1
+        hidden += self.beside.get(request_id, 0)  # proves nothing
         if self.blown[request_id] > self.shape.poison_limit + hidden:
             raise Violation(f"poison goes on: {request_id} crashed {self.blown[request_id]} workers")
-        if sum(self.blown.values()) > self.shape.all_poison_limit:
+        if sum(self.blown.values()) > self.shape.all_poison_limit + sum(self.beside.get(one, 0) for one in self.blown):
             raise Violation(f"poison goes on: {self.blown}")
 
     def _holders(self, request_id: str) -> list[Worker]:
