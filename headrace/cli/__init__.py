@@ -77,7 +77,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "worker": ("run an engine worker, or ask or tell running ones", add_worker),
     "router": ("run a router, or ask the routers", add_router),
     "submit": ("submit the lines of a file as jobs, and write their results", add_submit),
-    "jobs": ("list, show or watch stored jobs", add_jobs),
+    "jobs": ("list, show, cancel or watch stored jobs", add_jobs),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
     "bench": ("benchmarks that need neither a GPU nor a server", add_bench),
     "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),

@@ -125,4 +125,5 @@ exit codes: 0 every line has an answer, 1 some have an error; both are in the ou
 JOBS = """examples:
   headrace jobs ls
   headrace jobs show greeting
+  headrace jobs cancel greeting
   headrace jobs watch greeting"""

@@ -50,6 +50,8 @@ def add_jobs(commands: Any, about: str) -> None:
     ls.add_argument("--json", action="store_true", help="as JSON")
     show = _add(actions, "show", _run_show, "show the result of a job, as JSON")
     show.add_argument("job", metavar="JOB", help="its id")
+    cancel = _add(actions, "cancel", _run_cancel, "end jobs unless they have ended, and print how they ended")
+    cancel.add_argument("jobs", metavar="JOB", nargs="+", help="its id")
     watch = _add(actions, "watch", _run_watch, "print what happens to a job until it has ended, or to all jobs")
     watch.add_argument("job", metavar="JOB", nargs="?", help="its id (default: all jobs of the tenant)")
 
@@ -94,6 +96,12 @@ def _run_show(parsed: argparse.Namespace) -> int:
     from headrace.commands.jobs import show_job
 
     return show_job(located_settings(parsed), parsed.job, tenant=parsed.tenant)
+
+
+def _run_cancel(parsed: argparse.Namespace) -> int:
+    from headrace.commands.jobs import cancel_jobs
+
+    return cancel_jobs(located_settings(parsed), parsed.jobs, tenant=parsed.tenant)
 
 
 def _run_watch(parsed: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@
 """
 
 from headrace.client.client import Client, ClientOptions, Job, connect
-from headrace.client.errors import ClientError, JobFailed, NotConfirmed, NotSubmitted, ResultTimeout
+from headrace.client.errors import ClientError, JobFailed, NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
 from headrace.client.requests import Request
 from headrace.client.results import Result
 
@@ -25,5 +25,6 @@ __all__ = [
     "Request",
     "Result",
     "ResultTimeout",
+    "UnknownJob",
     "connect",
 ]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.broker.codec import decode
-from headrace.broker.durable.names import job_token
+from headrace.broker.durable.cancel import JobCanceller
+from headrace.broker.durable.names import JobRef, job_token
+from headrace.broker.messages import JobStatus
 from headrace.broker.models.cards import ModelCard
-from headrace.client.errors import NotConfirmed, NotSubmitted, ResultTimeout
-from headrace.client.listing import ListedJob, list_jobs
+from headrace.client.errors import NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
+from headrace.client.listing import ListedJob, find_open, list_jobs
 from headrace.client.requests import JobMessage, Request, as_request, message_of
 from headrace.client.results import Result, ResultReader, read_result
 from headrace.jetstream.client import Connection
@@ -58,13 +61,10 @@ async def connect(url: str | None = None, options: ClientOptions | None = None) 
         prefix, address = running.prefix, running.nats_url
     nats = options.nats or ConnectOptions(servers=(address or DEFAULT_URL,), name="headrace client")
     subjects = Subjects(prefix)
-    async with await Connection.connect(nats, subjects=subjects) as connection, asyncio.TaskGroup() as tasks:
+    async with await Connection.connect(nats, subjects=subjects) as connection:
         client = Client(connection, subjects, options)
-        reading = tasks.create_task(client.run())
-        try:
+        async with client.reading():
             yield client
-        finally:
-            reading.cancel()
 
 
 class Job:
@@ -82,20 +82,31 @@ class Job:
         """Wait for the result. Raises ResultTimeout; the job goes on all the same."""
         return await self._client.result(self.id, timeout_s=timeout_s)
 
+    async def cancel(self) -> JobStatus:
+        """End the job as `cancelled` unless it has ended, and return the status that stands."""
+        return await self._client.cancel(self.id)
+
 
 class Client:
-    """Jobs of one tenant, while `run` runs (`connect` sees to that)."""
+    """Jobs of one tenant. Results are read inside `reading`, which `connect` enters."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, options: ClientOptions | None = None) -> None:
         self.options = options or ClientOptions()
         self.messaging = messaging
         self.subjects = subjects
         self.tenant = tenant_token("" if self.options.tenant == DEFAULT_TENANT else self.options.tenant)
+        self._canceller = JobCanceller(messaging, subjects, wall=time.time)
         self._results = ResultReader(messaging, subjects, self.tenant)
 
-    async def run(self) -> None:
-        """Read results until cancelled."""
-        await self._results.run()
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Read results inside the `async with`. No task group, so that errors of its body leave it as they are."""
+        reading = asyncio.ensure_future(self._results.run())
+        try:
+            yield
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
 
     # Submitting:
 
@@ -198,6 +209,19 @@ class Client:
     async def jobs(self, *, limit: int = 100) -> list[ListedJob]:
         """List jobs that have not ended, oldest first, then the latest results; at most `limit` of each."""
         return await list_jobs(self.messaging, self.subjects, self.tenant, limit=limit)
+
+    async def cancel(self, job: str) -> JobStatus:
+        """End a job as `cancelled` unless it has ended, and return the status that stands: maybe `done`.
+
+        Raises UnknownJob for an id that neither the queue nor the results have.
+        """
+        waiting = await find_open(self.messaging, self.subjects, self.tenant, job)
+        found = await self.peek(job)  # after the queue: a job leaves that when its result is stored
+        if found is not None:
+            return found.status
+        if waiting is None:
+            raise UnknownJob(f"there is no job {job!r} of this tenant, and no result of one")
+        return await self._canceller.cancel(JobRef(tenant=self.tenant, name=job, durable=waiting.durable))
 
     async def peek(self, job: str) -> Result | None:
         """Return the result of a job if it has ended; None if it has not, or is not known."""

@@ -5,6 +5,7 @@ HeadraceError
     ├── NotSubmitted    the job is not stored: its body or options are wrong, or the queue is full
     ├── NotConfirmed    the job may be stored or not; submit it again under the same id
     ├── ResultTimeout   the job has no result yet; it goes on all the same
+    ├── UnknownJob      neither the queue nor the results have a job of this id
     └── JobFailed       the job ended without an answer; `status` says how
 
 The server's own errors (`headrace.jetstream.errors`) pass through where no job is concerned, when connecting for example.
@@ -38,6 +39,10 @@ class ResultTimeout(ClientError):
     """The job has no result yet."""
 
     retriable = True
+
+
+class UnknownJob(ClientError):
+    """There is no such job."""
 
 
 class JobFailed(ClientError):

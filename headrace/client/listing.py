@@ -12,6 +12,7 @@ from headrace.broker.messages import JobResult, JobStatus
 from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects
 
+MOST_WAITING = 1_000_000  # jobs of a tenant that are looked through for one
 SCANNED = 10_000  # of the latest results of all tenants, how many are looked through
 
 
@@ -23,6 +24,7 @@ class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     request_class: str = ""
     batch: str = ""
+    durable: bool = False
     stored: float = 0.0
     deadline: float = 0.0
     finished: float = 0.0
@@ -35,6 +37,13 @@ async def list_jobs(messaging: Messaging, subjects: Subjects, tenant: str, *, li
     ended = [job for message in await _latest(messaging, subjects, tenant, limit) if (job := _ended(message))]
     over = {job.id for job in ended}
     return [*(job for message in waiting if (job := _waiting(message, tenant)).id not in over), *ended]
+
+
+async def find_open(messaging: Messaging, subjects: Subjects, tenant: str, job: str) -> ListedJob | None:
+    """Return a job of the tenant that has not ended, None if the queue has none of this id. Reads the tenant's whole queue."""
+    pattern = f"{subjects.prefix}.job.*.{tenant}"
+    waiting = await messaging.subject_messages(subjects.stream("JOB"), pattern, limit=MOST_WAITING)
+    return next((found for message in waiting if (found := _waiting(message, tenant)).id == job), None)
 
 
 async def _latest(messaging: Messaging, subjects: Subjects, tenant: str, limit: int) -> list[StoredMessage]:
@@ -66,6 +75,7 @@ def _waiting(message: StoredMessage, tenant: str) -> ListedJob:
         endpoint=job.endpoint,
         request_class=job.request_class,
         batch=job.batch,
+        durable=job.durable,
         stored=job.created,
         deadline=job.deadline,
     )

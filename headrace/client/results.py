@@ -117,11 +117,22 @@ class ResultReader:
         self._stream = subjects.stream("RESULT")
         self._waiting: dict[str, asyncio.Future[Result]] = {}
         self._waiters: Counter[str] = Counter()
+        self._failure: Exception | None = None
         self._gate = asyncio.Semaphore(READS_AT_ONCE)
         self._started = asyncio.Event()
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read until cancelled. An error that ends the reading is raised to all who wait."""
+        try:
+            await self._read()
+        except Exception as error:
+            log.error("results.not_read", error=str(error))
+            self._failure = error
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(ClientError(f"results cannot be read: {error}"))
+
+    async def _read(self) -> None:
         pattern = self._subjects.result(self._tenant, "x").rpartition(".")[0] + ".*"
         while True:
             state = await self._state()
@@ -178,9 +189,11 @@ class ResultReader:
             future = self._waiting[token] = asyncio.get_running_loop().create_future()
         self._waiters[token] += 1
         try:
-            while not future.done():
+            while not future.done() and self._failure is None:
                 await self._look(token, future)  # it may have ended before this client began to wait, or while it was cut off
                 await asyncio.wait([future], timeout=LOOK_AGAIN_S)
+            if not future.done():
+                raise ClientError(f"results cannot be read: {self._failure}")
             return future.result()
         finally:
             self._waiters[token] -= 1

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Seque
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from headrace.broker.messages import JobStatus
 from headrace.client import client as aio
 from headrace.client.client import ClientOptions, Given
 from headrace.client.listing import ListedJob
@@ -95,6 +96,10 @@ class SyncClient:
     def wait(self, jobs: Sequence[str], *, timeout_s: float | None = None) -> list[Result]:
         """Wait for the results of several jobs, in their order. Raises ResultTimeout."""
         return _run(self._loop, self._client.wait(jobs, timeout_s=timeout_s))
+
+    def cancel(self, job: str) -> JobStatus:
+        """End a job as `cancelled` unless it has ended, and return the status that stands. Raises UnknownJob."""
+        return _run(self._loop, self._client.cancel(job))
 
     def peek(self, job: str) -> Result | None:
         """Return the result of a job if it has ended; None if it has not, or is not known."""

@@ -1,4 +1,4 @@
-"""Runs `headrace jobs ls`, `show` and `watch`: the jobs of a tenant, their results, and what happens to them."""
+"""Runs `headrace jobs ls`, `show`, `cancel` and `watch`: the jobs of a tenant, their results, and what happens to them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from headrace.broker.durable.names import job_token
 from headrace.broker.messages import JobProgress
 from headrace.client.client import Client, ClientOptions
+from headrace.client.errors import UnknownJob
 from headrace.client.listing import ListedJob
 from headrace.commands.control_client import columns, connected
 from headrace.config.settings import Settings
@@ -61,6 +63,21 @@ def show_job(settings: Settings, job: str, *, tenant: str) -> int:
     return EXIT_OK
 
 
+def cancel_jobs(settings: Settings, jobs: Sequence[str], *, tenant: str) -> int:
+    """Run `headrace jobs cancel`. Raises CommandError for the first job that is not known."""
+
+    async def cancel(connection: Connection, names: Subjects) -> list[str]:
+        client = _client(connection, names, tenant)
+        try:
+            return [await client.cancel(job) for job in jobs]
+        except UnknownJob as error:
+            raise CommandError(str(error)) from None
+
+    for job, status in zip(jobs, connected(settings, cancel, name="headrace jobs"), strict=True):
+        sys.stdout.write(f"{job}  {status}\n")
+    return EXIT_OK
+
+
 def watch_jobs(settings: Settings, job: str | None, *, tenant: str) -> int:
     """Run `headrace jobs watch`: print what happens, of one job until it has ended."""
 
@@ -74,14 +91,14 @@ def watch_jobs(settings: Settings, job: str | None, *, tenant: str) -> int:
                 events.put_nowait(message)
 
         await connection.subscribe(f"{subject}.{job_token(job) if job else '*'}", on_event)
-        async with asyncio.TaskGroup() as tasks:
-            printing = tasks.create_task(_print(events))
+        printing = asyncio.ensure_future(_print(events))
+        try:
             if job is None:
-                await asyncio.Event().wait()
+                await printing
                 return EXIT_OK
-            reading = tasks.create_task(client.run())
-            result = await client.result(job)
-            reading.cancel()
+            async with client.reading():
+                result = await client.result(job)
+        finally:
             printing.cancel()
         sys.stdout.write(f"{_now()}  {job}  ended: {result.status}{': ' + result.error if result.error else ''}\n")
         return EXIT_OK if result.ok else EXIT_FAILURE

@@ -6,7 +6,6 @@ jobs: what has a result in the output is skipped, what runs is waited for, what 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import sys
@@ -55,13 +54,11 @@ def submit_file(settings: Settings, options: SubmitOptions) -> int:
 
     async def run(connection: Connection, names: Subjects) -> int:
         client = Client(connection, names, ClientOptions(tenant=options.tenant, prefix=names.prefix, window=options.window))
-        reading = asyncio.ensure_future(client.run())
         try:
-            return await _submit(client, options, total, done, prefix)
+            async with client.reading():
+                return await _submit(client, options, total, done, prefix)
         except ClientError as error:
             raise CommandError(f"{error}; run the same command again to go on") from error
-        finally:
-            reading.cancel()
 
     failed = connected(settings, run, name="headrace submit")
     return EXIT_FAILURE if failed else EXIT_OK

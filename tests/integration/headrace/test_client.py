@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from headrace.client import Client, ClientOptions, JobFailed, NotSubmitted, ResultTimeout, connect
+from headrace.client import Client, ClientOptions, JobFailed, NotSubmitted, ResultTimeout, UnknownJob, connect
 from headrace.client.sync import connect as connect_sync
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
@@ -116,9 +116,33 @@ async def test_one_of_two_waits_for_a_job_may_be_given_up(client: Client, connec
         assert (await waiting).text == "cba"
 
 
+async def test_a_job_that_waits_is_cancelled_and_one_that_has_ended_is_not(
+    client: Client, connection: Connection, subjects: Subjects
+) -> None:
+    waits = await client.submit(chat("abc"), id="waits")
+    assert await waits.cancel() == "cancelled"
+    assert (await waits.result(timeout_s=10)).status == "cancelled"
+    async with carrying(connection, subjects, "m"):
+        ended_job = await client.submit(chat("abc"), id="ended")
+        await ended_job.result(timeout_s=10)
+    assert await ended_job.cancel() == "done"
+
+
+async def test_a_job_that_was_never_submitted_cannot_be_cancelled(client: Client) -> None:
+    with pytest.raises(UnknownJob, match="'nothing'"):
+        await client.cancel("nothing")
+    assert await client.peek("nothing") is None
+
+
 async def test_a_body_without_a_model_needs_one_known_model(client: Client) -> None:
     with pytest.raises(NotSubmitted, match="0 are known: none"):
         await client.submit({"messages": []})
+
+
+async def test_an_error_of_the_body_leaves_the_connection_as_it_is(nats_server: EmbeddedServer, subjects: Subjects) -> None:
+    with pytest.raises(ValueError, match="mine"):
+        async with connect(nats_server.url, ClientOptions(prefix=subjects.prefix)):
+            raise ValueError("mine")
 
 
 async def test_the_synchronous_face_does_the_same(

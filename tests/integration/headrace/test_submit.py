@@ -119,3 +119,6 @@ async def test_jobs_are_listed_shown_and_watched(
     assert await command("jobs", "show", "greeting") == 0
     assert json.loads(capsys.readouterr().out)["response"]["body"]["choices"][0]["message"]["content"] == "cba"
     assert await command("jobs", "show", "nothing") == 1
+    assert await command("jobs", "cancel", "greeting") == 0
+    assert capsys.readouterr().out.split() == ["greeting", "done"]
+    assert await command("jobs", "cancel", "nothing") == 1
