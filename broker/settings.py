@@ -53,7 +53,7 @@ class CarrierSettings:
     retry_s: float = 0.5  # before a submission that was refused is tried again, growing
     longest_retry_s: float = 10.0
     response_bytes: int = 508 * 1024  # larger responses go to the object store
-    margin_s: float = 30.0  # time after its deadline at which anybody may end a job
+    margin_s: float = 30.0  # time after its deadline at which any process may end a job
     sweep_s: float = 60.0  # between two sweeps of the jobs that have no carrier
     unknown_model_s: float = 60.0  # time after which a job for a model without a card fails
 

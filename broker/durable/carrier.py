@@ -116,7 +116,7 @@ class Carrier:
         records = self._deps.messaging.bucket(self._deps.subjects.bucket("state"))
         ingress = self._deps.ingress.id
 
-        async def announce() -> None:  # so that nobody takes this for a death that a job has caused
+        async def announce() -> None:  # so that no carrier takes this for a death that a job has caused
             await records.put(drained_key(ingress), b"1")
 
         loop = asyncio.get_running_loop()

@@ -95,6 +95,13 @@ class HeldJobs:
         """List the copies of one job that are held here."""
         return [held for held in self._by_seq.values() if held.job.id == job]
 
+    def phases(self) -> dict[Phase, int]:
+        """Return the number of jobs in each phase."""
+        found: dict[Phase, int] = {"waiting": 0, "starting": 0, "running": 0}
+        for held in self._by_seq.values():
+            found[held.phase] += 1
+        return found
+
     def count(self, slug: str) -> int:
         """Return the number of jobs of a model."""
         return self._counts[slug]

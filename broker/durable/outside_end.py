@@ -1,7 +1,7 @@
 """Ends jobs from outside of their carriers: cancelled ones, overdue ones, and those that no carrier can read or run.
 
 It is the same compare-and-set as a carrier's: of a plain job the create-once of its result, of a durable stream its end entry.
-Whoever writes is told the end that stands.
+The writer is told the end that stands.
 """
 
 from __future__ import annotations

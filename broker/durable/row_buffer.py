@@ -18,7 +18,7 @@ class RowBuffer:
     def __init__(self, wake: asyncio.Event, on_rows: Callable[[list[Row]], object] | None) -> None:
         """`on_rows`: takes rows at once, so that the loop is not woken for each of them; otherwise they wait for it."""
         self.rows: list[Row] = []
-        self.open = 0  # requests that have not ended; whoever calls `read` counts them in
+        self.open = 0  # requests that have not ended; the caller of `read` counts them in
         self.error: JobError | None = None
         self._wake = wake
         self._on_rows = on_rows

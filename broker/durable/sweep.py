@@ -1,7 +1,7 @@
 """Sweeps the stored jobs that no carrier may ever take: overdue ones, and those of models that are not known.
 
-A pool without capacity has no carrier, and a job behind many others is reached late. Whoever needs the end of one job may write
-it; the sweep does so for all, slowly, and removes what has its result.
+A pool without capacity has no carrier, and a job behind many others is reached late. A process that needs the end of one
+job may write it; the sweep does so for all, slowly, and removes what has its result.
 """
 
 from __future__ import annotations

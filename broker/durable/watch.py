@@ -7,6 +7,7 @@ import asyncio
 import structlog
 
 from headrace.broker.codec import decode
+from headrace.broker.durable import metrics
 from headrace.broker.durable.carrier_deps import CarrierDeps
 from headrace.broker.durable.held_job import HeldJob, HeldJobs
 from headrace.broker.errors import WireError
@@ -57,6 +58,8 @@ class JobWatch:
     async def _extend(self) -> None:
         while True:
             await asyncio.sleep(EXTEND_S)
+            for phase, number in self._held.phases().items():
+                metrics.CARRIED.labels(phase).set(number)
             if self._deps.ingress.lease_held:
                 for held in self._held:
                     held.delivery.progress()

@@ -22,17 +22,27 @@ def durable(
     faults: int = 5,
     kinds: Sequence[str] = FAULTS,
     config: SimConfig | None = None,
+    victims: str = "WJ",
+    horizon_s: float = 10.0,
     **options: object,
 ) -> Scenario:
-    """All carriers and workers are victims."""
+    """`victims`: workers (W), carriers (J)."""
     shape = DurableShape(jobs=jobs, **options)  # type: ignore[arg-type]
-    victims = [f"W{i}" for i in range(shape.workers)] + [f"J{i}" for i in range(shape.carriers)]
+    counts = {"W": shape.workers, "J": shape.carriers}
+    names = [f"{kind}{i}" for kind in victims for i in range(counts[kind])]
 
     def build(world: World) -> DurableDeployment:
         return DurableDeployment(world, shape).build()
 
     return Scenario(
-        name=name, build=build, config=config or SimConfig(), faults=faults, kinds=kinds, victims=victims, until_s=150.0
+        name=name,
+        build=build,
+        config=config or SimConfig(),
+        faults=faults,
+        kinds=kinds,
+        victims=names,
+        horizon_s=horizon_s,
+        until_s=150.0,
     )
 
 
@@ -63,6 +73,16 @@ CONFIGS = {
         durable("large", JobWish(parts=((8,),), twice_s=2.0), JobWish(), STREAM, carriers=3, response_bytes=40),
         durable("unknown", JobWish(slug="other"), dataclasses.replace(STREAM, slug="other"), JobWish()),
         durable("no_workers", JobWish(deadline_s=2.0), dataclasses.replace(STREAM, deadline_s=4.0), workers=0),
+        durable("carriers_die", JobWish(parts=((60,),)), faults=30, kinds=("crash",), carriers=3, victims="J", horizon_s=60.0),
+        durable(
+            "poison_and_deaths",
+            JobWish(poison="worker", parts=((60,),)),
+            faults=12,
+            kinds=("crash",),
+            carriers=3,
+            victims="J",
+            poison_limit=5,
+        ),
         durable("restarts", JobWish(parts=((40,),)), LONG_STREAM, faults=9, kinds=("outage", "cut", "freeze")),
         durable("nodedupe", JobWish(parts=((8,),)), STREAM, carriers=3, config=SimConfig(dedupe=False)),
         durable("full", JobWish(parts=((8,),)), STREAM, config=SimConfig(full=0.2)),

@@ -22,7 +22,6 @@ from headrace.broker.durable.names import JobRef, job_of_run
 from headrace.broker.durable.reader import JobReader
 from headrace.broker.durable.result_store import decode_result
 from headrace.broker.ingress.ingress import Ingress
-from headrace.broker.membership.members import drained_key
 from headrace.broker.messages import (
     HEADER_BATCH,
     HEADER_CLASS,
@@ -63,7 +62,7 @@ class DurableShape:
     closing: tuple[tuple[str, float, str], ...] = ()  # batch, from when on it is closed, and how
     poison_limit: int = 8  # crashes by one poison job
     response_bytes: int = 500_000  # larger responses go to the object store
-    unread: bool = False  # nobody reads the streams
+    unread: bool = False  # no client reads the streams
 
 
 @dataclass(eq=False)
@@ -334,14 +333,12 @@ class DurableDeployment:
         wish, status = asked.wish, result.status
         if asked.told and asked.told != status:
             raise Violation(f"told wrong: the canceller of {asked.name} was told {asked.told}, its result is {status}")
-        drained = self.world.server.buckets[SUBJECTS.bucket("state")]
-        dead = sum(not machine.alive and drained.get(drained_key(machine.id)) is None for machine, *_ in self.carriers.values())
         closed = {batch: how for batch, _, how in self.shape.closing}
         allowed: dict[str, Any] = {
             "done": not wish.poison and not wish.malformed,
             "cancelled": wish.cancel_s is not None or closed.get(wish.batch) == "cancelled",
             "expired": self.world.now >= asked.published_s + wish.deadline_s or closed.get(wish.batch) == "expired",
-            "poison": bool(wish.poison) or dead >= 3,
+            "poison": bool(wish.poison) or self._died_preparing(asked) >= 3,
             "malformed": wish.malformed,
             "failed": wish.slug != SLUG,
         }
@@ -358,6 +355,15 @@ class DurableDeployment:
             else:
                 body = msgspec.json.decode(response.body)
             check_tokens(asked, body["tokens"], self.runs, whole=True)
+
+    def _died_preparing(self, asked: Asked) -> int:
+        """The number of carriers that died after they took this job and before they submitted it."""
+        return sum(
+            held.rendered is None
+            for machine, carrier, _ in self.carriers.values()
+            for held in carrier._held.of(asked.id)
+            if not machine.alive
+        )
 
     def _check_stream(self, asked: Asked, result: JobResult) -> None:
         state = self.state(asked)

@@ -60,7 +60,7 @@ def test_carriers_are_asked_about_what_was_delivered_or_taken_before() -> None:
         (None, [False], True, False),
     ],
 )
-def test_a_job_is_left_to_whoever_has_it_or_may_have_it(
+def test_a_job_is_left_to_a_carrier_that_has_it_or_may_have_it(
     taker: bool | None, others: list[bool | None], gone: bool, left: bool
 ) -> None:
     assert is_left_to(taker, others, taker_gone=gone) is left

@@ -1,4 +1,4 @@
-"""A job has one result, and whoever asks sees the same one."""
+"""A job has one result, and all who ask see the same one."""
 
 import asyncio
 

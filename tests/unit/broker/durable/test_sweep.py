@@ -1,4 +1,4 @@
-"""Jobs that nobody may ever carry get an end all the same."""
+"""Jobs that no carrier may ever take get an end all the same."""
 
 from headrace.broker.durable.stored_job import StoredJob, parse_job
 from headrace.broker.durable.sweep import verdict
