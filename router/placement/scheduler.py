@@ -302,11 +302,9 @@ class Scheduler:
         return has_batch_room(load, self.settings, load.pending_tokens(now_s))
 
     def _congestion(self, *, batch: bool) -> float:
-        """Weigh prefill work by the requests that it delays; batch requests are in no hurry, however many wait."""
-        settings = self.settings
-        others = len(self._queue.batch if batch else self._queue.interactive) * len(self.routers) - 1
-        each = max(others, 0) / len(self._loads)
-        return settings.thrift + settings.congestion * (min(each, settings.batch_congestion) if batch else each)
+        """Weigh prefill work by the requests that it delays. Batch requests leave no worker idle for the sake of a cache."""
+        others = 0 if batch else max(len(self._queue.interactive) * len(self.routers) - 1, 0)
+        return self.settings.thrift + self.settings.congestion * others / len(self._loads)
 
     def _place_one(self, workers: WorkerView, now_s: float) -> Placement | None:
         passed_up = False

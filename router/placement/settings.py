@@ -167,7 +167,6 @@ class SchedulerSettings:
         ),
     ] = 0.02
     batch_lookahead_s: float = 0.01  # a worker with less than this much prefill before it may get a batch request
-    batch_congestion: float = 4.0  # most waiting requests per worker that count where a batch request chooses its worker
     spare_slots: int = 0  # requests that may be on their way to a worker whose slots are full
     thrift: float = 0.25  # cost of prefill work to requests that may come, even while nothing waits
     congestion: float = 5.0  # cost of prefill work to requests that wait, per waiting request and worker
@@ -245,7 +244,6 @@ class SchedulerSettings:
             need(0 < getattr(self, name) < inf, name, getattr(self, name), "above 0")
         for name in (
             "spare_slots",
-            "batch_congestion",
             "thrift",
             "congestion",
             "disturbance",

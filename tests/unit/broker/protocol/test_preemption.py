@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,3 +107,9 @@ def test_no_sequence_of_demands_preempts_a_job_too_often_or_one_much_more_than_o
         counts = [preempted[job] for job in attempts]
         assert max(counts) <= MOST
         assert max(counts) - min(counts) <= 1
+
+
+def test_in_the_engine_a_batch_run_comes_behind_every_other_one() -> None:
+    first, last = batch_run(1), batch_run(2, request_class="std")
+    last.envelope = msgspec.structs.replace(last.envelope, priority=2**31 - 1)
+    assert first.engine_priority > last.engine_priority

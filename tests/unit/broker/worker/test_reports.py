@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.broker.codec import decode
 from headrace.broker.messages import JobEvents, LoadReport, WorkerMember
+from headrace.broker.protocol.preemption import Yielding
 from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.worker.reports import EventSender, LoadReporter
 from headrace.broker.worker.state import WorkerState
@@ -53,7 +54,8 @@ LOADS = "hr.load.p.w"
 @contextlib.asynccontextmanager
 async def reporting(*, period_s: float, gap_s: float) -> AsyncIterator[tuple[LoadReporter, FakeMessaging]]:
     messaging = FakeMessaging()
-    reporter = LoadReporter(deps(messaging, Timing(load_period_s=period_s, load_gap_s=gap_s)), state(), Engine())  # type: ignore[arg-type]
+    own = deps(messaging, Timing(load_period_s=period_s, load_gap_s=gap_s))
+    reporter = LoadReporter(own, state(), Engine(), lambda: Yielding(runs=2, slots=3, blocks=40))  # type: ignore[arg-type]
     task = asyncio.create_task(reporter.run())
     await asyncio.sleep(0)
     try:
@@ -98,6 +100,8 @@ def test_without_a_change_a_report_comes_every_period():
             assert {subject for _, subject, _ in messaging.sent} == {LOADS}
             last = decode(LoadReport, messaging.sent[-1][2])
             assert (last.worker, last.epoch, last.at, last.slots, last.running, last.waiting) == ("w", 7, 5.0, 8, 0, 3)
+
+            assert (last.yielding, last.yielding_blocks) == (2, 40)
 
     in_virtual_time(main)
 

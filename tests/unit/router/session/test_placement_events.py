@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from headrace.broker.codec import decode, parse_prefill_header
-from headrace.broker.messages import HEADER_PREFILL, JobEvent, JobEvents, JobFault, PrefillDecision
+from headrace.broker.messages import HEADER_KEPT, HEADER_PREFILL, JobEvent, JobEvents, JobFault, PrefillDecision
 from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement, Waiting
 from headrace.router.session.credit import RequestCredit
@@ -57,7 +57,7 @@ class Undone:
         self.unplaced.append(placement.request.id)
 
 
-def placement(prefill: PrefillDecision | None) -> Placement:
+def placement(prefill: PrefillDecision | None, *, kept: bool = False) -> Placement:
     return Placement(
         request=Waiting(id="r", tokens=500, chain=[1, 2]),
         worker="w",
@@ -67,6 +67,7 @@ def placement(prefill: PrefillDecision | None) -> Placement:
         waited_s=0.1,
         reason="load",
         prefill=prefill,
+        kept=kept,
     )
 
 
@@ -96,13 +97,13 @@ class Parts:
         self.placer = Placer(deps, self.tasks, self.outcomes)
 
 
-async def place(prefill: PrefillDecision | None) -> FakeMessaging:
+async def place(prefill: PrefillDecision | None, *, kept: bool = False) -> FakeMessaging:
     messaging = FakeMessaging()
     parts = Parts(messaging)
     one = held()
     parts.state.window.add(one)
     async with asyncio.timeout(5), parts.tasks:
-        parts.placer.place(one, placement(prefill))
+        parts.placer.place(one, placement(prefill, kept=kept))
     await asyncio.sleep(0)
     return messaging
 
@@ -116,6 +117,11 @@ async def test_the_decision_travels_with_the_placed_message_beside_its_attempt(d
 
 async def test_where_there_is_nothing_to_decide_nothing_is_said() -> None:
     assert HEADER_PREFILL not in (await place(None)).published[0]["headers"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_the_worker_is_told_of_a_batch_request_that_it_must_not_preempt(*, kept: bool) -> None:
+    assert (HEADER_KEPT in (await place(None, kept=kept)).published[0]["headers"]) is kept
 
 
 @pytest.mark.parametrize(("decision", "told"), [(REMOTE, "*"), (NAMED, "p1"), (LOCAL, ""), (None, "")])
