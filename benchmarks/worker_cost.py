@@ -173,6 +173,9 @@ class Broker:
     async def subject_counts(self, stream: str, pattern: str) -> dict[str, int]:
         return {}
 
+    async def consumer_subjects(self, stream: str) -> dict[str, tuple[str, ...]]:
+        return {}
+
     def bucket(self, name: str) -> Bucket:
         return Bucket(self._subjects.ingress_key(JUDGE))
 
