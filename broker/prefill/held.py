@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from headrace.broker.messages.prefill import PrefillDone, PrefillJob
 from headrace.broker.protocol.transitions import follow
 from headrace.jetstream.ports import Delivery
 
 
-class HeldState(Enum):
+class HeldState(StrEnum):
     """The state of a prefill job. The values are what operators see, behind `prefill_`."""
 
     ASKING = "asking"

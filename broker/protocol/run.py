@@ -30,7 +30,7 @@ The token path reads `Run.state` as a plain attribute, once per token.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from math import inf
 
 from headrace.broker.messages import Envelope, Finish, HistoryEntry, PrefillDecision, Row, RunRef, Text, TokenLogprob
@@ -40,7 +40,7 @@ from headrace.broker.protocol.transitions import follow
 from headrace.jetstream.ports import Delivery
 
 
-class RunState(Enum):
+class RunState(StrEnum):
     """The state of a run. The values are what operators see."""
 
     WAITING = "waiting"

@@ -103,17 +103,18 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         self._write_scheduled = False
         if not self._pending or not self.up:
             return
-        transport = self._transport
-        if isinstance(transport, TcpTransport) and transport._io_writer.transport.is_closing():
+        # Every TCP transport of this client is a `Transport`. `isinstance` takes long here, because the class is abstract.
+        tcp = self._transport if type(self._transport) is Transport else None
+        if tcp is not None and tcp._io_writer.transport.is_closing():
             return  # the read loop is about to notice; until then nothing can be written, and what waits is dropped then
-        if not isinstance(transport, TcpTransport) or transport._io_writer.transport.get_write_buffer_size() > 0:
+        if tcp is None or tcp._io_writer.transport.get_write_buffer_size() > 0:
             # The socket is behind (or is a WebSocket, which cannot be written to from here): the client's flusher task drains
             # it and then sends all commands that have gathered by then at once.
             if self._flush_queue.empty():
                 self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
             return
         commands, self._pending, self._pending_data_size = self._pending, [], 0
-        transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
+        tcp.write(commands[0] if len(commands) == 1 else b"".join(commands))
 
     async def barrier(self, timeout_s: float) -> None:
         """Return once the server has handled all commands sent before. (The plain flush lets its PING overtake the rest.)

@@ -248,8 +248,10 @@ class FairQueue:
         if limit <= 0 or not tenants:
             return 0
         offered = self._aged_offered
-        entries = (entry.request for entry in lane.interleaved(tenants) if entry.request.id not in offered)
-        group = list(islice(entries, limit))
+        entries = lane.interleaved(tenants)
+        if offered:
+            entries = (entry for entry in entries if entry.request.id not in offered)
+        group = [entry.request for entry in islice(entries, limit)]
         if group:
             groups.append(ClassGroup(group, over_share=over_share))
         return len(group)

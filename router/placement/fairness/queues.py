@@ -77,4 +77,5 @@ class Lane:
             depth += 1
             queues = [queue for queue in queues if len(queue) > depth]
         for queue in queues:
-            yield from (row[3] for row in islice(queue, depth, None))
+            for row in islice(queue, depth, None):
+                yield row[3]

@@ -111,7 +111,7 @@ class Batch:
         start, end = run.committed // size, computed // size
         if end <= start:
             return
-        if run.taint or not all(map(self.manager.has, run.chain()[start:end])):  # an equal answer is cached already
+        if run.taint or self.manager.known(run.chain()[start:end]) < end - start:  # else an equal answer is cached already
             self.manager.commit(run.blocks[start:end], run.contents(start, end))
         run.committed = end * size
 

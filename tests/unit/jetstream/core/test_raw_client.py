@@ -48,3 +48,14 @@ async def test_nothing_is_written_to_a_socket_that_is_closing(closing: bool) -> 
     assert troubles == []
     client.mark_down()
     assert client._pending == []
+
+
+async def test_commands_for_another_transport_than_a_socket_are_left_to_the_flusher() -> None:
+    """As on a WebSocket, which has no socket to write to from a callback."""
+    client = CoreClient()
+    client._transport = object()
+    client._flush_queue = asyncio.Queue()
+    client.up = True
+    assert client.send_now(b"PING\r\n")
+    await asyncio.sleep(0.01)
+    assert (client._pending, client._flush_queue.qsize()) == ([b"PING\r\n"], 1)
