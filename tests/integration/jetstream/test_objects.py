@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import pytest
 
-from headrace.jetstream import object_writer
+from headrace.jetstream import object_writer, objects
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import ObjectCorrupt, ObjectError, ObjectNotFound, RequestTimeout, TopologyError
@@ -233,10 +233,12 @@ async def test_a_range_reads_no_more_than_it_covers(files: ObjectStore, monkeypa
     assert len(read) <= CHUNKS_PER_STEP
 
 
+@pytest.mark.parametrize("page", [2, 48])
 async def test_chunks_that_were_stored_out_of_order_are_put_in_order(
-    connection: Connection, subjects: Subjects, files: ObjectStore
+    connection: Connection, files: ObjectStore, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
     """A chunk that is published again after a pause of the server may come to lie behind later ones."""
+    monkeypatch.setattr(objects, "CHUNKS_PER_READ", page)
     data = random.Random(9).randbytes(4 * CHUNK)
     await files.put("x", data)
     info = await files._info("x")
@@ -304,8 +306,11 @@ async def test_an_object_goes_on_over_a_restart_of_the_server(  # type: ignore[n
     files = connection.objects(subjects.bucket("files"))
     data = random.Random(10).randbytes(24 * CHUNK)
     async with files.writer("x") as writer:
-        await writer.write(data[: 12 * CHUNK])
-        await own_server.restart_async()
+        await writer.write(data[: 8 * CHUNK])
+        own_server.pause()
+        await writer.write(data[8 * CHUNK : 12 * CHUNK])  # on their way when the server dies
+        own_server.kill()
+        await own_server.start_async()
         await writer.write(data[12 * CHUNK :])
         await writer.commit()
     assert await files.get("x") == data
@@ -356,13 +361,13 @@ async def test_objects_are_listed_by_prefix_without_the_deleted_ones(files: Obje
 
 @pytest.mark.slow
 async def test_an_object_with_a_life_of_its_own_goes_with_its_chunks(connection: Connection, subjects: Subjects) -> None:
-    objects = connection.objects(subjects.bucket("responses"))
-    async with objects.writer("x", ttl_s=1.0) as writer:
+    store = connection.objects(subjects.bucket("responses"))
+    async with store.writer("x", ttl_s=1.0) as writer:
         await writer.write(bytes(2 * CHUNK))
         await writer.commit()
-    assert (await objects.info("x")).size == 2 * CHUNK
+    assert (await store.info("x")).size == 2 * CHUNK
     async with asyncio.timeout(20):
-        while await connection.subject_counts(f"OBJ_{objects.name}", ">"):
+        while await connection.subject_counts(f"OBJ_{store.name}", ">"):
             await asyncio.sleep(0.1)
 
 
