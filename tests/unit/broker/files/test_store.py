@@ -11,7 +11,7 @@ import pytest
 from headrace.broker.files.errors import FileInvalid, FileNotStored, FileQuotaExceeded, FileTooLarge, FileUnknown
 from headrace.broker.files.quota import FileLimits
 from headrace.broker.files.records import DAY_S, is_file_id
-from headrace.broker.files.store import LONGEST_WRITE_S, FileDraft
+from headrace.broker.files.store import LONGEST_WRITE_S, RESERVED_S, FileDraft
 from headrace.jetstream.errors import DiskFull
 from tests.unit.broker.files.bed import Bed, pieces
 
@@ -222,3 +222,13 @@ async def test_a_stream_that_fails_leaves_nothing() -> None:
         await bed.files.create(FileDraft(tenant="t", filename="f", purpose="batch"), failing())
     assert bed.objects.names == bed.records.keys == []
     assert (await bed.files.create(FileDraft(tenant="t", filename="f", purpose="batch"), pieces())).bytes == 0
+
+
+async def test_a_writer_that_died_reserves_nothing_for_ever() -> None:
+    bed = Bed()
+    dead = bed.files.writer(FileDraft(tenant="t", filename="f", purpose="user_data", announced=200))
+    await dead.__aenter__()
+    with pytest.raises(FileQuotaExceeded):
+        await bed.add()
+    bed.clock.at += RESERVED_S
+    assert (await bed.add()).bytes == 4
