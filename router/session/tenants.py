@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.subjects import BATCH_CLASSES
 from headrace.jetstream.topology import request_stream
 from headrace.router.session.deps import RouterDeps
 from headrace.router.session.state import RouterState
@@ -15,7 +16,10 @@ CROWDED = 256  # requests held, from which on it matters whose they are
 
 
 class TenantCount:
-    """Tells the scheduler whether several tenants have requests, in the window or in the streams behind it."""
+    """Tells the scheduler whether several tenants have interactive requests, in the window or in the streams behind it.
+
+    Batch requests are bounded by a window of their own and take no turn from others.
+    """
 
     def __init__(self, deps: RouterDeps, state: RouterState) -> None:
         self._messaging = deps.messaging
@@ -26,7 +30,8 @@ class TenantCount:
 
     async def refresh(self) -> None:
         """Count anew. With a short window there is nothing to protect, and with an error the last count stays."""
-        if len(self._window) < CROWDED:
+        held = self._window.counts
+        if sum(count for name, count in held.items() if name not in BATCH_CLASSES) < CROWDED:
             self._scheduler.several_tenants = False
             return
         stream = request_stream(self._subjects, "std")
@@ -35,4 +40,6 @@ class TenantCount:
         except JetStreamError as error:
             log.debug("crowd.unknown", pool=self._pool, error=str(error))
             return
-        self._scheduler.several_tenants = len({self._subjects.parse_req(subject).tenant for subject in counts}) > 1
+        waiting = map(self._subjects.parse_req, counts)
+        tenants = {subject.tenant for subject in waiting if subject.request_class not in BATCH_CLASSES}
+        self._scheduler.several_tenants = len(tenants) > 1

@@ -341,4 +341,10 @@ def few_preempted(machine: Machine) -> list[Wish]:
 
 
 PREEMPTED = scenario("small-preempted", Shape(wishes=few_preempted, workers=2, slots=1), faults=0, config=CALM)
+PREEMPTED_BY_ROUTER = scenario(
+    "small-preempted-router",
+    Shape(wishes=few_preempted, workers=2, slots=1, routers=1, scheduler=real_scheduler, no_worker_wait_s=GIVE_UP_S),
+    faults=0,
+    config=CALM,
+)
 SMALL = scenario("small", Shape(wishes=few, workers=2), faults=0, config=CALM)

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from headrace.broker import metrics
-from tests.simulation.protocol_configs import CONFIGS, PREEMPTED, SMALL
+from tests.simulation.protocol_configs import CONFIGS, PREEMPTED, PREEMPTED_BY_ROUTER, SMALL
 from tests.simulation.search import assert_holds, assert_survives_every_step, explain, play
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "5"))
@@ -33,7 +33,8 @@ def test_a_fault_at_any_step_is_survived(kind: str) -> None:
 @pytest.mark.timeout(36000 if EVERY == 1 else 120)
 def test_a_fault_at_any_step_of_a_preemption_is_survived(kind: str) -> None:
     before = metrics.PREEMPTED._value.get()
-    assert assert_survives_every_step(PREEMPTED, kinds=[kind], every=EVERY, offset=KINDS.index(kind) % EVERY) > 0
+    for scenario, every in ((PREEMPTED, EVERY), (PREEMPTED_BY_ROUTER, EVERY if EVERY == 1 else 4 * EVERY)):
+        assert assert_survives_every_step(scenario, kinds=[kind], every=every, offset=KINDS.index(kind) % every) > 0
     assert metrics.PREEMPTED._value.get() > before
 
 
