@@ -119,6 +119,8 @@ class MemoryFiles:
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], bytes] = {}
         self.purpose = "batch"
+        self.paused: asyncio.Event | None = None  # writers wait for it once they have written
+        self.waiting = False
 
     async def facts(self, tenant: str, file_id: str) -> InputFile:
         return InputFile(size=len(self._get(tenant, file_id)), purpose=self.purpose)
@@ -129,6 +131,9 @@ class MemoryFiles:
 
     async def write(self, record: BatchRecord, file_id: str, filename: str, chunks: AsyncIterator[bytes]) -> None:
         self.stored[record.tenant, file_id] = b"".join([chunk async for chunk in chunks])
+        if self.paused is not None:
+            self.waiting = True
+            await self.paused.wait()
 
     async def delete(self, tenant: str, file_id: str) -> None:
         self.stored.pop((tenant, file_id), None)

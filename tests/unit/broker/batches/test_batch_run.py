@@ -80,12 +80,15 @@ async def test_a_batch_goes_from_its_file_to_its_results() -> None:
 async def test_no_more_lines_are_out_than_the_window_has() -> None:
     play = Play(lines=20, window_lines=4)
     await play.start()
-    await play.run("in_progress", answers=False)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await BatchRun(play.scene.parts(), "_", play.batch.id, "me").run()
+    running = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
+    async with asyncio.timeout(5):
+        while (await play.record()).cursor < 4:
+            await asyncio.sleep(0.001)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
     assert len(play.scene.messaging.published) == 4
     assert (await play.record()).cursor == 4
+    running.cancel()
 
 
 async def test_a_wrong_file_fails_the_batch_with_its_errors() -> None:
@@ -235,3 +238,45 @@ async def test_a_crash_of_a_step_ends_neither_the_batch_nor_the_process(monkeypa
     monkeypatch.setattr(BatchRun, "_step", breaks)
     await play.start()
     assert (await play.run()).status == "completed"
+
+
+async def test_an_owner_that_was_replaced_cannot_end_the_batch_and_leaves_no_files() -> None:
+    """The owner is cut off after it has written its files; another takes the batch over before it names them."""
+    play = Play(lines=3)
+    await play.start()
+    play.scene.files.paused = asyncio.Event()
+    stale = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
+    async with asyncio.timeout(5):
+        while not play.scene.files.waiting:
+            play.answer()
+            await asyncio.sleep(0.001)
+    stored = await play.scene.store.read("_", play.batch.id)
+    assert stored.record.status == "finalizing"
+    await play.scene.store.replace(stored, msgspec.structs.replace(stored.record, owner="other"))
+    play.scene.files.paused.set()
+    async with asyncio.timeout(5):
+        await stale
+    assert (await play.record()).status == "finalizing"
+    assert set(play.scene.files.stored) == {("_", "file-1")}
+    play.scene.files.paused = None
+    await asyncio.wait_for(BatchRun(play.scene.parts(), "_", play.batch.id, "other").run(), 5)
+    done = await play.record()
+    assert (done.status, play.custom_ids(done.output_file_id)) == ("completed", ["c1", "c2", "c3"])
+    assert len(play.scene.files.stored) == 2
+
+
+async def test_files_of_a_try_whose_owner_died_are_swept_by_the_next() -> None:
+    play = Play(lines=2)
+    await play.start()
+    play.scene.files.paused = asyncio.Event()
+    dying = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
+    async with asyncio.timeout(5):
+        while not play.scene.files.waiting:
+            play.answer()
+            await asyncio.sleep(0.001)
+    dying.cancel()
+    assert len(play.scene.files.stored) == 2
+    play.scene.files.paused = None
+    done = await play.run()
+    assert done.status == "completed"
+    assert set(play.scene.files.stored) == {("_", "file-1"), ("_", done.output_file_id)}
