@@ -73,6 +73,7 @@ class Carrier:
         self._deps = deps
         self._tasks = TaskScope()
         self._held = HeldJobs()
+        self._waiting: dict[int, HeldJob] = {}  # of the held ones, by stored sequence
         self._started: Counter[str] = Counter()  # by tenant
         self._starting = 0
         self._open = False
@@ -81,7 +82,7 @@ class Carrier:
         self._admission = JobAdmission(deps, self._held, self._ender)
         self._runner = JobRunner(deps, self._ender, self._intake.pause)
         self._watch = JobWatch(deps, self._held)
-        self._sweeper = JobSweeper(deps)
+        self._sweeper = JobSweeper(deps, self._intake.has_capacity)
         self._malformed = MalformedJobs(deps, self._ender, self._tasks)
         ingress.on_lease(self._on_lease)
         ingress.on_carrying(self.carries)
@@ -149,14 +150,16 @@ class Carrier:
         held = HeldJob(job, slug, delivery, self._deps.messaging, self._deps.subjects)
         if (displaced := self._held.add(held)) is not None:
             self._forget(displaced, "displaced")
+        self._waiting[held.seq] = held
         metrics.TAKEN.inc()
         self._start_more()
 
     def _start_more(self) -> None:
-        while self._starting < self._deps.settings.starting and self._open:
-            held = next_job((held for held in self._held if held.phase == "waiting"), self._started)
+        while self._waiting and self._starting < self._deps.settings.starting and self._open:
+            held = next_job(self._waiting.values(), self._started)
             if held is None:
                 return
+            del self._waiting[held.seq]
             held.phase = "starting"
             self._starting += 1
             self._started[held.job.tenant] += 1
@@ -201,5 +204,7 @@ class Carrier:
         metrics.LEFT.labels(reason).inc()
         log.info("job.left", stored_job=held.job.id, tenant=held.job.tenant, reason=reason)
         self._held.remove(held)
+        if self._waiting.get(held.seq) is held:
+            del self._waiting[held.seq]
         if held.task is not None:
             held.task.cancel()

@@ -45,6 +45,12 @@ class JobIntake:
         deps.ingress.members.on_change(self._on_change)
         deps.ingress.models.on_change(self._on_change)
 
+    def has_capacity(self, model: str) -> bool:
+        """Return whether a worker serves the model of this slug."""
+        if self._capacity is None:
+            self._capacity = self._count_slots()
+        return model in self._capacity
+
     def pause(self) -> None:
         """Take no more jobs for a moment, because the queue is full or the broker refuses."""
         self._paused_until_s = self._loop.time() + self._deps.settings.retry_s

@@ -1,13 +1,14 @@
 """Sweeps the stored jobs that no carrier may ever take: overdue ones, and those of models that are not known.
 
-A pool without capacity has no carrier, and a job behind many others is reached late. A process that needs the end of one
-job may write it; the sweep does so for all, slowly, and removes what has its result.
+A pool without capacity has no carrier. A process that needs the end of one job may write it; the sweep does so for all jobs of
+such pools, slowly, and removes what has its result.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import structlog
 
@@ -23,6 +24,7 @@ from headrace.jetstream.ports import StoredMessage
 log = structlog.get_logger()
 
 PAGE = 200  # jobs that are read at once
+PAGES = 10  # of each subject in one sweep: a long queue is read in several
 REST_S = 0.05  # between two pages, so that a long queue does not keep the event loop busy
 
 
@@ -42,9 +44,12 @@ def verdict(job: StoredJob, *, known: bool, now: float, margin_s: float, unknown
 class JobSweeper:
     """Sweeps the stream of jobs while this ingress holds its lease."""
 
-    def __init__(self, deps: CarrierDeps) -> None:
+    def __init__(self, deps: CarrierDeps, carried: Callable[[str], bool]) -> None:
+        """`carried(slug)`: there are workers for the jobs of this model, so that carriers reach all of them."""
         self._deps = deps
+        self._carried = carried
         self._stream = deps.subjects.stream("JOB")
+        self._cursors: dict[str, int] = {}  # by subject: the sequence at which the next sweep goes on
 
     async def run(self) -> None:
         """Sweep until cancelled. Several carriers sweep at different times; what one has ended the others find removed."""
@@ -57,17 +62,25 @@ class JobSweeper:
                     log.info("jobs.not_swept", error=str(error))
 
     async def sweep(self) -> None:
-        """Look at every stored job once. Raises JetStreamError."""
-        seq = 1
-        while True:
-            page = await self._deps.messaging.subject_messages(
-                self._stream, self._deps.subjects.all_jobs(), limit=PAGE, start_seq=seq
-            )
+        """Look at a stretch of the jobs of each model that has no workers. Raises JetStreamError."""
+        subjects = self._deps.subjects
+        counts = await self._deps.messaging.subject_counts(self._stream, subjects.all_jobs())
+        for subject in sorted(counts):
+            if not self._carried(subjects.parse_job(subject).model_slug):
+                await self._sweep_subject(subject)
+        self._cursors = {subject: seq for subject, seq in self._cursors.items() if subject in counts}
+
+    async def _sweep_subject(self, subject: str) -> None:
+        """Read some pages from where the last sweep stopped, and begin anew after the last one."""
+        for _ in range(PAGES):
+            seq = self._cursors.get(subject, 1)
+            page = await self._deps.messaging.subject_messages(self._stream, subject, limit=PAGE, start_seq=seq)
             for message in page:
                 await self._look(message)
             if len(page) < PAGE:
+                self._cursors.pop(subject, None)
                 return
-            seq = page[-1].seq + 1
+            self._cursors[subject] = page[-1].seq + 1
             await asyncio.sleep(REST_S)
 
     async def _look(self, message: StoredMessage) -> None:

@@ -54,6 +54,7 @@ class JobWatch:
             for held in self._held:
                 if now >= held.job.deadline:
                     held.halt("expired")
+            self._look_at_batches()
 
     async def _extend(self) -> None:
         while True:
@@ -73,11 +74,10 @@ class JobWatch:
                 log.info("jobs.not_looked_at", error=str(error))
 
     async def look(self) -> None:
-        """Read the ends, the last entries and the batches of what is carried. Raises JetStreamError, WireError."""
+        """Read the ends and the last entries of what is carried. Raises JetStreamError, WireError."""
         held_now = list(self._held)
         await self._look_at_results([held for held in held_now if not held.job.durable])
         await self._look_at_streams([held for held in held_now if held.job.durable])
-        self._look_at_batches(held_now)
         for held in held_now:
             if held.rendered is not None and not held.stop:
                 self._deps.notices.step(held.ref, "progress", held.rendered.tokens.completion)
@@ -98,12 +98,10 @@ class JobWatch:
             if message.seq > held.writer.last_seq and entry.nonce != held.nonce:
                 held.halt("lost")
 
-    def _look_at_batches(self, held_now: list[HeldJob]) -> None:
+    def _look_at_batches(self) -> None:
         if self._deps.batches is None:
             return
-        for batch in sorted({held.job.batch for held in held_now if held.job.batch}):
-            status = self._deps.batches.closing(batch)
-            if status is not None:
-                for held in held_now:
-                    if held.job.batch == batch:
-                        held.halt(status)
+        ends = {batch: self._deps.batches.closing(batch) for batch in {held.job.batch for held in self._held if held.job.batch}}
+        for held in self._held:
+            if (status := ends.get(held.job.batch)) is not None:
+                held.halt(status)
