@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.models.directory import publish_card
 from headrace.frontend.metrics import Metrics
@@ -204,7 +205,8 @@ async def test_a_card_that_the_broker_lost_is_stored_again(
 @pytest.mark.parametrize(("back", "times"), [({"HR_REQ"}, 1), ({"HR_MOVED", "HR_WORK"}, 1), ({"KV_hr_models", "HR_LOAD"}, 0)])
 def test_only_queues_that_were_lost_make_a_frontend_submit_again(back: set[str], times: int) -> None:
     ingress = mock.Mock()
-    work = _Work(FrontendSettings(), ConnectOptions(servers=("nats://x:1",)), Subjects(), StartupApp(Metrics(), Lifecycle()))
+    options, front = ConnectOptions(servers=("nats://x:1",)), StartupApp(Metrics(), Lifecycle())
+    work = _Work(FrontendSettings(), BatchSettings(), options, Subjects(), front)
     work._ingress = ingress
     work._on_mended(frozenset(back))
     assert ingress.resubmit.call_count == times
