@@ -14,6 +14,7 @@ from headrace.broker.durable.decision import asks_carriers, has_entries, is_carr
 from headrace.broker.durable.ending import JobEnder
 from headrace.broker.durable.errors import CarrierLost
 from headrace.broker.durable.held_job import HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.result_lookup import ResultLookup
 from headrace.broker.durable.stream_writer import read_stream
 from headrace.broker.errors import WireError
 from headrace.broker.membership.members import drained_key
@@ -28,17 +29,18 @@ Admitted = Literal["submit", "ended", "left"]
 class JobAdmission:
     """Checks jobs in the order that `docs/reliability.md` gives, and takes them."""
 
-    def __init__(self, deps: CarrierDeps, held: HeldJobs, ender: JobEnder) -> None:
+    def __init__(self, deps: CarrierDeps, held: HeldJobs, ender: JobEnder, lookup: ResultLookup) -> None:
         self._deps = deps
         self._held = held
         self._ender = ender
+        self._lookup = lookup
         self._records = deps.messaging.bucket(deps.subjects.bucket("state"))
         self._retry_s = deps.settings.timing.retry_s
 
     async def admit(self, held: HeldJob) -> Admitted:
         """Return `submit` if the job is this carrier's to run, `ended` once its result was seen, `left` if another has it."""
         job = held.job
-        result = await known(lambda: self._deps.results.get(job.tenant, job.token), what="result", retry_s=self._retry_s)
+        result = await known(lambda: self._lookup.get(job.tenant, job.token), what="result", retry_s=self._retry_s)
         if result is not None:
             self._ender.settle(held, result)
             return "ended"

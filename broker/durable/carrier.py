@@ -23,6 +23,7 @@ from headrace.broker.durable.notices import JobNotices
 from headrace.broker.durable.order import next_job
 from headrace.broker.durable.outside_end import OutsideEnds
 from headrace.broker.durable.ports import BatchStates, JobRenderer
+from headrace.broker.durable.result_lookup import ResultLookup
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.durable.sweep import JobSweeper
@@ -79,7 +80,7 @@ class Carrier:
         self._open = False
         self._intake = JobIntake(deps, self._held, self._tasks, self._on_delivery)
         self._ender = JobEnder(deps)
-        self._admission = JobAdmission(deps, self._held, self._ender)
+        self._admission = JobAdmission(deps, self._held, self._ender, ResultLookup(results, self._tasks))
         self._runner = JobRunner(deps, self._ender, self._intake.pause)
         self._watch = JobWatch(deps, self._held)
         self._sweeper = JobSweeper(deps, self._intake.has_capacity)

@@ -1,0 +1,41 @@
+"""Looks for the results of jobs that are asked for in the same turn of the event loop, with one read for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace.broker.durable.result_store import ResultStore
+from headrace.broker.messages import JobResult
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.tasks import TaskScope
+
+
+class ResultLookup:
+    """Joins reads of single results. Its questions are bounded by the jobs that are checked at once."""
+
+    def __init__(self, results: ResultStore, tasks: TaskScope) -> None:
+        self._results = results
+        self._tasks = tasks
+        self._asked: list[tuple[tuple[str, str], asyncio.Future[JobResult | None]]] = []
+
+    async def get(self, tenant: str, token: str) -> JobResult | None:
+        """Return the result of a job, None if none is seen. Raises JetStreamError."""
+        future: asyncio.Future[JobResult | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(((tenant, token), future))
+        if len(self._asked) == 1:
+            self._tasks.spawn(self._read())
+        return await future
+
+    async def _read(self) -> None:
+        await asyncio.sleep(0)  # the other jobs of this turn ask first
+        asked, self._asked = self._asked, []
+        try:
+            found = await self._results.get_all([job for job, _ in asked])
+        except JetStreamError as error:
+            for _, future in asked:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for job, future in asked:
+            if not future.done():  # its job may have been forgotten meanwhile
+                future.set_result(found.get(job))
