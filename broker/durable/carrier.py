@@ -36,6 +36,7 @@ from headrace.jetstream.errors import SubjectError
 from headrace.jetstream.ports import Delivery, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
+from headrace.jetstream.topology import LONGEST_DEADLINE_S
 
 log = structlog.get_logger()
 
@@ -119,7 +120,7 @@ class Carrier:
         ingress = self._deps.ingress.id
 
         async def announce() -> None:  # so that no carrier takes this for a death that a job has caused
-            await records.put(drained_key(ingress), b"1")
+            await records.put(drained_key(ingress), b"1", ttl_s=LONGEST_DEADLINE_S)
 
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
