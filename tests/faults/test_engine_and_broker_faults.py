@@ -16,8 +16,9 @@ import openai
 import pytest
 
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.faults.test_workers_come_and_go import SLOW, client
+from tests.faults.test_workers_come_and_go import SLOW
 from tests.support.running_up import RunningUp
+from tests.support.sim_streams import client_of
 
 pytestmark = pytest.mark.fault
 
@@ -61,7 +62,7 @@ def test_an_engine_that_dies_or_falls_silent_ends_its_worker_and_the_stream_goes
             if text and not heir:
                 heir.append(another_worker(up, tmp_path, "heir", *SLOW))
 
-        with client(up) as api:
+        with client_of(up) as api:
             assert stream_text(api, 120, join) == expected_text(PROMPT, 120)
         assert ill.wait(30) == 70
         assert "engine.died" in (tmp_path / "ill.log").read_text()
@@ -81,7 +82,7 @@ def test_streams_go_on_and_nothing_accepted_is_lost_when_the_broker_is_killed(st
             killed.set()
             os.kill(up.state()["nats"]["pid"], signal.SIGKILL)
 
-    with client(up) as api:
+    with client_of(up) as api:
         assert stream_text(api, 300, kill) == expected_text(PROMPT, 300)
     assert killed.is_set()
     assert up.state()["workers"][0]["pid"] == worker, "the engine was not restarted"
