@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.durable.carrier import Carrier
+from headrace.broker.durable.carrying.carrier import Carrier
 from headrace.broker.durable.stored_jobs import StoredJobs
 from headrace.broker.files.store import FileStore
 from headrace.broker.files.sweeper import FileSweeper

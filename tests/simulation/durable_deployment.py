@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.broker.codec import decode
 from headrace.broker.durable.cancel import JobCanceller
-from headrace.broker.durable.carrier import Carrier
+from headrace.broker.durable.carrying.carrier import Carrier
 from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.fold import JobState, fold
 from headrace.broker.durable.names import JobRef, job_of_run

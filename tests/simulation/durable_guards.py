@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.durable import admission, stream_writer
-from headrace.broker.durable.admission import JobAdmission
-from headrace.broker.durable.crash_writer import CrashWriter
-from headrace.broker.durable.ending import JobEnder
-from headrace.broker.durable.held_job import HeldJob
-from headrace.broker.durable.job_run import JobRunner
+from headrace.broker.durable import stream_writer
+from headrace.broker.durable.carrying import admission
+from headrace.broker.durable.carrying.admission import JobAdmission
+from headrace.broker.durable.carrying.crash_writer import CrashWriter
+from headrace.broker.durable.carrying.ending import JobEnder
+from headrace.broker.durable.carrying.held_job import HeldJob
+from headrace.broker.durable.carrying.job_run import JobRunner
+from headrace.broker.durable.carrying.sweep import JobSweeper
 from headrace.broker.durable.outside_end import OutsideEnds
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.stream_writer import StreamWriter
-from headrace.broker.durable.sweep import JobSweeper
 from headrace.broker.ingress.submitter import Submitter
 from headrace.broker.messages import JobResult
 from headrace.broker.protocol.resume import Resume
@@ -178,7 +179,7 @@ def a_stream_is_cancelled_in_the_stream(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_malformed_job_has_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("headrace.broker.durable.malformed.MalformedJobs.end", lambda *_: None)
+    patch.setattr("headrace.broker.durable.carrying.malformed.MalformedJobs.end", lambda *_: None)
 
 
 @guard

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import structlog
 
-from headrace.broker.durable.carrier_deps import CarrierDeps
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps
+from headrace.broker.durable.carrying.held_job import HeldJobs
 from headrace.broker.durable.decision import window
-from headrace.broker.durable.held_job import HeldJobs
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Delivery, PullLoop
 from headrace.jetstream.subjects import slug

@@ -8,8 +8,8 @@ import structlog
 
 from headrace.broker.codec import decode
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier_deps import CarrierDeps
-from headrace.broker.durable.held_job import HeldJob, HeldJobs
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps
+from headrace.broker.durable.carrying.held_job import HeldJob, HeldJobs
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Cancel, StreamEntry
 from headrace.jetstream.errors import JetStreamError

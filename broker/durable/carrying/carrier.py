@@ -11,23 +11,23 @@ from functools import partial
 import structlog
 
 from headrace.broker.durable import metrics
-from headrace.broker.durable.admission import JobAdmission
-from headrace.broker.durable.carrier_deps import CarrierDeps
-from headrace.broker.durable.ending import JobEnder
+from headrace.broker.durable.carrying.admission import JobAdmission
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps
+from headrace.broker.durable.carrying.ending import JobEnder
+from headrace.broker.durable.carrying.held_job import HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.carrying.intake import JobIntake
+from headrace.broker.durable.carrying.job_run import JobRunner
+from headrace.broker.durable.carrying.malformed import MalformedJobs
+from headrace.broker.durable.carrying.notices import JobNotices
+from headrace.broker.durable.carrying.order import next_job
+from headrace.broker.durable.carrying.sweep import JobSweeper
+from headrace.broker.durable.carrying.watch import JobWatch
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
-from headrace.broker.durable.held_job import HeldJob, HeldJobs, has_precedence
-from headrace.broker.durable.intake import JobIntake
-from headrace.broker.durable.job_run import JobRunner
-from headrace.broker.durable.malformed import MalformedJobs
-from headrace.broker.durable.notices import JobNotices
-from headrace.broker.durable.order import next_job
 from headrace.broker.durable.outside_end import OutsideEnds
 from headrace.broker.durable.ports import BatchStates, JobRenderer
 from headrace.broker.durable.result_lookup import ResultLookup
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.stored_job import parse_job
-from headrace.broker.durable.sweep import JobSweeper
-from headrace.broker.durable.watch import JobWatch
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import drained_key
 from headrace.broker.retry import until_done

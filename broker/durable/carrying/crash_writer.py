@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from headrace.broker.durable.carrier_deps import CarrierDeps, known
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps, known
+from headrace.broker.durable.carrying.held_job import HeldJob
 from headrace.broker.durable.errors import CarrierLost
-from headrace.broker.durable.held_job import HeldJob
 from headrace.broker.durable.stream_writer import read_stream
 from headrace.broker.messages import HistoryEntry
 

@@ -13,9 +13,9 @@ import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier_deps import CarrierDeps, known
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps, known
+from headrace.broker.durable.carrying.held_job import HeldJob
 from headrace.broker.durable.errors import CarrierLost, JobRejected
-from headrace.broker.durable.held_job import HeldJob
 from headrace.broker.durable.names import JobRef, run_id
 from headrace.broker.durable.ports import RenderedJob
 from headrace.broker.durable.results import answered, failed, fault_result, rejected

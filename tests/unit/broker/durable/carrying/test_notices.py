@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.broker.durable.notices import may_reply
+from headrace.broker.durable.carrying.notices import may_reply
 
 
 @pytest.mark.parametrize("subject", ["_INBOX.abc.1", "answers", "my.answers.a-1"])

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from headrace.broker.durable.notices import JobNotices
+from headrace.broker.durable.carrying.notices import JobNotices
 from headrace.broker.durable.outside_end import OutsideEnds
 from headrace.broker.durable.ports import BatchStates, JobRenderer
 from headrace.broker.durable.result_store import ResultStore

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.broker.durable.held_job import HeldJob, HeldJobs, has_precedence
-from headrace.broker.durable.order import next_job
+from headrace.broker.durable.carrying.held_job import HeldJob, HeldJobs, has_precedence
+from headrace.broker.durable.carrying.order import next_job
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.messages import HEADER_CLASS, HEADER_DEADLINE, HEADER_JOB
 from headrace.jetstream.subjects import Subjects

@@ -9,11 +9,11 @@ import structlog
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier_deps import CarrierDeps, known
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps, known
+from headrace.broker.durable.carrying.ending import JobEnder
+from headrace.broker.durable.carrying.held_job import HeldJob, HeldJobs, has_precedence
 from headrace.broker.durable.decision import asks_carriers, has_entries, is_carrier_poison, is_left_to
-from headrace.broker.durable.ending import JobEnder
 from headrace.broker.durable.errors import CarrierLost
-from headrace.broker.durable.held_job import HeldJob, HeldJobs, has_precedence
 from headrace.broker.durable.result_lookup import ResultLookup
 from headrace.broker.durable.stream_writer import read_stream
 from headrace.broker.errors import WireError

@@ -1,7 +1,7 @@
 """Jobs that no carrier may ever take get an end all the same."""
 
+from headrace.broker.durable.carrying.sweep import verdict
 from headrace.broker.durable.stored_job import StoredJob, parse_job
-from headrace.broker.durable.sweep import verdict
 from headrace.broker.messages import HEADER_BATCH, HEADER_DEADLINE
 
 

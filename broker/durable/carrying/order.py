@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from headrace.broker.durable.held_job import HeldJob
+from headrace.broker.durable.carrying.held_job import HeldJob
 
 RANKS = {"hi": 0, "std": 1, "batch": 2}
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier_deps import CarrierDeps
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
 from headrace.broker.durable.results import TEXTS, refused, without_answer
 from headrace.broker.durable.stored_job import StoredJob, parse_job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
-from headrace.broker.durable.carrier_deps import CarrierDeps
-from headrace.broker.durable.ending import JobEnder
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps
+from headrace.broker.durable.carrying.ending import JobEnder
 from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.names import LONGEST_NAME, JobRef
 from headrace.broker.durable.results import without_answer

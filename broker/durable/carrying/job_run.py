@@ -13,16 +13,16 @@ import msgspec
 import structlog
 
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrier_deps import CarrierDeps, known
-from headrace.broker.durable.crash_writer import CrashWriter
+from headrace.broker.durable.carrying.carrier_deps import CarrierDeps, known
+from headrace.broker.durable.carrying.crash_writer import CrashWriter
+from headrace.broker.durable.carrying.ending import JobEnder
+from headrace.broker.durable.carrying.held_job import HeldJob
+from headrace.broker.durable.carrying.row_buffer import RowBuffer
 from headrace.broker.durable.decision import end_of, fault_of
-from headrace.broker.durable.ending import JobEnder
 from headrace.broker.durable.errors import CarrierLost, DurableError, JobRejected
-from headrace.broker.durable.held_job import HeldJob
 from headrace.broker.durable.names import run_id
 from headrace.broker.durable.ports import RenderedJob
 from headrace.broker.durable.results import rejected
-from headrace.broker.durable.row_buffer import RowBuffer
 from headrace.broker.durable.stream_writer import read_stream
 from headrace.broker.errors import AdmissionError, JobError, RequestTooLarge
 from headrace.broker.ingress.stream import JobStream
