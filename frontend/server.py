@@ -53,6 +53,7 @@ log = structlog.get_logger()
 
 SWITCH_S = 0.001
 STARTING_S = 0.002
+HAND_BACK_S = 0.5  # before the end of the grace period, for jobs to go back to the queue
 LAST_WORDS_S = 2  # after the grace period, for the events that tell clients
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -167,10 +168,7 @@ class _Work:
     async def drain(self, grace_s: float) -> None:
         """Let open requests and carried jobs finish within the grace period; jobs that have not ended go back to the queue."""
         try:
-            async with asyncio.TaskGroup() as group:
-                for part in (self._carrier, self._ingress):
-                    if part is not None:
-                        group.create_task(part.drain(grace_s))
+            await drain_parts(self._carrier, self._ingress, grace_s)
         except* HeadraceError as failed:
             log.warning("frontend.drain_failed", error=str(failed.exceptions[0]))
 
@@ -178,6 +176,21 @@ class _Work:
         queues = {self._subjects.stream(name) for name in WORK_QUEUES}
         if self._ingress is not None and streams & queues:  # messages in these streams are lost
             self._ingress.resubmit()
+
+
+class Drained(Protocol):
+    """A part that finishes its work within a grace period."""
+
+    async def drain(self, grace_s: float, /) -> None: ...
+
+
+async def drain_parts(carrier: Drained | None, ingress: Drained | None, grace_s: float) -> None:
+    """Drain both at once; the carrier gives its jobs back while the ingress has its lease, without which it may not speak."""
+    async with asyncio.TaskGroup() as group:
+        if carrier is not None:
+            group.create_task(carrier.drain(max(0.0, grace_s - HAND_BACK_S)))
+        if ingress is not None:
+            group.create_task(ingress.drain(grace_s))
 
 
 class Served(Protocol):
