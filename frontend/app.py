@@ -73,6 +73,7 @@ class Frontend:
     metrics: Metrics
     renderer: ApiRenderer
     background: Background | None = None
+    stored_background: StoredBackground | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,7 @@ def build_frontend(
         metrics=metrics,
         renderer=renderer,
         background=in_memory,
+        stored_background=as_jobs,
     )
 
 

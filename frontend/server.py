@@ -145,6 +145,8 @@ class _Work:
                 ),
                 adapters=AdapterClient(work, subjects),
             )
+            if frontend.stored_background is not None:
+                work.on_reconnect(frontend.stored_background.store_again)
             background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
             background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
             background.append(group.create_task(batches.run(), name="batches"))

@@ -121,8 +121,25 @@ class StreamWriter:
         if outcome == "lost" and last is not None:
             self._unsettled = None
             raise CarrierLost(f"delivery {last.nonce!r} has written entry {last.seq} of {self._subject}")
+        if await self._stream_lost():
+            log.error("entries.lost", subject=self._subject, known=self.last_seq)
+            metrics.ENTRIES_LOST.inc()
+            self.last_seq = last.seq if last is not None else 0
         log.debug("entry.retry", subject=self._subject, kind=kind, error=str(error))
         return False
+
+    async def _stream_lost(self) -> bool:
+        """Return True if the server no longer has the entry that this writer knows as the last one: its files were damaged.
+
+        That is read from the leader, whose answer is never old. Readers then find that entries are missing; the answer goes on.
+        """
+        if not self.last_seq:
+            return False
+        try:
+            known = await self._messaging.get_message(self._stream, self.last_seq)
+        except JetStreamError:
+            return False
+        return known is None or known.subject != self._subject
 
     async def _last(self) -> LastEntry | None:
         found = await self._messaging.last_messages(self._stream, [self._subject])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
 from headrace.broker.durable.publisher import NewJob
-from headrace.broker.errors import DeadlineExceeded, ResponseNotStored
+from headrace.broker.errors import DeadlineExceeded, ResponseNotStored, ResponseUnknown
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.messages import JobResult, JobStatus
 from headrace.frontend.ports import EventSource, ResponsePort, StoredJobPort
@@ -27,6 +28,7 @@ from headrace.jetstream.errors import HeadraceError
 log = structlog.get_logger()
 
 HEAD = 2  # events before those of the job's stream: created and queued
+MOST_ACCEPTED = 1024  # responses that are remembered where they were accepted, in case the store loses them
 END_S = 30.0  # from the end of a job to its result
 PACKING_RATIO = 8  # limit on the events as a multiple of the record's, because events repeat everything and compress well
 
@@ -50,21 +52,55 @@ class StoredBackground:
         """`max_bytes` is the limit of a stored record."""
         self._store = store
         self._jobs = jobs
+        self._accepted: OrderedDict[str, tuple[NewJob, StoredResponse]] = OrderedDict()  # here, the latest
         self.max_events = PACKING_RATIO * max_bytes
 
     async def start(self, job: NewJob, record: StoredResponse) -> None:
         """Store a queued response, and then its job. Raises ResponseNotStored, an AdmissionError."""
-        await self._store.put(msgspec.structs.replace(record, judge=job.name, job=job.name))
+        record = msgspec.structs.replace(record, judge=job.name, job=job.name)
+        await self._store.put(record)
         try:
             await self._jobs.publish(job)
         except HeadraceError:
             with contextlib.suppress(HeadraceError):
                 await self._store.delete(record.id, record.tenant)
             raise
+        self._accepted[record.id] = (job, record)
+        if len(self._accepted) > MOST_ACCEPTED:
+            self._accepted.popitem(last=False)
+
+    async def store_again(self) -> None:
+        """Store again what this frontend has accepted and the store has lost, because its files were damaged or removed."""
+        for response_id, (_, record) in list(self._accepted.items()):
+            with contextlib.suppress(HeadraceError):
+                await self.get(response_id, record.tenant)
+
+    async def _read(self, response_id: str, tenant: str) -> StoredResponse:
+        try:
+            record = await self._store.get(response_id, tenant)
+        except ResponseUnknown:
+            return await self._stored_again(response_id, tenant)
+        if not record.judge:
+            self._accepted.pop(response_id, None)
+        return record
+
+    async def _stored_again(self, response_id: str, tenant: str) -> StoredResponse:
+        """Store a response again that the store has lost. One whose job has a result was deleted. Raises ResponseUnknown."""
+        job, record = self._accepted.get(response_id, (None, None))
+        if job is None or record is None or record.tenant != tenant:
+            raise ResponseUnknown(response_id)
+        if await self._jobs.known(tenant, job.name) is not None:
+            self._accepted.pop(response_id, None)
+            raise ResponseUnknown(response_id)
+        log.warning("background.stored_again", response=response_id)
+        with contextlib.suppress(HeadraceError):  # the next reader tries again
+            await self._store.put(record)
+            await self._jobs.publish(job)  # the same job: a carrier that has it goes on with it
+        return record
 
     async def get(self, response_id: str, tenant: str, /) -> StoredResponse:
         """Return the current record of a response. Raises ResponseUnknown, a JetStreamError."""
-        record = await self._store.get(response_id, tenant)
+        record = await self._read(response_id, tenant)
         if not record.job:
             return record
         result = await self._jobs.known(tenant, record.job)

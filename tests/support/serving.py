@@ -100,6 +100,7 @@ async def serving(
             if task.done():
                 await task
             running = Serving(server, subjects, started.result())
+            await _cards_read(running.url)
             for model in models:
                 await running.start(model)
             yield running
@@ -110,3 +111,10 @@ async def serving(
                 stop.set()
             await asyncio.wait([task], timeout=START_S)
             task.cancel()
+
+
+async def _cards_read(url: str) -> None:
+    """Wait until a frontend knows which models there are: before that it says 503 of each that it has not read."""
+    async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
+        while (await client.get(f"{url}/v1/models/no-such-model")).status_code == 503:
+            await asyncio.sleep(0.01)

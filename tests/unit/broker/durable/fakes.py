@@ -74,6 +74,9 @@ class FakeStreams:
             raise PublishUnknown("no ack")
         return PubAck("S", seq)
 
+    async def get_message(self, _stream: str, seq: int) -> StoredMessage | None:
+        return next((message for message in self.messages if message.seq == seq), None)
+
     async def last_messages(self, _stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
         fault = self._fault()
         if fault == "unread":

@@ -62,6 +62,16 @@ def test_entries_land_in_order_and_once_whatever_is_lost(faults: list[str]) -> N
     fold((message.seq, decode(StreamEntry, message.data)) for message in streams.of(SUBJECT))
 
 
+async def test_a_writer_goes_on_when_its_entries_are_gone_with_the_files_of_the_stream() -> None:
+    streams = FakeStreams()
+    own = writer(streams)
+    await own.append("take", carrier="a")
+    streams.messages.clear()
+    async with asyncio.timeout(5):
+        await own.append("ok")
+    assert [(entry.n, entry.kind) for entry in stored(streams)] == [(2, "ok")]
+
+
 @given(FAULTS, st.integers(0, 6))
 def test_a_writer_behind_another_one_stops(faults: list[str], step: int) -> None:
     streams = FakeStreams(faults)

@@ -79,6 +79,32 @@ def texts(answer: Any) -> list[str]:
     return [part["text"] for item in answer["output"] for part in item["content"]]
 
 
+async def test_a_store_that_has_lost_it_gets_it_again_from_the_frontend_that_took_it() -> None:
+    site = Site()
+    name = await site.start()
+    site.client.store.held.clear()
+    assert (await site.other.call("GET", f"/v1/responses/{name}")).status == 404
+    background = site.client.frontend.stored_background
+    assert background is not None
+    await background.store_again()
+    assert (await site.look(name))["status"] == "queued"
+    assert [job.name for job in site.jobs.published] == [site.jobs.published[0].name] * 2, "its job may be lost too"
+    carrying = await site.take()
+    carrying.say("hello", last=True)
+    await carrying.finish()
+    assert texts(await site.look(name)) == ["hello"]
+
+
+async def test_one_that_was_deleted_does_not_come_back() -> None:
+    site = Site()
+    name = await site.start()
+    assert (await site.other.call("DELETE", f"/v1/responses/{name}")).status == 200
+    background = site.client.frontend.stored_background
+    assert background is not None
+    await background.store_again()
+    assert (await site.client.call("GET", f"/v1/responses/{name}")).status == 404
+
+
 async def test_it_is_queued_then_in_progress_then_complete_at_every_frontend() -> None:
     site = Site()
     name = await site.start()
