@@ -1,0 +1,130 @@
+"""The socket that an engine's KV events come to, with the engine's half of it played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("zmq")  # comes with the engines
+
+import zmq
+import zmq.asyncio
+
+from headrace.workers.errors import EngineError
+from headrace.workers.kv import zmq_listener as subject
+from headrace.workers.kv.zmq_listener import ZmqKvListener
+from headrace.workers.vllm.events import read_batch
+
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+def payload(token: int) -> bytes:
+    return msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [token]}], 0])
+
+
+class Core:
+    """Publishes, keeps, and answers questions for what it has kept."""
+
+    def __init__(self, listener: ZmqKvListener) -> None:
+        self.context = zmq.asyncio.Context()
+        self.topic = listener.topic.encode()
+        self.pub = self.context.socket(zmq.XPUB)  # a PUB that hears of its subscribers
+        self.pub.connect(listener.endpoint)
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.bind(listener.replay_endpoint)
+        self.kept: dict[int, bytes] = {}
+
+    async def publish(self, number: int, *, lost: bool = False) -> None:
+        self.kept[number] = payload(number)
+        if not lost:
+            await self.pub.send_multipart((self.topic, number.to_bytes(8, "big"), self.kept[number]))
+
+    async def answer(self) -> None:
+        client, _, start = await self.router.recv_multipart()
+        for number, data in self.kept.items():
+            if number >= int.from_bytes(start, "big"):
+                await self.router.send_multipart((client, b"", self.topic, number.to_bytes(8, "big"), data))
+        await self.router.send_multipart((client, b"", b"", END, b""))
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest_asyncio.fixture
+async def listener() -> AsyncIterator[ZmqKvListener]:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's has too long a name for a socket
+        made = ZmqKvListener(Path(folder), engine="an engine", read_batch=read_batch)
+        yield made
+        made.close()
+        made.close()
+
+
+@pytest_asyncio.fixture
+async def core(listener: ZmqKvListener) -> AsyncIterator[Core]:
+    made = Core(listener)
+    yield made
+    made.close()
+
+
+async def met(listener: ZmqKvListener, core: Core) -> None:
+    """Until the publisher knows who listens; without `meet` it would not be told."""
+    async with asyncio.timeout(10):
+        while not await core.pub.poll(20):
+            listener.meet()
+    assert await core.pub.recv() == b"\x01" + core.topic
+
+
+async def test_batches_come_in_order_after_the_word_that_nothing_is_cached(listener: ZmqKvListener, core: Core) -> None:
+    await met(listener, core)
+    for number in range(3):
+        await core.publish(number)
+    async with asyncio.timeout(5), aclosing(listener.read()) as batches:
+        seen = [await anext(batches) for _ in range(4)]
+    assert [batch.number for batch in seen] == [-1, 0, 1, 2]
+    assert [event.kind for event in seen[0]] == ["cleared"]
+    assert [batch[0].hashes for batch in seen[1:]] == [[0], [1], [2]]
+
+
+async def test_what_does_not_bear_our_topic_is_not_ours(listener: ZmqKvListener, core: Core) -> None:
+    await met(listener, core)
+    await core.pub.send_multipart((b"", (7).to_bytes(8, "big"), payload(7)))
+    await core.pub.send_multipart((b"someone", (8).to_bytes(8, "big"), payload(8)))
+    await core.publish(0)
+    async with asyncio.timeout(5), aclosing(listener.read()) as batches:
+        assert [(await anext(batches)).number for _ in range(2)] == [-1, 0]
+
+
+async def test_lost_batches_can_be_had_again(listener: ZmqKvListener, core: Core) -> None:
+    for number in range(5):
+        await core.publish(number, lost=True)
+    async with asyncio.timeout(5):
+        missing, _ = await asyncio.gather(listener.replay(2), core.answer())
+    assert [batch.number for batch in missing] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("first", [0, 3])
+async def test_a_second_reader_gets_the_whole_history_or_is_told_that_it_is_not_whole(
+    listener: ZmqKvListener, core: Core, first: int
+) -> None:
+    async with aclosing(listener.read()) as batches:
+        await anext(batches)
+    for number in range(first, 5):
+        await core.publish(number, lost=True)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, aclosing(listener.read()) as batches:
+        tasks.create_task(core.answer())
+        seen = [await anext(batches) for _ in range(6 - first)]
+    assert [batch.number for batch in seen] == [*range(first - 1, 5)]
+    assert ([event.kind for event in seen[0]], seen[0].partial) == (["cleared"], first > 0)
+
+
+async def test_silence_is_an_error(listener: ZmqKvListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "REPLAY_TIMEOUT_S", 0.05)
+    with pytest.raises(EngineError, match="did not replay its KV events from 4"):
+        await listener.replay(4)

@@ -1,0 +1,104 @@
+"""Receives an engine's KV events over ZeroMQ on a socket to which the engine connects, and requests lost events again.
+
+vLLM and SGLang have the same framing: topic, number of the batch (8 bytes, big endian, from 0 at the engine's start), payload.
+The socket is bound to a free port of the loopback address, so there is no race for a port, and the engine cannot publish before
+anyone listens. Any process on this machine can connect to it, so messages without the worker's random topic are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from headrace.workers.engine import KvBatch, KvEvent
+from headrace.workers.errors import EngineError
+
+log = structlog.get_logger()
+
+KEPT_STEPS = 10_000  # batches that an engine keeps for replays
+REPLAY_TIMEOUT_S = 5.0
+_SIGNED_END = (-1).to_bytes(8, "big", signed=True)
+
+
+BatchReader = Callable[[int, bytes], KvBatch]
+"""Reads the payload of a batch, given its number. Returns a batch for any payload."""
+
+
+class ReplayFailed(EngineError):
+    """The engine did not replay lost KV events."""
+
+    retriable = True
+
+
+class ZmqKvListener:
+    """Listens to an engine's KV events. Create it before the engine starts. Used on one event loop."""
+
+    def __init__(self, folder: Path, *, engine: str, read_batch: BatchReader) -> None:
+        """`folder` holds the socket for replays; only this user may be able to enter it. `engine` is a name for people."""
+        self._engine = engine
+        self._read_batch = read_batch
+        self._context = zmq.asyncio.Context()
+        self.topic = secrets.token_hex(8)
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.set_hwm(0)  # A slow reader must not lose events; an engine makes at most one batch per step.
+        self._socket.subscribe(self.topic.encode())
+        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.replay_endpoint = f"ipc://{folder}/replay"
+        self._closed = False
+        self._read_before = False
+
+    def meet(self) -> None:
+        """Call it when the engine has started: the socket tells a publisher its topic only when the socket is used."""
+        self._socket.getsockopt(zmq.EVENTS)
+
+    async def read(self) -> AsyncGenerator[KvBatch]:
+        """Yield batches as they arrive. The first give what is cached now, as far as the engine still keeps its history."""
+        again, self._read_before = self._read_before, True
+        if not again:
+            yield KvBatch([KvEvent(kind="cleared")], -1)
+        else:
+            kept = await self.replay(0)
+            first = kept[0].number if kept else 0
+            if first:
+                log.warning("kv.history_incomplete", engine=self._engine, first=first)
+            yield KvBatch([KvEvent(kind="cleared")], first - 1, partial=first > 0)
+            for batch in kept:
+                yield batch
+        while True:
+            frames = await self._socket.recv_multipart()
+            if len(frames) == 3:
+                yield self._read_batch(int.from_bytes(frames[1], "big"), frames[2])
+
+    async def replay(self, start: int) -> list[KvBatch]:
+        """Return the batches from number `start` on that the engine still keeps. Raises ReplayFailed."""
+        if self._closed:
+            return []
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        batches: list[KvBatch] = []
+        try:
+            socket.connect(self.replay_endpoint)
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                await socket.send_multipart([b"", start.to_bytes(8, "big")])
+                while True:
+                    _, _, number, payload = await socket.recv_multipart()
+                    if number == _SIGNED_END:
+                        return batches
+                    batches.append(self._read_batch(int.from_bytes(number, "big"), payload))
+        except (TimeoutError, zmq.ZMQError, ValueError) as error:
+            raise ReplayFailed(f"{self._engine} did not replay its KV events from {start}: {error!r}") from error
+        finally:
+            socket.close(0)
+
+    def close(self) -> None:
+        """Stop receiving events. Readers end with an error or are cancelled by their owner."""
+        if self._closed:
+            return
+        self._closed = True
+        self._context.destroy(linger=0)
