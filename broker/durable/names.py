@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from functools import lru_cache
 
 import msgspec
 
@@ -16,6 +17,7 @@ __all__ = ["LONGEST_NAME", "RUN_MARK", "JobRef", "check_name", "job_id", "job_of
 LONGEST_NAME = 256
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_KNOWN = 4096  # names whose tokens and ids are remembered, as each job needs them several times
 _HASHED = "x-"  # names that begin so are hashed too, so that no plain name equals a hashed one
 
 
@@ -26,6 +28,7 @@ def check_name(name: str) -> str:
     return name
 
 
+@lru_cache(_KNOWN)
 def job_token(name: str) -> str:
     """Return the token of a job in subjects: its name where that can be one, else `x-` and a hash of it."""
     if _PLAIN.match(name) and not name.startswith(_HASHED):
@@ -33,6 +36,7 @@ def job_token(name: str) -> str:
     return _HASHED + hashlib.sha256(name.encode()).hexdigest()[:40]
 
 
+@lru_cache(_KNOWN)
 def job_id(tenant: str, name: str) -> str:
     """Return the id of a job inside Headrace, made of tenant and name, so that two tenants never share one. 32 characters."""
     return hashlib.sha256(f"{tenant}\0{name}".encode()).hexdigest()[:32]

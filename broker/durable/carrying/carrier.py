@@ -19,7 +19,7 @@ from headrace.broker.durable.carrying.intake import JobIntake
 from headrace.broker.durable.carrying.job_run import JobRunner
 from headrace.broker.durable.carrying.malformed import MalformedJobs
 from headrace.broker.durable.carrying.notices import JobNotices
-from headrace.broker.durable.carrying.order import next_job
+from headrace.broker.durable.carrying.order import WaitingJobs
 from headrace.broker.durable.carrying.sweep import JobSweeper
 from headrace.broker.durable.carrying.watch import JobWatch
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
@@ -75,7 +75,7 @@ class Carrier:
         self._deps = deps
         self._tasks = TaskScope()
         self._held = HeldJobs()
-        self._waiting: dict[int, HeldJob] = {}  # of the held ones, by stored sequence
+        self._waiting = WaitingJobs()  # of the held ones
         self._started: Counter[str] = Counter()  # by tenant
         self._starting = 0
         self._open = False
@@ -152,16 +152,15 @@ class Carrier:
         held = HeldJob(job, slug, delivery, self._deps.messaging, self._deps.subjects)
         if (displaced := self._held.add(held)) is not None:
             self._forget(displaced, "displaced")
-        self._waiting[held.seq] = held
+        self._waiting.add(held)
         metrics.TAKEN.inc()
         self._start_more()
 
     def _start_more(self) -> None:
         while self._waiting and self._starting < self._deps.settings.starting and self._open:
-            held = next_job(self._waiting.values(), self._started)
+            held = self._waiting.take(self._started)
             if held is None:
                 return
-            del self._waiting[held.seq]
             held.phase = "starting"
             self._starting += 1
             self._started[held.job.tenant] += 1
@@ -206,7 +205,6 @@ class Carrier:
         metrics.LEFT.labels(reason).inc()
         log.info("job.left", stored_job=held.job.id, tenant=held.job.tenant, reason=reason)
         self._held.remove(held)
-        if self._waiting.get(held.seq) is held:
-            del self._waiting[held.seq]
+        self._waiting.remove(held)
         if held.task is not None:
             held.task.cancel()

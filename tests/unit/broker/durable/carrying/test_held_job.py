@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.broker.durable.carrying.held_job import HeldJob, HeldJobs, has_precedence
-from headrace.broker.durable.carrying.order import next_job
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.messages import HEADER_CLASS, HEADER_DEADLINE, HEADER_JOB
 from headrace.jetstream.subjects import Subjects
@@ -66,12 +65,3 @@ def test_a_job_is_halted_once() -> None:
     one.halt("expired")
     assert one.stop == "cancelled"
     assert one.wake.is_set()
-
-
-def test_jobs_start_by_class_then_share_then_deadline() -> None:
-    late, soon = held(1, deadline=90.0), held(2, deadline=50.0)
-    urgent, other = held(3, request_class="std", deadline=99.0), held(4, tenant="u", deadline=80.0)
-    assert next_job([late, soon, urgent, other], {}) is urgent
-    assert next_job([late, soon, other], {}) is soon
-    assert next_job([late, soon, other], {"t": 1}) is other
-    assert next_job([], {}) is None
