@@ -26,15 +26,15 @@ from benchmarks.serving import parts_of
 
 MIB = 1024 * 1024
 PATH = "/v1/chat/completions"
-FAST = (
-    "--engine-arg",
-    'timing_overrides={"decode_base_s": 0.0005, "prefill_tokens_per_s": 1000000}',
-    "--engine-arg",
-    "slots=128",
-)
 ENDS = ("completed", "failed", "expired", "cancelled")
 WARM_LINES = 1500  # before anything is measured: more than are ever out at once
 CONNECTIONS = 256  # as many as the workers have slots
+
+
+def engine_of(step_s: float) -> list[str]:
+    """Return the arguments for a fast engine with steps of this length."""
+    timing = json.dumps({"decode_base_s": step_s, "prefill_tokens_per_s": 1_000_000})
+    return ["--engine-arg", f"timing_overrides={timing}", "--engine-arg", "slots=128"]
 
 
 def bodies(first: int, lines: int, line_bytes: int, model: str, tokens: int) -> Iterator[dict[str, Any]]:
@@ -124,11 +124,12 @@ def main() -> None:
     parser.add_argument("--line-bytes", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--step-s", type=float, default=0.002, help="time of an engine step")
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--compare", action="store_true", help="measure the same requests as chats over HTTP, too")
     wishes = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        deployment = Deployment(Path(folder), wishes.port, wishes.workers, routers=1, arguments=FAST)
+        deployment = Deployment(Path(folder), wishes.port, wishes.workers, routers=1, arguments=engine_of(wishes.step_s))
         with deployment, openai.OpenAI(base_url=f"http://127.0.0.1:{wishes.port}/v1", api_key="none", timeout=600) as client:
             measure(deployment, client, wishes)
 

@@ -206,6 +206,11 @@ def _invalid_file(error: BaseException) -> FrontendError:
     return Translated(error, status=400, code="invalid_parameter", param=error.param)
 
 
+def _too_many_batches(error: BaseException) -> FrontendError:
+    assert isinstance(error, batches.BatchRateExceeded)  # noqa: S101
+    return Translated(error, status=429, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
+
+
 _RULES: dict[type[BaseException], Rule] = {
     broker.UnknownModel: _fixed(404, "model_not_found", param="model"),
     broker.NoWorker: _fixed(503, "no_worker", param="model", retry_after_s=RETRY_SOON_S),
@@ -239,6 +244,7 @@ _RULES: dict[type[BaseException], Rule] = {
     batches.BatchUnknown: _fixed(404, "batch_not_found", param="batch_id"),
     batches.BatchChangeRefused: _fixed(409, "batch_has_ended"),
     batches.BatchQuotaExceeded: _fixed(429, "batch_quota_exceeded", retry_after_s=60.0),
+    batches.BatchRateExceeded: _too_many_batches,
     batches.InputUnfit: _fixed(400, "invalid_input_file", param="input_file_id"),
     batches.InputGone: _fixed(400, "input_file_not_found", param="input_file_id"),
     PayloadTooLarge: _fixed(413, "request_too_large"),

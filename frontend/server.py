@@ -104,6 +104,7 @@ class _Work:
         self._front = front
         self._ingress: Ingress | None = None
         self._carrier: Carrier | None = None
+        self._carried: BatchCarrying | None = None
 
     async def run(self, listening: asyncio.Future[str], on_listening: Callable[[str], None] | None) -> None:
         """Run until cancelled. `on_listening` is called once requests are accepted."""
@@ -130,7 +131,7 @@ class _Work:
                 write_timeout_s=settings.response_store_s,
             )
             files = FileStore(work, subjects, file_limits(settings))
-            batches = BatchCarrying(work, subjects, ingress, files, self._batches)
+            batches = self._carried = BatchCarrying(work, subjects, ingress, files, self._batches)
             frontend = build_frontend(
                 ingress,
                 settings,
@@ -168,9 +169,12 @@ class _Work:
                     task.cancel()
 
     async def drain(self, grace_s: float) -> None:
-        """Let open requests and carried jobs finish within the grace period; jobs that have not ended go back to the queue."""
+        """Give up batches, and let open requests and carried jobs finish within the grace period.
+
+        Jobs that have not ended go back to the queue.
+        """
         try:
-            await drain_parts(self._carrier, self._ingress, grace_s)
+            await drain_parts(self._carrier, self._ingress, grace_s, batches=self._carried)
         except* HeadraceError as failed:
             log.warning("frontend.drain_failed", error=str(failed.exceptions[0]))
 
@@ -186,9 +190,13 @@ class Drained(Protocol):
     async def drain(self, grace_s: float, /) -> None: ...
 
 
-async def drain_parts(carrier: Drained | None, ingress: Drained | None, grace_s: float) -> None:
-    """Drain both at once; the carrier gives its jobs back while the ingress has its lease, without which it may not speak."""
+async def drain_parts(
+    carrier: Drained | None, ingress: Drained | None, grace_s: float, *, batches: Drained | None = None
+) -> None:
+    """Drain all at once; the carrier gives its jobs back while the ingress has its lease, without which it may not speak."""
     async with asyncio.TaskGroup() as group:
+        if batches is not None:
+            group.create_task(batches.drain(grace_s))
         if carrier is not None:
             group.create_task(carrier.drain(max(0.0, grace_s - HAND_BACK_S)))
         if ingress is not None:

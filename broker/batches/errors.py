@@ -5,6 +5,7 @@ BrokerError
     ├── BatchUnknown           no batch of that id is stored for the tenant
     ├── BatchChangeRefused     the batch is in a state from which it cannot go to the wanted one
     ├── BatchQuotaExceeded     the tenant has as many batches as it may
+    ├── BatchRateExceeded      the tenant has created as many batches in the last hour as it may
     ├── InputUnfit             a file can be no batch's input: its purpose or its size
     ├── InputInvalid           an input file is no batch: has the errors, with their lines; never leaves the batch's owner
     └── InputGone              the input file is not stored any more, or is not the one that was validated
@@ -32,6 +33,14 @@ class BatchChangeRefused(BatchError):
 
 class BatchQuotaExceeded(BatchError):
     """The tenant has too many batches."""
+
+
+class BatchRateExceeded(BatchError):
+    """The tenant has created too many batches in the last hour; one more may be created after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 60.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class InputUnfit(BatchError):

@@ -6,6 +6,7 @@ from prometheus_client import Counter, Gauge
 
 CARRIED = Gauge("headrace_batch_carried", "Batches that this frontend carries on")
 TAKEN = Counter("headrace_batch_taken_total", "Batches taken over from a frontend that is gone")
+GIVEN_UP = Counter("headrace_batch_given_up_total", "Batches that this frontend gave up because it drains")
 ENDED = Counter("headrace_batch_ended_total", "Batches that this frontend has ended, by their status", ["status"])
 LINES = Counter("headrace_batch_lines_total", "Lines of batches by what this frontend did with them", ["what"])
 RETRIES = Counter("headrace_batch_retries_total", "Steps of a batch that failed and are done again", ["why"])

@@ -12,7 +12,7 @@ from headrace.broker.batches import metrics
 from headrace.broker.batches.batch_run import BatchParts, BatchRun
 from headrace.broker.batches.errors import BatchUnknown
 from headrace.broker.batches.ports import Leases
-from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.record import NOBODY, BatchRecord
 from headrace.broker.batches.store import BatchView
 from headrace.jetstream.errors import JetStreamError, RevisionConflict
 from headrace.jetstream.tasks import TaskScope
@@ -20,6 +20,7 @@ from headrace.jetstream.tasks import TaskScope
 log = structlog.get_logger()
 
 ROUND_S = 0.5
+GIVE_UP_TRIES = 8  # of one batch, whose record a client may change meanwhile
 
 
 class BatchOwner:
@@ -32,18 +33,55 @@ class BatchOwner:
         self._me = me
         self._tasks = TaskScope()
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._draining = False
+        self._taking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Carry batches on until cancelled."""
         async with self._tasks:
             self._tasks.spawn(self._view.run())
-            self._tasks.spawn(self._rounds())
+            self._taking = self._tasks.spawn(self._rounds())
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more batches, and give up those that are carried here: others need not wait for the end of the lease."""
+        self._draining = True
+        self._view.wake()
+        try:
+            async with asyncio.timeout(grace_s):
+                if self._taking is not None:
+                    await asyncio.wait([self._taking])
+                if runs := dict(self._runs):
+                    self._forget()
+                    await asyncio.wait(runs.values())
+                for record in list(self._view.records()):
+                    if record.owner == self._me or record.id in runs:
+                        await self._give_up(record)
+        except TimeoutError:
+            log.warning("batch.not_given_up", error=f"not done within {grace_s:g} s")
+        metrics.CARRIED.set(0)
+
+    async def _give_up(self, seen: BatchRecord) -> None:
+        """Leave a batch to whoever takes it first. One that cannot be given up waits for the end of the lease."""
+        for _ in range(GIVE_UP_TRIES):
+            try:
+                stored = await self._parts.store.read(seen.tenant, seen.id)
+                if stored.record.owner != self._me or not _needs_owner(stored.record):
+                    return
+                await self._parts.store.replace(stored, msgspec.structs.replace(stored.record, owner=NOBODY))
+            except RevisionConflict:
+                continue
+            except (JetStreamError, BatchUnknown) as error:
+                log.info("batch.not_given_up", batch=seen.id, error=str(error))
+                return
+            metrics.GIVEN_UP.inc()
+            log.info("batch.given_up", batch=seen.id, status=stored.record.status)
+            return
 
     async def _rounds(self) -> None:
-        while True:
+        while not self._draining:
             if self._leases.held:
                 for record in list(self._view.records()):
-                    if _needs_owner(record) and record.id not in self._runs:
+                    if _needs_owner(record) and record.id not in self._runs and not self._draining:
                         await self._begin(record)
             else:
                 self._forget()
@@ -52,9 +90,9 @@ class BatchOwner:
                 await asyncio.wait_for(self._view.changed(), ROUND_S)
 
     async def _begin(self, record: BatchRecord) -> None:
-        """Carry a batch on if it is this process's, or its owner is gone."""
+        """Carry a batch on if it is this process's, or its owner is gone or has given it up."""
         if record.owner != self._me:
-            if self._leases.ingress_live(record.owner) or not await self._leases.ingress_gone(record.owner):
+            if record.owner != NOBODY and not await self._is_gone(record.owner):
                 return
             if not await self._take(record):
                 return
@@ -62,6 +100,9 @@ class BatchOwner:
         task = self._tasks.spawn(BatchRun(self._parts, record.tenant, batch_id, self._me).run(), name=f"batch {batch_id}")
         self._runs[batch_id] = task
         task.add_done_callback(lambda done: self._ended(batch_id, done))
+
+    async def _is_gone(self, owner: str) -> bool:
+        return not self._leases.ingress_live(owner) and await self._leases.ingress_gone(owner)
 
     async def _take(self, seen: BatchRecord) -> bool:
         """Become the owner of a batch whose owner is gone. Returns False if another process was first."""

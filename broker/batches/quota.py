@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.broker.batches.errors import BatchQuotaExceeded, InputInvalid
+from headrace.broker.batches.errors import BatchQuotaExceeded, BatchRateExceeded, InputInvalid
 from headrace.broker.batches.plan import LinePlan
 from headrace.broker.batches.record import BatchRecord, LineError
 from headrace.broker.batches.settings import BatchSettings
+
+HOUR_S = 3600.0
 
 
 def check_batches(tenant: str, others: Iterable[BatchRecord], settings: BatchSettings) -> None:
@@ -15,6 +17,17 @@ def check_batches(tenant: str, others: Iterable[BatchRecord], settings: BatchSet
     count = sum(1 for record in others if record.tenant == tenant and not record.final)
     if count >= settings.tenant_batches:
         raise BatchQuotaExceeded(f"{count} batches have not ended; the limit is {settings.tenant_batches}")
+
+
+def check_rate(tenant: str, others: Iterable[BatchRecord], settings: BatchSettings, now: float) -> None:
+    """Check that a tenant may create one more batch in this hour, whatever became of the others. Raises BatchRateExceeded."""
+    most = settings.tenant_batches_per_hour
+    recent = sorted(record.created for record in others if record.tenant == tenant and record.created > now - HOUR_S)
+    if len(recent) >= most:
+        raise BatchRateExceeded(
+            f"{len(recent)} batches were created in the last hour; the limit is {most}",
+            retry_after_s=max(1.0, recent[-most] + HOUR_S - now),
+        )
 
 
 def check_quota(record: BatchRecord, plan: LinePlan, others: Iterable[BatchRecord], settings: BatchSettings) -> None:

@@ -18,6 +18,7 @@ BatchStatus = Literal[
 NoticeState = Literal["none", "due", "sent", "given_up"]
 
 PREFIX = "batch_"
+NOBODY = ""  # the owner of a batch that was given up: any frontend may take it at once
 
 
 class LineError(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -11,8 +11,8 @@ import structlog
 
 from headrace.broker.batches.errors import InputUnfit
 from headrace.broker.batches.ports import BatchFiles
-from headrace.broker.batches.quota import check_batches
-from headrace.broker.batches.record import BatchRecord, new_batch_id
+from headrace.broker.batches.quota import check_batches, check_rate
+from headrace.broker.batches.record import NOBODY, BatchRecord, new_batch_id
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.states import move
 from headrace.broker.batches.store import BatchStore
@@ -54,11 +54,15 @@ class Batches:
         self._me = me
         self._wall = wall
 
+    def disown(self) -> None:
+        """Create batches without an owner from now on: this process takes none."""
+        self._me = NOBODY
+
     async def create(self, tenant: str, new: NewBatch) -> BatchRecord:
         """Store a batch, which is validated later.
 
         Raises ValueError for a wrong window, InputGone and InputUnfit for a file that can be no batch, BatchQuotaExceeded,
-        JetStreamError.
+        BatchRateExceeded, JetStreamError.
         """
         length_s = window_s(new.completion_window)
         facts = await self._files.facts(tenant, new.input_file_id)
@@ -67,8 +71,10 @@ class Batches:
         if facts.size > self._settings.max_file_bytes:
             most = self._settings.max_file_bytes
             raise InputUnfit(f"The file has {facts.size} bytes; a batch may have {most}.")
-        check_batches(tenant, await self._store.of_tenant(tenant), self._settings)
+        others = await self._store.of_tenant(tenant)
         now = self._wall()
+        check_batches(tenant, others, self._settings)
+        check_rate(tenant, others, self._settings, now)
         record = BatchRecord(
             id=new_batch_id(),
             tenant=tenant,

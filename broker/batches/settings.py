@@ -20,11 +20,12 @@ class BatchSettings:
     )
     max_inputs: Annotated[int, Setting("Most inputs of all lines of an embeddings batch.", least=1)] = 50_000
     tenant_batches: Annotated[int, Setting("Batches of a tenant that have not ended.", least=1)] = 100
+    tenant_batches_per_hour: Annotated[int, Setting("Batches that a tenant may create in an hour.", least=1)] = 2000
     tenant_lines: Annotated[int, Setting("Lines without a result in all batches of a tenant.", least=1)] = 500_000
     tenant_prompt_tokens: Annotated[
         int, Setting("Estimated prompt tokens of those lines, at four bytes a token; 0: no limit.", least=0)
     ] = 0
-    keep_s: Annotated[float, Setting("How long the record of a batch is kept after its end.", least=60)] = 30 * 86_400.0
+    keep_s: Annotated[float, Setting("How long the record of a batch is kept after its end.", least=3600)] = 30 * 86_400.0
     output_ttl_s: Annotated[
         float, Setting("How long its files are kept where its creator names no other time.", least=3600)
     ] = 30 * 86_400.0

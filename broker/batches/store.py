@@ -89,6 +89,10 @@ class BatchView:
         await self._changed.wait()
         self._changed.clear()
 
+    def wake(self) -> None:
+        """Let `changed` return although nothing has changed."""
+        self._changed.set()
+
     def records(self) -> Iterable[BatchRecord]:
         """Return all records."""
         return self._records.values()

@@ -59,6 +59,11 @@ class BatchCarrying:
         """Carry batches on until cancelled."""
         await self._owner.run()
 
+    async def drain(self, grace_s: float) -> None:
+        """Give up all batches, so that other frontends carry them on at once."""
+        self.service.disown()
+        await self._owner.drain(grace_s)
+
 
 class _IngressLeases:
     """The leases of ingresses as one of them sees them."""

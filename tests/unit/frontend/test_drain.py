@@ -29,6 +29,14 @@ async def test_a_carrier_is_done_before_the_ingress_gives_up_its_lease() -> None
     assert done == ["carrier", "ingress"]
 
 
+async def test_batches_are_given_up_beside_what_takes_the_whole_grace_period() -> None:
+    done: list[str] = []
+    batches = Part("batches", done)
+    await drain_parts(Part("carrier", done), None, 1.0, batches=batches)
+    assert sorted(done) == ["batches", "carrier"]
+    assert batches.grace_s == 1.0
+
+
 @pytest.mark.parametrize("grace_s", [0.0, HAND_BACK_S / 2])
 async def test_a_short_grace_period_leaves_none_for_the_carrier(grace_s: float) -> None:
     carrier = Part("carrier", [])

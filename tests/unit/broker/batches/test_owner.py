@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from headrace.broker.batches import batch_run, owner
 from headrace.broker.batches.owner import BatchOwner
-from headrace.broker.batches.store import BatchView
+from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.store import BatchView, StoredBatch
 from tests.support.batch_fakes import SUBJECTS, Scene
 from tests.unit.broker.batches.test_states import record
 
@@ -87,3 +89,66 @@ async def test_a_lapse_stops_what_runs() -> None:
     await asyncio.sleep(0.05)
     assert not carrying._runs
     running.cancel()
+
+
+async def test_a_batch_that_was_given_up_is_taken_without_a_look_at_leases() -> None:
+    assert await ends(Scene(), Leases(live={""}), "") == ("failed", "me")
+
+
+class Blocking:
+    """An owner whose runs never get on; `cancelled` counts them once they were stopped."""
+
+    def __init__(self, scene: Scene, *batches: BatchRecord) -> None:
+        self.scene, self.batches, self.began, self.cancelled = scene, batches, 0, 0
+        scene.store.read, self._read = self.read, scene.store.read  # type: ignore[method-assign]
+        self.owner = BatchOwner(scene.parts(), BatchView(scene.messaging, SUBJECTS), Leases(), me="me")  # type: ignore[arg-type]
+
+    async def read(self, tenant: str, batch_id: str) -> StoredBatch:
+        if asyncio.current_task() is not self.reader:
+            self.began += 1
+            try:
+                await asyncio.Future()
+            finally:
+                self.cancelled += 1
+        return await self._read(tenant, batch_id)
+
+    async def drained(self) -> list[str]:
+        """Drain once all own batches are carried, and return the owners of all batches."""
+        self.reader = asyncio.current_task()
+        for batch in self.batches:
+            await self.scene.store.create(batch)
+        running = asyncio.create_task(self.owner.run())
+        async with asyncio.timeout(5):
+            while self.began < sum(batch.owner == "me" and not batch.final for batch in self.batches):
+                await asyncio.sleep(0.001)
+            await self.owner.drain(5)
+            for _ in range(10):  # none of them is taken again
+                await asyncio.sleep(owner.ROUND_S)
+        running.cancel()
+        return [(await self._read(batch.tenant, batch.id)).record.owner for batch in self.batches]
+
+
+async def test_a_drain_gives_up_what_is_carried_at_once_and_takes_nothing_more() -> None:
+    one, two = record("in_progress", owner="me"), record(owner="me")
+    blocking = Blocking(Scene(), one, two, record(owner="other"), record("completed", owner="me"))
+    assert await blocking.drained() == ["", "", "other", "me"]
+    assert blocking.cancelled == 2
+
+
+async def test_a_drain_leaves_a_batch_that_another_process_has_taken_meanwhile() -> None:
+    scene, made = Scene(), record("in_progress", owner="me")
+    blocking = Blocking(scene, made)
+    read, replaced = blocking._read, scene.store.replace
+    tries = 0
+
+    async def raced(stored: StoredBatch, changed: BatchRecord) -> StoredBatch:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            taken = await read(made.tenant, made.id)
+            await replaced(taken, msgspec.structs.replace(taken.record, owner="other"))
+        return await replaced(stored, changed)
+
+    scene.store.replace = raced  # type: ignore[method-assign]
+    assert await blocking.drained() == ["other"]
+    assert tries == 1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace.broker.batches.errors import BatchQuotaExceeded, InputInvalid
+from headrace.broker.batches.errors import BatchQuotaExceeded, BatchRateExceeded, InputInvalid
 from headrace.broker.batches.plan import LinePlan
-from headrace.broker.batches.quota import check_batches, check_quota
+from headrace.broker.batches.quota import check_batches, check_quota, check_rate
 from headrace.broker.batches.record import BatchRecord, LineCounts
 from headrace.broker.batches.settings import BatchSettings
 from tests.unit.broker.batches.test_states import record
@@ -50,3 +50,17 @@ def test_prompt_tokens_are_counted_if_there_is_a_limit() -> None:
 def test_the_batch_itself_is_not_counted() -> None:
     own = running()
     check_quota(own, plan(10, 0), [own], BatchSettings(tenant_lines=10))
+
+
+def test_batches_of_the_last_hour_are_counted_whatever_became_of_them() -> None:
+    settings = BatchSettings(tenant_batches_per_hour=2)
+    now = 10_000.0
+    ended, old = record("completed", created=now - 3000), record(created=now - 3600)
+    others = [ended, old, record("failed", tenant="other", created=now)]
+    check_rate("_", others, settings, now)
+    with pytest.raises(BatchRateExceeded, match="2 batches were created in the last hour; the limit is 2") as caught:
+        check_rate("_", [*others, record(created=now - 100)], settings, now)
+    assert caught.value.retry_after_s == 600
+    with pytest.raises(BatchRateExceeded) as caught:
+        check_rate("_", [*others, record(created=now - 100), record(created=now - 50)], settings, now)
+    assert caught.value.retry_after_s == 3500

@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.broker.batches.errors import BatchChangeRefused, BatchQuotaExceeded, BatchUnknown, InputGone, InputUnfit
+from headrace.broker.batches.errors import (
+    BatchChangeRefused,
+    BatchQuotaExceeded,
+    BatchRateExceeded,
+    BatchUnknown,
+    InputGone,
+    InputUnfit,
+)
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.service import Batches, NewBatch
 from tests.support.batch_fakes import Scene
@@ -52,6 +59,23 @@ async def test_a_tenant_may_have_so_many_batches() -> None:
     await batches.create("_", NEW)
     with pytest.raises(BatchQuotaExceeded):
         await batches.create("_", NEW)
+
+
+async def test_a_tenant_may_create_so_many_batches_in_an_hour() -> None:
+    scene, batches = service(tenant_batches_per_hour=1)
+    made = await batches.create("_", NEW)
+    await batches.cancel("_", made.id)
+    with pytest.raises(BatchRateExceeded) as caught:
+        await batches.create("_", NEW)
+    assert caught.value.retry_after_s == 3600
+    scene.now += 3600
+    await batches.create("_", NEW)
+
+
+async def test_a_process_that_takes_no_batches_creates_them_without_an_owner() -> None:
+    _, batches = service()
+    batches.disown()
+    assert (await batches.create("_", NEW)).owner == ""
 
 
 async def stored(scene: Scene, made: BatchRecord) -> str:
