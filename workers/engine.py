@@ -103,6 +103,7 @@ class EngineInfo:
     handover: str = ""  # hand-over method, for example "vllm/push"; only engines with equal methods can hand over; empty = none
     lease_s: float = 0.0  # seconds for which a prefill engine keeps offered blocks that no decode engine fetches
     address: str = ""  # address for the decode side of a rendezvous
+    prefill_samples: bool = False  # in a hand-over the prefill side's token is the answer's first, so it has to sample as asked
     transfer_card: bytes = b""  # lets engines of other workers reach this engine's memory (`Engine.meet`); some KB at most
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     prompt_embeds: bool = False  # accepts prompts as embeddings
@@ -116,7 +117,7 @@ class Handover:
     """The hand-over parameters of a sequence on the prefill or the decode side. Both sides' sequences have the same id.
 
     The prefill side computes the prompt and reports one token with `Output.finish` "length"; the token is thrown away, because
-    the decode side computes it again. Params: that output's `handover` is opaque and becomes the decode side's `params`.
+    the decode side computes it again (not with `EngineInfo.prefill_samples`). Params: that output's `handover` is opaque and becomes the decode side's `params`.
     Rendezvous: both sides have the same `room`, the decode side gets the prefill engine's `address` as `peer`, and the prefill
     side's last output comes when the blocks have been fetched.
 

@@ -72,6 +72,8 @@ def _own_prefill(generation: Generation, info: EngineInfo) -> str:
     """Return the part of a request that another worker cannot compute for this one, or nothing."""
     if generation.media and not info.hands_over_media:
         return "media"
+    if generation.guided is not None and info.prefill_samples:  # A parser may have chosen the grammar, here.
+        return "guided"
     if generation.prompt_logprobs is not None:
         return "prompt_logprobs"
     return "prompt_embeds" if generation.prompt_embeds is not None else ""

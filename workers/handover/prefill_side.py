@@ -109,13 +109,18 @@ class PrefillSide:
         """Build the engine's sequence for a job. Raises WireError."""
         generation = decode(Generation, payload)
         tokens = unpack_u32(generation.token_ids) + unpack_u32(job.emitted)
-        # The decode side samples the token. Here only the prompt counts.
-        sampling = msgspec.structs.replace(generation.sampling, max_tokens=1, min_tokens=0, stop_token_ids=[], seed=None)
+        sampling = generation.sampling
+        if self._info.prefill_samples:
+            least = max(0, sampling.min_tokens - len(job.emitted) // 4)
+            sampling = msgspec.structs.replace(sampling, max_tokens=1, min_tokens=min(1, least))
+        else:  # The decode side samples the token. Here only the prompt counts.
+            sampling = msgspec.structs.replace(sampling, max_tokens=1, min_tokens=0, stop_token_ids=[], seed=None)
         return Sequence(
             id=job.job,
             token_ids=tokens,
             prompt_tokens=len(tokens),
             sampling=sampling,
+            logprobs=generation.logprobs if self._info.prefill_samples else None,
             adapter=generation.adapter,
             cache_salt=generation.cache_salt,
             session_id=generation.session_id,

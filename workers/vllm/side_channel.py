@@ -7,11 +7,11 @@ the reuse of addresses and ours never listens, vLLM can bind it all the same.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 
 from headrace.workers.errors import EngineStartFailed
+from headrace.workers.reserved_port import reserve_port
 
 HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -45,9 +45,9 @@ def _reserve_any(reserved: ExitStack, host: str, ranks: int) -> int:
     for _ in range(_TRIES):
         attempt = ExitStack()
         try:
-            port = _bind(attempt, host, 0)
+            port = reserve_port(attempt, host, 0)
             for rank in range(1, ranks):
-                _bind(attempt, host, port + rank)
+                reserve_port(attempt, host, port + rank)
         except (OSError, OverflowError):
             attempt.close()
             continue
@@ -59,15 +59,7 @@ def _reserve_any(reserved: ExitStack, host: str, ranks: int) -> int:
 def _reserve(reserved: ExitStack, host: str, port: int, ranks: int) -> int:
     for rank in range(ranks):
         try:
-            _bind(reserved, host, port + rank)
+            reserve_port(reserved, host, port + rank)
         except (OSError, OverflowError) as error:
             raise EngineStartFailed(f"{PORT}={port} on {host}: port {port + rank} cannot be used: {error}") from error
     return port
-
-
-def _bind(stack: ExitStack, host: str, port: int) -> int:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    held = stack.enter_context(socket.socket(family, kind))
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(address)
-    return int(held.getsockname()[1])

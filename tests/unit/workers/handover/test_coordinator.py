@@ -43,6 +43,12 @@ def test_prompts_with_media_are_computed_here_unless_the_engine_hands_them_over(
     assert decided(shown, hands_over_media=True) == ROUTED
 
 
+def test_structured_output_is_begun_here_if_the_prefill_side_would_sample_its_first_token() -> None:
+    forced = Generation(token_ids=b"", guided={"regex": "a"})
+    assert decided(forced) == ROUTED
+    assert decided(forced, prefill_samples=True) == PrefillDecision(reason="guided")
+
+
 @pytest.mark.parametrize(
     ("asked", "reason"), [({"prompt_logprobs": 1}, "prompt_logprobs"), ({"prompt_embeds": b""}, "prompt_embeds")]
 )
