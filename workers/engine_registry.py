@@ -8,7 +8,7 @@ from headrace.workers.engine import Engine
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.selection import ParserFamily
 
-NAMES = ("sim", "vllm")
+NAMES = ("sim", "trtllm", "vllm")
 MEMBERS = tuple(name for name in vars(Engine) if not name.startswith("_"))
 """The members that the engine protocol requires."""
 
@@ -23,6 +23,10 @@ def create(name: str) -> Engine:
             from headrace.workers.sim.engine import SimEngine
 
             return SimEngine()
+        if name == "trtllm":
+            from headrace.workers.trtllm.engine import TrtllmEngine
+
+            return TrtllmEngine()
         if name == "vllm":
             from headrace.workers.vllm.engine import VllmEngine
 

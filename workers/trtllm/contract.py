@@ -1,0 +1,190 @@
+"""Compares the installed TensorRT-LLM with the API that the adapter uses: names, arguments and fields.
+
+The table was written from the published sources and documentation of TensorRT-LLM 1.2 and of the release candidates of 1.3;
+nothing of it has run against a GPU here. What differs is named at the start, in one sentence per difference, before a model is
+loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+LINES = ("1.2", "1.3")
+"""The release lines that the table was written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Names that the adapter uses of one object: arguments of a callable, fields of a record, or members of a class."""
+
+    module: str
+    path: str
+    kind: str  # "arguments", "fields" or "members"
+    names: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.module}.{self.path}"
+
+
+_API = "tensorrt_llm.llmapi"
+
+USED: tuple[Used, ...] = (
+    Used(_API, "LLM", "arguments", ("model",)),
+    Used(_API, "LLM", "members", ("generate_async", "get_stats_async", "get_kv_cache_events_async", "shutdown")),
+    Used(
+        _API,
+        "LLM.generate_async",
+        "arguments",
+        ("inputs", "sampling_params", "lora_request", "streaming", "disaggregated_params", "scheduling_params", "cache_salt"),
+    ),
+    Used(_API, "LLM.get_stats_async", "arguments", ("timeout",)),
+    Used(_API, "LLM.get_kv_cache_events_async", "arguments", ("timeout",)),
+    Used(_API, "MultimodalEncoder", "arguments", ("model",)),
+    Used(_API, "MultimodalEncoder.generate_async", "arguments", ("inputs", "sampling_params")),
+    Used(_API, "RequestOutput", "members", ("abort", "aresult", "outputs", "__aiter__", "__anext__")),
+    Used(
+        _API,
+        "CompletionOutput",
+        "fields",
+        ("token_ids", "logprobs", "finish_reason", "stop_reason", "disaggregated_params"),
+    ),
+    Used(_API, "RequestError", "members", ()),
+    Used(
+        "tensorrt_llm.llmapi.llm_args",
+        "TorchLlmArgs",
+        "fields",
+        (
+            "cache_transceiver_config",
+            "context_parallel_size",
+            "disable_overlap_scheduler",
+            "enable_attention_dp",
+            "enable_chunked_prefill",
+            "enable_iter_perf_stats",
+            "guided_decoding_backend",
+            "kv_cache_config",
+            "lora_config",
+            "max_batch_size",
+            "max_num_tokens",
+            "max_seq_len",
+            "pipeline_parallel_size",
+            "tensor_parallel_size",
+        ),
+    ),
+    Used(
+        _API,
+        "KvCacheConfig",
+        "fields",
+        ("enable_block_reuse", "event_buffer_max_size", "host_cache_size", "max_tokens", "tokens_per_block"),
+    ),
+    Used(_API, "CacheTransceiverConfig", "fields", ("backend", "kv_transfer_timeout_ms")),
+    Used(
+        _API,
+        "SamplingParams",
+        "fields",
+        (
+            "bad",
+            "detokenize",
+            "embedding_bias",
+            "end_id",
+            "frequency_penalty",
+            "guided_decoding",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "logits_processor",
+            "logprobs",
+            "max_tokens",
+            "min_p",
+            "min_tokens",
+            "pad_id",
+            "presence_penalty",
+            "repetition_penalty",
+            "return_context_logits",
+            "return_generation_logits",
+            "seed",
+            "stop_token_ids",
+            "temperature",
+            "top_k",
+            "top_p",
+        ),
+    ),
+    Used(_API, "GuidedDecodingParams", "fields", ("grammar", "json", "json_object", "regex", "structural_tag")),
+    Used(
+        _API,
+        "DisaggregatedParams",
+        "fields",
+        (
+            "ctx_request_id",
+            "draft_tokens",
+            "first_gen_tokens",
+            "multimodal_embedding_handles",
+            "multimodal_hashes",
+            "opaque_state",
+            "request_type",
+        ),
+    ),
+    Used(_API, "LoRARequest", "fields", ("lora_int_id", "lora_name", "lora_path")),
+    Used("tensorrt_llm.lora_helper", "LoraConfig", "fields", ("lora_dir", "max_cpu_loras", "max_lora_rank", "max_loras")),
+    Used("tensorrt_llm.scheduling_params", "SchedulingParams", "fields", ("attention_dp_rank", "attention_dp_relax")),
+)
+
+
+def differences(used: tuple[Used, ...] = USED, load: Callable[[str], Any] = importlib.import_module) -> list[str]:
+    """Return one sentence for each thing that the adapter uses and the installed package does not have."""
+    return [sentence for one in used for sentence in _differences(one, load)]
+
+
+def release_line(version: str) -> str:
+    """Return the release line of a version: "1.2" for "1.2.1", "1.3" for "1.3.0rc24"."""
+    return ".".join(version.split(".")[:2])
+
+
+def _differences(used: Used, load: Callable[[str], Any]) -> Iterator[str]:
+    try:
+        found = load(used.module)
+    except ImportError as error:
+        yield f"the module {used.module} cannot be imported: {error}."
+        return
+    for name in used.path.split("."):
+        if not hasattr(found, name):
+            yield f"{used.label} does not exist."
+            return
+        found = getattr(found, name)
+    if used.kind == "members":
+        for name in used.names:
+            if not hasattr(found, name):
+                yield f"{used.label} has no member {name!r}."
+        return
+    known = _fields(found) if used.kind == "fields" else _arguments(found)
+    if known is None:
+        return
+    what = "field" if used.kind == "fields" else "argument"
+    for name in used.names:
+        if name not in known:
+            yield f"{used.label} has no {what} {name!r}."
+
+
+def _fields(record: Any) -> frozenset[str] | None:
+    """Return the fields of a dataclass or a pydantic model; of another class the arguments that make one."""
+    if dataclasses.is_dataclass(record):
+        return frozenset(field.name for field in dataclasses.fields(record))
+    fields = getattr(record, "model_fields", None)
+    return frozenset(fields) if fields is not None else _arguments(record)
+
+
+def _arguments(function: Any) -> frozenset[str] | None:
+    """Return the arguments that a callable names; None if it does not say."""
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def takes(function: Any, name: str) -> bool:
+    """Tell whether a callable names this argument. For what later release lines have and earlier ones lack."""
+    return name in (_arguments(function) or frozenset())

@@ -1,0 +1,90 @@
+"""Translates a hand-over to and from TensorRT-LLM's `DisaggregatedParams`: a context-only request, then a generation-only one.
+
+The context side returns an opaque state, with which the generation side fetches the blocks, and the token that it has sampled.
+The generation side begins behind that token and returns it as its first. What this side alone knows of a request (grammar,
+seed, log-probabilities) did not count when the token was sampled, so such a prompt is computed here instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.workers.engine import Sequence
+from headrace.workers.errors import TransferFailed
+
+ENGINE_KEY = "trtllm"
+STATE = "opaque_state"
+_NEEDED: dict[str, type] = {"ctx_request_id": int, "first_gen_tokens": list, STATE: str}
+_CARRIED = (
+    "ctx_request_id",
+    "first_gen_tokens",
+    STATE,
+    "draft_tokens",
+    # 1.3:
+    "disagg_request_id",
+    "ctx_dp_rank",
+    "ctx_info_endpoint",
+)
+
+
+def plain(params: Any) -> dict[str, Any]:
+    """Return the parameters of the context side as numbers, texts and lists."""
+    carried: dict[str, Any] = {"engine": ENGINE_KEY}
+    for name in _CARRIED:
+        value = getattr(params, name, None)
+        if value is not None:
+            carried[name] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    return carried
+
+
+def first_tokens(params: Mapping[str, Any] | None) -> list[int]:
+    """Return the tokens that the context side has sampled. Raises TransferFailed for parameters that cannot be used."""
+    return list(_checked(params)["first_gen_tokens"])
+
+
+def generation_params(api: Any, params: Mapping[str, Any] | None) -> Any:
+    """Return the `DisaggregatedParams` of the generation side. Raises TransferFailed for parameters that cannot be used."""
+    given = _checked(params)
+    known = {field.name for field in dataclasses.fields(api.DisaggregatedParams)}
+    values = {name: given[name] for name in _CARRIED if name in given and name in known}
+    try:
+        values[STATE] = base64.b64decode(given[STATE], validate=True)
+    except (binascii.Error, ValueError):
+        raise TransferFailed(f"{STATE} is not base64 in the parameters of the prefill side") from None
+    return api.DisaggregatedParams(request_type="generation_only", **values)
+
+
+def context_params(api: Any, media: Mapping[str, Any] | None = None) -> Any:
+    """Return the `DisaggregatedParams` of the context side. `media`: what an encoder has handed over (`encoder.py`)."""
+    return api.DisaggregatedParams(request_type="context_only", **(media or {}))
+
+
+def needs_own_first_token(sequence: Sequence) -> str | None:
+    """Return why the first token of a sequence cannot be the context side's, or None."""
+    if sequence.guided:
+        return "guided"
+    if sequence.logprobs is not None:
+        return "logprobs"
+    if sequence.sampling.seed is not None and sequence.sampling.temperature > 0:
+        return "seed"
+    if sequence.sampling.min_tokens > 0:
+        return "min_tokens"
+    return None
+
+
+def _checked(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if params is None:
+        raise TransferFailed("a hand-over without parameters")
+    if params.get("engine") != ENGINE_KEY:
+        raise TransferFailed(f"the parameters are those of another engine ({params.get('engine')!r})")
+    for name, kind in _NEEDED.items():
+        if not isinstance(params.get(name), kind):
+            raise TransferFailed(f"{name} is {params.get(name)!r} in the parameters of the prefill side")
+    tokens = params["first_gen_tokens"]
+    if not tokens or not all(isinstance(token, int) for token in tokens):
+        raise TransferFailed(f"first_gen_tokens is {tokens!r} in the parameters of the prefill side")
+    return params

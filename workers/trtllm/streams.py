@@ -1,0 +1,113 @@
+"""Reads the results of all requests and gives what one engine step has brought to the sink in one call.
+
+TensorRT-LLM has an async iterator per request. One task reads each; what all of them have read in one turn of the event loop
+leaves together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.workers.engine import Output, Sink
+from headrace.workers.trtllm.convert import Model, Progress, to_output
+
+
+@dataclass(slots=True)
+class Request:
+    """A sequence inside the engine: its result, how far that was read, and the task that reads it."""
+
+    progress: Progress
+    result: Any
+    task: asyncio.Task[None] | None = None
+    closed: bool = field(default=False)
+
+    @property
+    def id(self) -> str:
+        return self.progress.sequence.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handlers:
+    """The engine's handlers: of an exception in place of a result, of a first output, and of an end."""
+
+    on_error: Callable[[Request, Exception], Output | None]
+    on_first: Callable[[Request], None]
+    on_end: Callable[[Request, Output | None], None]
+
+
+class ResultStreams:
+    """The readers of all running requests. Used on the event loop only."""
+
+    def __init__(self, sink: Sink, model: Model, handlers: Handlers) -> None:
+        self._sink = sink
+        self._model = model
+        self._handlers = handlers
+        self._batch: list[Output] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def follow(self, request: Request) -> None:
+        """Read a request's result until its end."""
+        request.task = asyncio.create_task(self._read(request), name=f"trtllm-{request.id}")
+        self._tasks.add(request.task)
+        request.task.add_done_callback(self._tasks.discard)
+
+    def give(self, output: Output) -> None:
+        """Add an output to the batch of this turn of the event loop."""
+        if not self._batch:
+            self._loop.call_soon(self._flush)
+        self._batch.append(output)
+
+    def drop(self, requests: list[Request]) -> None:
+        """Stop reading these; nothing of them reaches the sink any more."""
+        ids = {request.id for request in requests}
+        for request in requests:
+            request.closed = True
+            if request.task is not None:
+                request.task.cancel()
+        self._batch[:] = [output for output in self._batch if output.id not in ids]
+
+    async def close(self) -> None:
+        """Stop reading all, and wait for the readers."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._batch.clear()
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        if batch:
+            self._sink(batch)
+
+    async def _read(self, request: Request) -> None:
+        try:
+            async for result in request.result:
+                output = to_output(request.progress, result, self._model)
+                if request.closed:
+                    return
+                if output is not None and self._deliver(request, output):
+                    return
+            if not request.closed:
+                raise RuntimeError("the result ended without a finish reason")
+        except Exception as error:
+            if not request.closed:
+                request.closed = True
+                last = self._handlers.on_error(request, error)
+                self._handlers.on_end(request, last)
+                if last is not None:
+                    self.give(last)
+
+    def _deliver(self, request: Request, output: Output) -> bool:
+        """Give an output out. Returns whether it is the last one of its sequence."""
+        self._handlers.on_first(request)
+        ended = output.finish is not None or output.fault is not None
+        if ended:
+            request.closed = True
+            self._handlers.on_end(request, output)
+        self.give(output)
+        return ended
