@@ -21,6 +21,19 @@ class RowReader(Protocol):
         """End the request, with a fault or, None, with an answer."""
 
 
+class _NoReader:
+    """Stands for the reader of a request that has ended."""
+
+    def take(self, row: Row) -> bool:
+        return True
+
+    def end(self, fault: JobFault | None) -> None:
+        pass
+
+
+NO_READER = _NoReader()
+
+
 class JobRecord:
     """An open request.
 
@@ -58,7 +71,7 @@ class JobRecord:
         self.id = request_id
         self.pool = pool
         self.choices = choices
-        self.reader = reader
+        self.reader: RowReader = reader
         self.recorder: CrashRecorder | None = None  # must have stored all crashes before a claim is granted
         self.attempt = 1
         self.run: int | None = None
@@ -86,6 +99,15 @@ class JobRecord:
         self.held = {(entry.attempt, base_worker(entry.worker)) for entry in resume.history}
         self.generation = resume.generation
         self.attempt = resume.generation * GENERATION
+
+    def end(self, fault: JobFault | None) -> None:
+        """End the reader's stream and drop the reader.
+
+        A reader may hold the record of its request for longer, and two objects that hold each other are freed late, by a run of
+        the garbage collector that costs more than all that freed the rest of the request.
+        """
+        reader, self.reader = self.reader, NO_READER
+        reader.end(fault)
 
     def hold(self, attempt: int, worker: str) -> None:
         """Note that a worker really had an attempt."""

@@ -79,7 +79,7 @@ class Judge:
         """End a request from the ingress's side (cancel, deadline, poison). None if it has ended already."""
         record = self._open.pop(request_id, None)
         if record is not None:
-            record.reader.end(fault)
+            record.end(fault)
         return record
 
     def on_frame(self, frame: Frame, now_s: float) -> None:
@@ -134,7 +134,7 @@ class Judge:
         if fin.fault is not None or record.open_choices == 0:
             del self._open[record.id]
             self._port.answer(worker, RunVerdict(record.id, row.attempt, row.run, "done"))
-            record.reader.end(fin.fault)
+            record.end(fin.fault)
 
     def _stray(self, worker: str, row: Row, *, known: bool) -> None:
         """Stop the sender of a row that is not from the current run."""

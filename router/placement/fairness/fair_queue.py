@@ -140,6 +140,7 @@ class FairQueue:
         if not entry.held:
             self._leave(entry)
         entry.waiting = False
+        entry.drop_rows()
         self._ageing.removed()
         self._deadlines.removed()
         self.backlog.add(entry.class_name, entry.request.tenant, requests=-1, tokens=-entry.tokens)

@@ -34,6 +34,11 @@ class QueueEntry:
         self.row: Row = (request.priority, request.arrived_s, number, self)
         self.aged_row: Row | None = None
 
+    def drop_rows(self) -> None:
+        """Drop the rows of an entry that has left: they hold the entry, and such a circle waits for the garbage collector."""
+        del self.row
+        self.aged_row = None
+
 
 class Lane:
     """Holds queues of tenants, and the tenants that have one by their counters."""

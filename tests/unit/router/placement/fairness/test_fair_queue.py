@@ -14,6 +14,7 @@ from headrace.router.errors import SettingsInvalid
 from headrace.router.placement.fairness.fair_queue import FairQueue
 from headrace.router.placement.fairness.settings import FairClass, FairnessSettings
 from headrace.router.placement.types import Waiting
+from tests.support.garbage import left_to_the_collector
 from tests.support.router.fair_queues import first, queue, waiting
 
 _numbers = itertools.count()
@@ -294,3 +295,16 @@ def test_settings_that_cannot_be_are_named(options, named: str) -> None:
     with pytest.raises(SettingsInvalid) as caught:
         FairnessSettings(**options)
     assert named in str(caught.value)
+
+
+def test_a_request_that_was_placed_is_freed_without_the_garbage_collector() -> None:
+    fair = queue()
+
+    def place() -> None:
+        for number in range(50):
+            fair.add(waiting(name=f"r{number}"))
+            fair.groups(64, 0.0)
+            fair.place(f"r{number}", uncached=1)
+            fair.settle(f"r{number}", uncached=1, output=1)
+
+    assert left_to_the_collector(place) == 0
