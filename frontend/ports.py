@@ -146,7 +146,7 @@ class StoredJobPort(Protocol):
         """Return the answer of a result; None if there is none. Raises a JetStreamError, WireError."""
 
     async def cancel(self, tenant: str, token: str, /) -> None:
-        """Cancel a durable job that a frontend named, and return once it has an end. It tries until it is cancelled."""
+        """Cancel a job that a frontend named, and return once it has an end. It tries until it is cancelled."""
 
 
 class JobPort(Protocol):

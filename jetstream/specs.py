@@ -110,7 +110,7 @@ class BucketSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreSpec:
-    """An object store as data. `ttl_s` 0 keeps objects without limit; with `own_ttls` each object may have its own.
+    """An object store as data. `ttl_s` 0 keeps objects without limit; with `own_ttls` each object may have a shorter one.
 
     `discard`: the policy of a full store, which refuses the new object or removes the oldest ones.
     """

@@ -50,12 +50,12 @@ class Topology:
     kv_bytes: int = 512 * MIB
     route_bytes: int = 256 * MIB
     dlq_bytes: int = 256 * MIB
-    request_max_age_s: float = HOUR_S
     work_max_age_s: float = DAY_S
     job_max_age_s: float = 8 * DAY_S  # beyond the longest deadline of a job, `LONGEST_DEADLINE_S`
+    request_max_age_s: float = 8 * DAY_S  # each has a TTL of its own; a job's request may wait until the job's deadline
     result_max_age_s: float = 16 * DAY_S  # beyond `job_max_age_s` and the longest batch window together
     route_max_age_s: float = 2 * DAY_S
-    spill_ttl_s: float = 2 * HOUR_S
+    spill_max_age_s: float = 8 * DAY_S  # each has a TTL of its own
     stored_bytes: int = 1024 * MIB  # stored answers and items of conversations: the oldest are removed
     record_bytes: int = 128 * MIB  # what is listed of stored chats and conversations: the oldest are removed
 
@@ -198,7 +198,7 @@ class Topology:
             "spill": "payloads too large for a message",
             "results": "results too large for a message",
         }
-        ttls = {"spill": self.spill_ttl_s, "results": self.result_max_age_s}
+        ttls = {"spill": self.spill_max_age_s, "results": self.result_max_age_s}
         stored = ObjectStoreSpec(
             name=self.subjects.bucket("responses"),
             description="answers and items of conversations that clients may come back to",
@@ -220,6 +220,7 @@ class Topology:
                     name=self.subjects.bucket(kind),
                     description=text,
                     ttl_s=ttls.get(kind, 0.0),
+                    own_ttls=kind == "spill",  # as long as the request may wait
                     replicas=self.replicas,
                 )
                 for kind, text in texts.items()

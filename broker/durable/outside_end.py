@@ -53,12 +53,20 @@ class OutsideEnds:
         """
         if not job.durable:
             return (await self._results.commit(job.tenant, job.token, result)).status
+        return await self.end_either(job, result, fault)
+
+    async def end_either(self, job: JobRef, result: JobResult, fault: JobFault | None = None) -> JobStatus:
+        """End a job of which it is not known whether it is a durable stream, as `end` does: whatever `job.durable` says.
+
+        The end entry decides about a stream. A plain job never has another end there than one from outside, and its carrier may
+        have been first with its result.
+        """
         ended = await self._end_stream(job, result.status, fault)
         if ended.own:
-            await self._results.commit(job.tenant, job.token, result)
-        elif ended.status in ("cancelled", "expired", "poison", "malformed"):
+            return (await self._results.commit(job.tenant, job.token, result)).status
+        if ended.status in ("cancelled", "expired", "poison", "malformed"):
             stands = fault_result(job, ended.status, ended.fault, self._wall())
-            await self._results.commit(job.tenant, job.token, stands)
+            return (await self._results.commit(job.tenant, job.token, stands)).status
         return ended.status or "failed"
 
     async def _end_stream(self, job: JobRef, status: JobStatus, fault: JobFault | None) -> _End:

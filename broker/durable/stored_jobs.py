@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from headrace.broker.durable.cancel import JobCanceller
-from headrace.broker.durable.names import JobRef
 from headrace.broker.durable.publisher import JobPublisher, NewJob
 from headrace.broker.durable.reader import EventFollow, JobReader
 from headrace.broker.durable.result_store import ResultStore
@@ -48,5 +47,5 @@ class StoredJobs:
         return await self._results.response(result)
 
     async def cancel(self, tenant: str, token: str) -> None:
-        """Cancel a durable job that a frontend named, and return once it has an end. It tries until it is cancelled."""
-        await self._canceller.cancel(JobRef(tenant=tenant, name=token, durable=True))
+        """Cancel a job that a frontend named, and return once it has an end. It tries until it is cancelled."""
+        await self._canceller.cancel(tenant, token)

@@ -121,18 +121,24 @@ class StreamWriter:
         if outcome == "lost" and last is not None:
             self._unsettled = None
             raise CarrierLost(f"delivery {last.nonce!r} has written entry {last.seq} of {self._subject}")
-        if await self._stream_lost():
-            log.error("entries.lost", subject=self._subject, known=self.last_seq)
-            metrics.ENTRIES_LOST.inc()
-            self.last_seq = last.seq if last is not None else 0
+        await self.gave_up_lost(last.seq if last is not None else 0)
         log.debug("entry.retry", subject=self._subject, kind=kind, error=str(error))
         return False
 
-    async def _stream_lost(self) -> bool:
-        """Return True if the server no longer has the entry that this writer knows as the last one: its files were damaged.
+    async def gave_up_lost(self, last_seq: int) -> bool:
+        """Write behind the entry that was seen as the last one, if the known one is lost: the stream's files were damaged.
 
-        That is read from the leader, whose answer is never old. Readers then find that entries are missing; the answer goes on.
+        Returns whether that is so. Readers then find that entries are missing; the answer goes on.
         """
+        if not await self._stream_lost():
+            return False
+        log.error("entries.lost", subject=self._subject, known=self.last_seq)
+        metrics.ENTRIES_LOST.inc()
+        self.last_seq = last_seq
+        return True
+
+    async def _stream_lost(self) -> bool:
+        """Ask the leader, whose answer is never old, whether it has the entry that this writer knows as the last one."""
         if not self.last_seq:
             return False
         try:

@@ -18,6 +18,7 @@ from headrace.jetstream.subjects import Subjects, moved_class
 
 SUBMIT_TRIES = 3
 QUEUE_FULL_RETRY_AFTER_S = 1.0
+SPILL_TTL_S = 2 * 3600.0  # also for a request that ends sooner: its dead letter can be run for so long
 
 
 class Submitter:
@@ -36,7 +37,8 @@ class Submitter:
         if len(payload) > self._settings.max_payload_bytes:
             raise RequestTooLarge(f"the request takes {len(payload)} bytes; the limit is {self._settings.max_payload_bytes}")
         try:
-            await self._messaging.objects(self._subjects.bucket("spill")).put(job.id, payload)
+            store = self._messaging.objects(self._subjects.bucket("spill"))
+            await store.put(job.id, payload, ttl_s=max(SPILL_TTL_S, job.deadline_s + self._settings.timing.ttl_slack_s))
         except JetStreamError as error:
             raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
         return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.broker.codec import decode
 from headrace.broker.durable.cancel import JobCanceller
-from headrace.broker.durable.names import JobRef, job_token
+from headrace.broker.durable.names import job_token
 from headrace.broker.messages import JobStatus
 from headrace.broker.models.cards import ModelCard
 from headrace.client.errors import NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
@@ -221,7 +221,7 @@ class Client:
             return found.status
         if waiting is None:
             raise UnknownJob(f"there is no job {job!r} of this tenant, and no result of one")
-        return await self._canceller.cancel(JobRef(tenant=self.tenant, name=job, durable=waiting.durable))
+        return await self._canceller.cancel(self.tenant, job)
 
     async def peek(self, job: str) -> Result | None:
         """Return the result of a job if it has ended; None if it has not, or is not known."""

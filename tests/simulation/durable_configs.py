@@ -24,6 +24,7 @@ def durable(
     config: SimConfig | None = None,
     victims: str = "WJ",
     horizon_s: float = 10.0,
+    until_s: float = 150.0,
     **options: object,
 ) -> Scenario:
     """`victims`: workers (W), carriers (J)."""
@@ -42,7 +43,7 @@ def durable(
         kinds=kinds,
         victims=names,
         horizon_s=horizon_s,
-        until_s=150.0,
+        until_s=until_s,
     )
 
 
@@ -88,4 +89,16 @@ CONFIGS = {
         durable("full", JobWish(parts=((8,),)), STREAM, config=SimConfig(full=0.2)),
     )
 }
+# One slot that is taken for longer than an hour, with a job behind it whose deadline is a day away.
+LONG_WAIT = durable(
+    "long_wait",
+    JobWish(deadline_s=86_400.0),
+    JobWish(at_s=5.0, deadline_s=86_400.0),
+    faults=0,
+    carriers=1,
+    workers=1,
+    slots=1,
+    still_until_s=3_700.0,
+    until_s=3_800.0,
+)
 SMALL = durable("small", JobWish(parts=((5,),)), dataclasses.replace(STREAM, parts=((6,),)), slots=2)

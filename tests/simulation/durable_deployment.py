@@ -18,7 +18,7 @@ from headrace.broker.durable.cancel import JobCanceller
 from headrace.broker.durable.carrying.carrier import Carrier
 from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.fold import JobState, fold
-from headrace.broker.durable.names import JobRef, job_of_run
+from headrace.broker.durable.names import job_of_run
 from headrace.broker.durable.reader import JobReader
 from headrace.broker.durable.result_store import decode_result
 from headrace.broker.ingress.ingress import Ingress
@@ -63,6 +63,7 @@ class DurableShape:
     poison_limit: int = 8  # crashes by one poison job
     response_bytes: int = 500_000  # larger responses go to the object store
     unread: bool = False  # no client reads the streams
+    still_until_s: float = 0.0  # the engines make nothing until then
 
 
 @dataclass(eq=False)
@@ -102,6 +103,7 @@ class DurableDeployment:
     async def work(self, machine: Machine) -> None:
         engine = SimEngine(machine, self._begin)
         engine.on_poison = self._blow_worker
+        engine.still_until_s = self.shape.still_until_s
         deps = WorkerDeps(
             messaging=machine.messaging,
             subjects=SUBJECTS,
@@ -204,7 +206,7 @@ class DurableDeployment:
     async def _cancel(self, machine: Machine, asked: Asked, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         canceller = JobCanceller(machine.messaging, SUBJECTS, wall=machine.wall)
-        asked.told = await canceller.cancel(self.ref(asked))
+        asked.told = await canceller.cancel(TENANT, asked.name)
         machine.note("TOLD", asked.name, asked.told)
 
     async def _read(self, machine: Machine, asked: Asked) -> None:
@@ -228,9 +230,6 @@ class DurableDeployment:
                 await asyncio.sleep(0.5)
             finally:
                 await events.close()
-
-    def ref(self, asked: Asked) -> JobRef:
-        return JobRef(tenant=TENANT, name=asked.name, durable=asked.wish.durable, batch=asked.wish.batch)
 
     # -- what happens -------------------------------------------------------------------------------------------
 

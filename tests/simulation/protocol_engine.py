@@ -38,6 +38,7 @@ class SimEngine:
         self.deaths: list[tuple[set[str], str]] = []
         self.on_poison: Callable[[str], None] = lambda request_id: None
         self.flaky = 0  # how many steps will fail
+        self.still_until_s = 0.0  # it takes requests and makes nothing until then
         self.dead = False
         self._begin = begin
 
@@ -78,7 +79,7 @@ class SimEngine:
         session = self.session
         assert session is not None
         while True:
-            await asyncio.sleep(self.machine.rng.choice(STEPS_S))
+            await asyncio.sleep(max(self.machine.rng.choice(STEPS_S), self.still_until_s - self.machine.world.now))
             for work in list(self.running.values()):
                 if work.run in self.parked or work.run not in self.running:
                     continue

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from tests.simulation.durable_configs import CONFIGS, SMALL
+from tests.simulation.durable_configs import CONFIGS, LONG_WAIT, SMALL
 from tests.simulation.search import assert_holds, assert_survives_every_step, explain, play
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "5"))
@@ -20,6 +20,11 @@ KINDS = ("crash", "crash+", "powercut", "freeze", "cut", "gap", "outage", "drain
 @pytest.mark.timeout(36000 if SEEDS > 100 else 120)
 def test_every_job_has_one_result_and_every_stream_its_tokens_once(name: str) -> None:
     assert assert_holds(CONFIGS[name], range(SEEDS)) > 0
+
+
+def test_a_job_that_waits_for_capacity_for_longer_than_an_hour_is_run() -> None:
+    outcome = play(LONG_WAIT, 0, faults=())
+    assert outcome.error is None, explain(outcome)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -72,8 +72,8 @@ class JobAdmission:
 
     def _over(self, held: HeldJob) -> JobStatus | None:
         """Return how a job has to end before it was run."""
-        if held.stop not in ("", "seen", "lost"):
-            return held.stop  # type: ignore[return-value]  # what is left are statuses
+        if held.ordered_end is not None:
+            return held.ordered_end
         if self._deps.wall() >= held.job.deadline:
             return "expired"
         batches, batch = self._deps.batches, held.job.batch

@@ -39,6 +39,8 @@ class CrashWriter:
                 if self._held.job.durable:
                     raise
                 await self._read_on()  # copies of a plain job may run beside each other: its result decides
+                if self._held.stop:
+                    return
             else:
                 self._stored.update(due)
                 self._held.stored.history += [crash for crash in due if crash not in self._held.stored.history]
@@ -52,5 +54,7 @@ class CrashWriter:
             what="stream",
             retry_s=retry_s,
         )
-        if state.last_seq > self._held.writer.last_seq:
+        if state.end is not None:  # a canceller's: nothing may follow it
+            self._held.halt(state.end.status or "cancelled")
+        elif state.last_seq > self._held.writer.last_seq:
             self._held.writer.continue_from(state)

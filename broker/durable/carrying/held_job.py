@@ -40,6 +40,12 @@ class HeldJob:
         self.rendered: RenderedJob | None = None
         self.task: asyncio.Task[None] | None = None
 
+    @property
+    def ordered_end(self) -> JobStatus | None:
+        """The end that was ordered, None while the job goes on or is another carrier's."""
+        stop = self.stop
+        return None if stop == "" or stop == "seen" or stop == "lost" else stop
+
     def halt(self, how: Stop) -> None:
         """End what is being done for this job. The first call counts."""
         if not self.stop:

@@ -33,6 +33,8 @@ from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
 
+READ_AGAIN_S = 10.0  # for reads that are older than what was written here, before it is asked whether that is lost
+
 
 class TryLater(Exception):
     """The pool or the broker refuses this job for the moment."""
@@ -82,18 +84,24 @@ class JobRunner:
                 return
 
     async def _read_again(self, held: HeldJob) -> None:
-        """Fold the stream again, as far as it was written here at least. Raises CarrierLost if another has gone on."""
+        """Fold the stream again, as far as it was written here, unless the job has to end or that is lost.
+
+        With lost entries the answer goes on from those that are left, and readers find that some are missing.
+        """
         job, retry_s = held.job, self._deps.settings.timing.retry_s
-        while True:
+        loop = asyncio.get_running_loop()
+        patient_until = loop.time() + READ_AGAIN_S
+        while not held.stop:
             state = await known(
                 lambda: read_stream(self._deps.messaging, self._deps.subjects, job.tenant, job.token),
                 what="stream",
                 retry_s=retry_s,
             )
-            if state.last_seq >= held.writer.last_seq:
-                break
+            old = state.last_seq < held.writer.last_seq
+            if not old or (loop.time() >= patient_until and await held.writer.gave_up_lost(state.last_seq)):
+                held.stored = state
+                return
             await asyncio.sleep(retry_s)
-        held.stored = state
 
     async def _attempt(self, held: HeldJob, tries: int) -> bool:
         """Submit a job once and bring it to its end. Raises TryLater, CarrierLost."""

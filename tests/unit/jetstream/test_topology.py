@@ -5,7 +5,7 @@ import pytest
 from headrace.jetstream.provision import differences
 from headrace.jetstream.specs import consumer_config
 from headrace.jetstream.subjects import REQUEST_CLASSES, Subjects
-from headrace.jetstream.topology import Topology, request_consumer, request_stream, work_consumer
+from headrace.jetstream.topology import LONGEST_DEADLINE_S, Topology, request_consumer, request_stream, work_consumer
 
 SUBJECTS = Subjects("hr")
 TOPOLOGY = Topology(SUBJECTS)
@@ -52,6 +52,11 @@ def test_every_durable_subject_lies_in_exactly_one_stream(subject: str, stream: 
 )
 def test_core_subjects_lie_in_no_stream(subject: str) -> None:
     assert streams_for(subject) == []
+
+
+def test_the_request_of_a_stored_job_may_wait_in_its_queue_until_the_longest_deadline() -> None:
+    ages = {spec.name: spec.max_age_s for spec in TOPOLOGY.all_streams()}
+    assert min(ages[name] for name in ("HR_REQ", "HR_MOVED", "HR_JOB", "OBJ_hr_spill")) > LONGEST_DEADLINE_S
 
 
 def test_advisories_of_other_deployments_are_not_kept() -> None:

@@ -84,3 +84,9 @@ class FakeStreams:
         lag = 1 if fault == "stale" else 0
         found = [self.of(subject) for subject in subjects]
         return [own[-1 - lag] for own in found if len(own) > lag]
+
+    async def subject_messages(self, _stream: str, subject: str, *, limit: int, start_seq: int = 1) -> list[StoredMessage]:
+        return [message for message in self.of(subject) if message.seq >= start_seq][:limit]
+
+    def send(self, subject: str, data: bytes) -> None:
+        """Lose a message of core NATS."""
