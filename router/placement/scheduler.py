@@ -70,6 +70,8 @@ class Scheduler:
         known = self._loads.get(info.worker) or self.disagg.pool.get(info.worker)
         if known is not None and known.info == info:
             return
+        if known is None and info.serves:
+            self._suspects.lost.join()
         if known is not None and known.info.serves != info.serves:
             self._drop_worker(info.worker, now_s)
         speed = self._calibration.estimate(info.worker)
@@ -82,8 +84,11 @@ class Scheduler:
 
     def remove_worker(self, worker: str, now_s: float) -> None:
         """Remove a worker. An unknown one is ignored. The movers take care of requests on their way there."""
+        load = self._loads.get(worker)
         if not self._drop_worker(worker, now_s):
             return
+        if load is not None and not load.info.draining:
+            self._suspects.lost.lose(now_s)
         self._calibration.remove(worker)
         self.disagg.remove_worker(worker)
         self._columns_changed(now_s)
@@ -263,7 +268,7 @@ class Scheduler:
         decisions: list[Decision] = [*self._shed_overdue(now_s)]
         if not len(self._loads):
             return decisions
-        decisions += self._suspects.place(lambda suspect, load: self._place_on_trial(suspect, load, now_s))
+        decisions += self._suspects.place(lambda suspect, load: self._place_on_trial(suspect, load, now_s), now_s)
         while len(self._window) > len(self._suspects):
             side = self.disagg.prefill_side(now_s)
             if not self._any_room(side, now_s):

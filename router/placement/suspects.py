@@ -13,6 +13,7 @@ import numpy as np
 from headrace.router.placement.cost_matrix import CostMatrix
 from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.lost_workers import LostWorkers
 from headrace.router.placement.trials import Trials, WaitingSuspect
 from headrace.router.placement.types import Placement, Waiting
 
@@ -25,6 +26,7 @@ class Suspects:
     def __init__(self, loads: LoadTable, window: CostMatrix, queue: TurnQueues) -> None:
         self._window = window
         self._queue = queue
+        self.lost = LostWorkers()
         self._trials = Trials(loads)
 
     def __len__(self) -> int:
@@ -51,9 +53,12 @@ class Suspects:
         """Forget a request: it was placed, or has ended. An unknown one is ignored."""
         self._trials.remove(request_id)
 
-    def place(self, place: Place) -> list[Placement]:
+    def place(self, place: Place, now_s: float) -> list[Placement]:
         """Place the suspects for which a trial worker has room, the most suspect first. `place` carries each one out."""
-        placed = []
+        placed: list[Placement] = []
+        if self._trials.only_worker and self.lost.due(now_s):
+            self._trials.release_workers()
+            return placed
         for suspect in self._trials.in_order():
             row = self._window.rows[suspect.request.id]
             eligible = np.flatnonzero(self._window.eligible[row.number])

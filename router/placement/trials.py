@@ -4,6 +4,9 @@ A suspect may crash its worker, so only a bounded part of the pool tries suspect
 trial worker gets as many at once as the smallest group limit among them allows, the most suspect ones first
 (`headrace.broker.protocol.group_testing`); the rest waits here, and what is behind them in the window does not.
 
+A pool of one worker tries suspects on that one.  Where a pool has one worker left because others have just died, suspects wait
+for those that are due back (`LostWorkers`), a few seconds at most: until then the one that is left serves everything else.
+
 How suspect a request is says its judge.  Until it is asked and has answered, the request is not placed.
 """
 
@@ -50,16 +53,15 @@ class Trials:
         if waiting is None:
             return False
         if not limit:
-            del self._waiting[request_id]
-            self._release_workers()
+            self.remove(request_id)
             return True
         waiting.limit, waiting.crashes = limit, crashes
         return False
 
     def remove(self, request_id: str) -> None:
         """Forget a request: it was placed, or has ended. An unknown one is ignored."""
-        if self._waiting.pop(request_id, None) is not None:
-            self._release_workers()
+        if self._waiting.pop(request_id, None) is not None and not self._waiting:
+            self.release_workers()
 
     def limit_of(self, request_id: str) -> int:
         """Return the group limit of a waiting suspect; 0 = it is none, or not assessed."""
@@ -83,14 +85,19 @@ class Trials:
             room = [load for load in able if not load.on_trial]
         return min(room, key=lambda load: (load.running, load.info.worker), default=None)
 
+    @property
+    def only_worker(self) -> bool:
+        """True where a trial would leave no worker for ordinary requests, of those that stay."""
+        return sum(not load.info.draining for load in self._loads) == 1
+
     def keep(self, load: WorkerLoad) -> None:
         """Keep a worker on trial as long as suspects wait: otherwise ordinary requests would come in between two groups."""
         load.kept_on_trial = bool(self._waiting) and len(self._loads) > 1
 
-    def _release_workers(self) -> None:
-        if not self._waiting:
-            for load in self._loads:
-                load.kept_on_trial = False
+    def release_workers(self) -> None:
+        """Let workers have ordinary requests as soon as no suspect is there."""
+        for load in self._loads:
+            load.kept_on_trial = False
 
 
 def _open(load: WorkerLoad) -> bool:

@@ -309,11 +309,17 @@ class Deployment:
         if run in engine.running:
             raise Violation(f"started twice: {run.ref} on {engine.machine.id}")
         self._check_group(engine, run)
+        self._check_wait(request)
         self.attempts[run.id] = max(run.attempt % GENERATION, self.attempts.get(run.id, 0))
         prefix = tuple(tuple(log.ids) for log in run.choices)
         note = self.runs[len(self.runs) + 1] = RunNote(len(self.runs) + 1, run.id, run.attempt, run.run, engine.machine, prefix)
         engine.machine.note("RUNS", run.id, run.attempt, "from", [len(p) for p in prefix], "crashes", run.crashes)
         return note, request.wish
+
+    def _check_wait(self, request: Request) -> None:
+        waited_s, promised_s = self.world.now - request.accepted_s, request.wish.starts_within_s
+        if request.id not in self.attempts and 0 < promised_s < waited_s:
+            raise Violation(f"started late: {request.id} after {waited_s:.2f} s")
 
     def _check_group(self, engine: SimEngine, run: Run) -> None:
         """No more suspects run together than was promised to the judge of any of them.

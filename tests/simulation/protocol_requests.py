@@ -79,6 +79,7 @@ class Wish:
     pause_s: float = 0.0  # the reader waits so long between two looks
     cancel_s: float | None = None  # the client gives up after this
     invalid: bool = False  # the engine rejects it
+    starts_within_s: float = 0.0  # promised from its submission on; 0 = nothing is
     batch: bool = False
 
 

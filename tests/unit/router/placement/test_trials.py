@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.router.placement.lost_workers import DUE_BACK_S
 from headrace.router.placement.types import Placement
 from tests.support.router.placement_pool import Pool, chain
 
@@ -119,6 +120,58 @@ def test_the_only_worker_of_a_pool_takes_both_in_turn() -> None:
     assert pool.placed() == {}
     pool.report("a", slots=8, running=0)
     assert pool.placed() == {"t": "a"}
+
+
+def test_the_only_worker_that_is_left_serves_ordinary_requests_while_lost_ones_are_due_back() -> None:
+    pool = Pool("abc")
+    pool.scheduler.remove_worker("a", pool.now)
+    pool.scheduler.remove_worker("b", pool.now)
+    suspects(pool, "st", 4)
+    pool.offer("r")
+    assert pool.placed() == {"r": "c"}
+    pool.pass_time(1.0)
+    pool.offer("r2")
+    assert pool.placed() == {"r2": "c"}
+    pool.join("d")
+    assert pool.placed() == {"s": "d", "t": "d"}
+
+
+def test_suspects_wait_for_lost_workers_no_longer_than_these_are_due() -> None:
+    pool = Pool("ab")
+    pool.scheduler.remove_worker("a", pool.now)
+    suspects(pool, "s", 4)
+    assert pool.placed() == {}
+    assert pool.scheduler.next_wake_s(pool.now) is not None
+    pool.pass_time(DUE_BACK_S)
+    assert pool.placed() == {"s": "b"}
+
+
+def test_a_worker_that_came_in_place_of_the_lost_one_is_all_that_is_due_back() -> None:
+    pool = Pool("a")
+    pool.scheduler.remove_worker("a", pool.now)
+    pool.join("b")
+    suspects(pool, "s", 4)
+    assert pool.placed() == {"s": "b"}
+
+
+def test_a_worker_that_has_drained_is_not_waited_for() -> None:
+    pool = Pool("ab")
+    pool.join("a", draining=True)
+    pool.scheduler.remove_worker("a", pool.now)
+    suspects(pool, "s", 4)
+    assert pool.placed() == {"s": "b"}
+
+
+def test_a_trial_worker_that_is_left_alone_takes_no_further_suspects_and_then_ordinary_requests() -> None:
+    pool = Pool("ab")
+    suspects(pool, "st", 1)
+    trial = pool.placed()["s"]
+    pool.event("started", "s", trial)
+    pool.report(trial, slots=0, running=1, suspects=1, limit=1)
+    pool.scheduler.remove_worker("b" if trial == "a" else "a", pool.now)
+    pool.report(trial, slots=8, running=1)
+    pool.offer("r")
+    assert pool.placed() == {"r": trial}
 
 
 def test_a_worker_that_says_so_gets_nothing_until_it_has_ended() -> None:
