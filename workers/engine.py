@@ -117,9 +117,9 @@ class Handover:
     """The hand-over parameters of a sequence on the prefill or the decode side. Both sides' sequences have the same id.
 
     The prefill side computes the prompt and reports one token with `Output.finish` "length"; the token is thrown away, because
-    the decode side computes it again (not with `EngineInfo.prefill_samples`). Params: that output's `handover` is opaque and becomes the decode side's `params`.
-    Rendezvous: both sides have the same `room`, the decode side gets the prefill engine's `address` as `peer`, and the prefill
-    side's last output comes when the blocks have been fetched.
+    the decode side computes it again (not with `EngineInfo.prefill_samples`). Params: that output's `handover` is opaque and
+    becomes the decode side's `params`. Rendezvous: both sides have the same `room`, the decode side gets the prefill engine's
+    `address` as `peer`, and the prefill side's last output comes when the blocks have been fetched.
 
     Neither side checks the age of the parameters: the worker that hands them over has just confirmed them with the prefill
     side.
