@@ -45,7 +45,6 @@ from headrace.frontend.pooling.routes import pooling_routes
 from headrace.frontend.ports import JobPort, RecordPort, ResponsePort, StoredJobPort
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.responses.api import ResponsesApi
-from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.compaction import CompactionApi
 from headrace.frontend.responses.conversation_routes import ConversationRoutes
 from headrace.frontend.responses.conversations import Conversations
@@ -62,7 +61,7 @@ from headrace.jetstream.errors import HeadraceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """The application, with `model_cache.run()` and `background.run()` to be run beside it.
+    """The application, with `model_cache.run()` to be run beside it.
 
     While `lifecycle.draining` is True, new requests are refused.
     """
@@ -72,7 +71,6 @@ class Frontend:
     lifecycle: Lifecycle
     metrics: Metrics
     renderer: ApiRenderer
-    background: Background | None = None
     stored_background: StoredBackground | None = None
 
 
@@ -81,7 +79,8 @@ class Stores:
     """The stores of a frontend. Without one of them the routes that need it store nothing.
 
     Without `responses` no response can be continued by its id, and without `records` too no chat or conversation is stored.
-    Without `jobs` no answer can be made durable, without `uploads` and `batches` there are no routes over files and batches.
+    Without `jobs` no answer can be durable or made in the background, without `uploads` and `batches` there are no routes over
+    files and batches.
     """
 
     responses: ResponsePort | None = None
@@ -113,9 +112,7 @@ def build_frontend(
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None
     chat_api = ChatApi(model_cache, settings, chats)
     most = settings.response_max_bytes
-    in_memory = Background(stored, port, metrics, max_bytes=most) if stored is not None and jobs is None else None
-    as_jobs = StoredBackground(stored, jobs, max_bytes=most) if stored is not None and jobs is not None else None
-    background = as_jobs or in_memory
+    background = StoredBackground(stored, jobs, max_bytes=most) if stored is not None and jobs is not None else None
     responses_api = ResponsesApi(chat_api, stored, settings, metrics, background, conversations)
     history = History(stored, max_turns=settings.response_max_turns, max_bytes=settings.max_body_bytes)
     compaction = CompactionApi(chat_api, history)
@@ -137,7 +134,7 @@ def build_frontend(
     }
     openai: dict[str, Api] = {"/v1/chat/completions": chat_api, "/v1/completions": completions_api}
     for path, api in openai.items():
-        able = DurableApi(api, path, jobs, port.models, settings) if jobs is not None else api
+        able = DurableApi(api, path, jobs, port.models, settings, metrics) if jobs is not None else api
         hot[path] = _Gate(GenerationEndpoint(able, port, settings, metrics), lifecycle)
     embeddings = EmbeddingApi(model_cache, settings)
     ollama: dict[str, Api] = {
@@ -193,7 +190,7 @@ def build_frontend(
         GENERATE: generate_api,
         **pooling,
     }
-    renderer = ApiRenderer(apis, port.models, model_cache, settings)
+    renderer = ApiRenderer(apis, port.models, model_cache, settings, metrics)
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False
@@ -206,8 +203,7 @@ def build_frontend(
         lifecycle=lifecycle,
         metrics=metrics,
         renderer=renderer,
-        background=in_memory,
-        stored_background=as_jobs,
+        stored_background=background,
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
 from headrace.frontend.histogram import BYTES, FastHistogram
+
+Source = Literal["request", "job"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,14 +42,16 @@ class Metrics:
         self.slow_clients = Counter(
             "headrace_frontend_slow_clients", "Answers that were cut because their client did not read them", registry=r
         )
+        by = ["model", "source"]
         self.prompt_tokens = Counter(
-            "headrace_frontend_prompt_tokens", "Prompt tokens of ended requests", ["model"], registry=r
+            "headrace_frontend_prompt_tokens", "Prompt tokens of ended requests and stored jobs", by, registry=r
         )
         self.cached_tokens = Counter(
-            "headrace_frontend_cached_tokens", "Prompt tokens found in a KV cache, of ended requests", ["model"], registry=r
+            "headrace_frontend_cached_tokens", "Those of them that were found in a KV cache", by, registry=r
         )
-        self.output_tokens = Counter("headrace_frontend_output_tokens", "Tokens of ended requests", ["model"], registry=r)
-        self.background = Gauge("headrace_frontend_background_responses", "Responses being made in the background", registry=r)
+        self.output_tokens = Counter(
+            "headrace_frontend_output_tokens", "Output tokens of ended requests and stored jobs", by, registry=r
+        )
         self.stored = Counter(
             "headrace_frontend_stored_responses", "Responses that were to be stored, by how it went", ["outcome"], registry=r
         )
@@ -92,7 +97,7 @@ class Metrics:
         )
 
         self._answered: dict[tuple[str, int], Counter] = {}
-        self._tokens: dict[str, tuple[Counter, ...]] = {}
+        self._tokens: dict[tuple[str, Source], tuple[Counter, ...]] = {}
 
     # Looking up a labelled metric costs several times as much as counting, so the few label values are kept.
 
@@ -103,12 +108,12 @@ class Metrics:
             counter = self._answered[route, status] = self.requests.labels(route, status or "none")
         counter.inc()
 
-    def count_tokens(self, model: str, *, prompt: int, cached: int, output: int) -> None:
-        """Count the tokens of one ended request."""
-        counters = self._tokens.get(model)
+    def count_tokens(self, model: str, *, prompt: int, cached: int, output: int, source: Source = "request") -> None:
+        """Count the tokens of one ended request or stored job."""
+        counters = self._tokens.get((model, source))
         if counters is None:
             kinds = (self.prompt_tokens, self.cached_tokens, self.output_tokens)
-            counters = self._tokens[model] = tuple(kind.labels(model) for kind in kinds)
+            counters = self._tokens[model, source] = tuple(kind.labels(model, source) for kind in kinds)
         for counter, count in zip(counters, (prompt, cached, output), strict=True):
             counter.inc(count)
 

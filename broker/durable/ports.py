@@ -41,6 +41,9 @@ class RenderedJob(Protocol):
     def tokens(self) -> ResultTokens:
         """The tokens counted so far."""
 
+    def settled(self) -> None:
+        """Count the tokens of a job whose result was seen. Called at most once."""
+
 
 class BatchStates(Protocol):
     """Knows the batches that are being closed."""

@@ -47,6 +47,7 @@ class StoredResponse(Record, frozen=True, omit_defaults=True, kw_only=True):
     output: bytes = b"[]"
     chain: list[str] = []
     chain_bytes: int = 0
+    before: bytes = b""  # of one in the background on a conversation that is still made: its items, compressed with zlib
     judge: str = ""  # the ingress that is still generating it; empty = it has ended
     job: str = ""  # the stored job that makes it, by its token; its result is the last word on how it ended
     events: bytes = b""  # of a background response: all events as they were sent, compressed with zlib

@@ -86,6 +86,7 @@ class HttpExchange:
 
     durable = False
     job_token = ""  # of the stored job that is planned
+    stored_job = ""  # its id inside Headrace
 
     __slots__ = (
         "_receive",

@@ -6,7 +6,7 @@ A client that comes back with `Last-Event-ID`, to any frontend, gets the events 
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.jobs.durable_streams import DurableStreams, EndedWithoutAnswer
 from headrace.frontend.jobs.stream_names import chosen_name, parse_event_id
 from headrace.frontend.jobs.stream_writer import ConnectionEvents
+from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models, StoredJobPort
 from headrace.frontend.schema.common import StreamOptions
 from headrace.frontend.settings import FrontendSettings
@@ -65,8 +66,10 @@ class DurableApi:
         jobs: StoredJobPort,
         models: Models,
         settings: FrontendSettings,
+        metrics: Metrics,
     ) -> None:
         """`endpoint` is the path of `inner`."""
+        self._metrics = metrics
         self._inner = inner
         self._endpoint = endpoint
         self._jobs = jobs
@@ -85,7 +88,7 @@ class DurableApi:
         return self._inner.plan(body, exchange)
 
     async def _plan(self, body: bytes, exchange: HttpExchange) -> Plan:
-        tenant = tenant_of(exchange)
+        began, tenant = time.perf_counter(), tenant_of(exchange)
         if (last := exchange.header(LAST_EVENT_HEADER)) is not None:
             token, number = parse_event_id(last)
             await self._streams.check(tenant, token)
@@ -95,6 +98,8 @@ class DurableApi:
         job = self._job(name, tenant, asked, body, exchange)
         if _is_new(exchange) or not await self._is_stored(tenant, name):
             await self._jobs.publish(job)
+            if asked.stream:
+                return _plan(partial(self._stream, tenant, name, 0, on_begun=self._first_token(asked, began)))
         elif asked.stream:
             await self._streams.check(tenant, name)
         return self._answering(tenant, name, stream=bool(asked.stream))
@@ -131,7 +136,21 @@ class DurableApi:
         """Say whether a job of this name has begun or ended. One that waits in the queue is published again, and is one job."""
         return await self._jobs.begun(tenant, name) or await self._jobs.known(tenant, name) is not None
 
-    async def _stream(self, tenant: str, token: str, first: int, exchange: HttpExchange, watch: DisconnectWatch) -> None:
+    def _first_token(self, asked: _Asked, began: float) -> Callable[[], None]:
+        """Return what observes the first token of a new job. Those who come back to a stream have waited for no token."""
+        series = self._metrics.first_token.series(self._models.get(model_name(asked.model, self._models)).card.model)
+        return lambda: series.observe(time.perf_counter() - began)
+
+    async def _stream(
+        self,
+        tenant: str,
+        token: str,
+        first: int,
+        exchange: HttpExchange,
+        watch: DisconnectWatch,
+        *,
+        on_begun: Callable[[], None] | None = None,
+    ) -> None:
         exchange.more_headers.append((JOB_HEADER, token.encode()))
         try:
             async with aclosing(self._streams.stream(tenant, token, first=first)) as stream:
@@ -140,6 +159,8 @@ class DurableApi:
                         await exchange.send_events(events)
                     else:
                         await exchange.start_stream(events)
+                        if on_begun is not None:
+                            on_begun()
         except EndedWithoutAnswer as ended:
             response = await self._streams.refusal(tenant, token, ended.end)
             watch.stop()

@@ -27,6 +27,7 @@ class JobExchange(HttpExchange):
         self._parts = 0
         self.durable = job.durable
         self.job_token = job.token
+        self.stored_job = job.id
 
     async def take_body(self, body: bytes, settings: FrontendSettings) -> None:
         """Check that a body is safe to decode. Raises MalformedBody."""

@@ -12,6 +12,7 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages import JobFault, ResultResponse, ResultTokens, Row
 from headrace.frontend.errors import ErrorForm, FrontendError, StatusForm, translate
 from headrace.frontend.generation.plan import Plan
+from headrace.frontend.metrics import Metrics
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 
 _EVENT_END = b"\n\n"
@@ -22,8 +23,9 @@ _DONE = b"[DONE]"
 class RenderedAnswer:
     """A job that one of the APIs has planned, and the writer of its answer."""
 
-    def __init__(self, job: StoredJob, plan: Plan, requests: Sequence[Job], form: ErrorForm) -> None:
+    def __init__(self, job: StoredJob, plan: Plan, requests: Sequence[Job], form: ErrorForm, metrics: Metrics) -> None:
         """`requests` are those of the plan, with the options of the stored job."""
+        self._metrics = metrics
         self.requests = requests
         self._job = job
         self._writer = plan.writer
@@ -80,6 +82,15 @@ class RenderedAnswer:
             completion=counter.completion,
             reasoning=counter.reasoning or 0,
         )
+
+    def settled(self) -> None:
+        """Count the tokens of a job whose result was seen."""
+        counter = self._counter
+        if counter.completion or counter.ended:
+            model = self.requests[0].card.model
+            self._metrics.count_tokens(
+                model, prompt=counter.prompt, cached=counter.cached, output=counter.completion, source="job"
+            )
 
 
 def events_of(stream: bytes) -> list[bytes]:

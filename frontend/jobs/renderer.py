@@ -20,6 +20,7 @@ from headrace.frontend.jobs.bodies import stream_body, whole_body
 from headrace.frontend.jobs.envelopes import plan_envelope
 from headrace.frontend.jobs.job_exchange import JobExchange
 from headrace.frontend.jobs.rendered import RenderedAnswer
+from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models
 from headrace.frontend.prompts.model_cache import ModelCache
 from headrace.frontend.settings import FrontendSettings
@@ -34,8 +35,11 @@ LEAST_DEADLINE_S = 0.001
 class ApiRenderer:
     """Renders the jobs of every path that has an API here, and those of Envelopes."""
 
-    def __init__(self, apis: Mapping[str, Api], models: Models, model_cache: ModelCache, settings: FrontendSettings) -> None:
+    def __init__(
+        self, apis: Mapping[str, Api], models: Models, model_cache: ModelCache, settings: FrontendSettings, metrics: Metrics
+    ) -> None:
         """`apis` by path."""
+        self._metrics = metrics
         self._apis = apis
         self._models = models
         self._model_cache = model_cache
@@ -67,7 +71,7 @@ class ApiRenderer:
             if type(seen) is FrontendError:
                 log.error("job.not_rendered", request_id=run, exc_info=error)
             raise _rejected(seen, form) from error
-        return RenderedAnswer(job, plan, [_with_options(request, job) for request in plan.jobs], form)
+        return RenderedAnswer(job, plan, [_with_options(request, job) for request in plan.jobs], form, self._metrics)
 
     def _api(self, job: StoredJob) -> Api | None:
         """Return the API of a job; None for an Envelope. Raises BadRequest."""

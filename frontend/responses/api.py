@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import structlog
 from headrace.broker.durable.client_names import made_at, new_name
 from headrace.broker.durable.names import job_id, job_of_run
 from headrace.broker.durable.publisher import NewJob
-from headrace.broker.errors import ResponseNotStored
+from headrace.broker.errors import ResponseNotStored, ResponseUnknown
 from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest, ContextTooLong, FrontendError
 from headrace.frontend.generation.plan import GenerationPlan, Plan
@@ -26,10 +27,9 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import InputTokens, ResponseAnswer, Sampled, opened
-from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.conversations import Conversations
 from headrace.frontend.responses.eventlog import END, EventLog
-from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, named_items
+from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, kept_past, named_items, packed_items
 from headrace.frontend.responses.job_writer import FinalRecords, JobResponseEvents
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest
 from headrace.frontend.responses.stored_background import PACKING_RATIO, JobEvents, StoredBackground
@@ -56,7 +56,7 @@ class ResponsesApi:
         store: ResponsePort | None,
         settings: FrontendSettings,
         metrics: Metrics,
-        background: Background | StoredBackground | None = None,
+        background: StoredBackground | None = None,
         conversations: Conversations | None = None,
     ) -> None:
         """`background` None = no response can outlive its connection."""
@@ -79,7 +79,7 @@ class ResponsesApi:
         request = await decode_request(_decoder, body)
         refuse_unknown(request)
         tenant = tenant_of(exchange)
-        past = await self._before(request, tenant)
+        past = await self._kept(request, exchange, tenant) or await self._before(request, tenant)
         exchange.asked_bytes += past.size
         items = await self._history.items(request.input, past, tenant)
         chat = await exchange.aside(partial(_chat, request, past.items, items))
@@ -107,32 +107,13 @@ class ResponsesApi:
             record = partial(turn.record, job=exchange.job_token)
             events = JobResponseEvents(progress, self._extender(turn), self._finals, record)
             return planned.answered_by(events, whole=ResponseView(progress))
-        if request.background and isinstance(self._background, StoredBackground):
-            return _as_job(self._background, body, planned, progress.response, turn, stream=bool(request.stream))
         if request.background:
-            return self._in_background(planned, progress, turn, stream=bool(request.stream))
+            if self._background is None:
+                raise unsupported("background", "is not supported here: nothing is stored")
+            return _as_job(self._background, body, planned, progress.response, turn, stream=bool(request.stream))
         keep = self._keeper(turn, store=store) if store or turn.conversation is not None else None
         writer = ResponseEvents(progress, keep) if request.stream else ResponseWriter(progress, keep)
         return planned.answered_by(writer, whole=ResponseView(progress) if exchange.durable else None)
-
-    def _in_background(self, planned: GenerationPlan, progress: Progress, turn: _Turn, *, stream: bool) -> Plan:
-        """Plan a response that outlives its connection. Raises BadRequest if nothing is stored here."""
-        if not isinstance(self._background, Background):
-            raise unsupported("background", "is not supported here: nothing is stored")
-        writer = BackgroundEvents(progress, self._extender(turn))
-        plan = planned.answered_by(writer)
-        start = partial(self._background.start, plan, writer, progress.response, turn.record)
-
-        async def detached(exchange: HttpExchange, watch: DisconnectWatch) -> None:
-            log = await start()
-            if stream:
-                await exchange.start_stream()
-                await send_log(log, exchange)
-            else:
-                watch.stop()
-                await exchange.send_json(msgspec.json.encode(progress.response))
-
-        return msgspec.structs.replace(plan, detached=detached)
 
     async def count(self, body: bytes, exchange: HttpExchange) -> bytes:
         """Count the tokens of a prompt, also of one that is too long. Raises as `plan`."""
@@ -160,6 +141,19 @@ class ResponsesApi:
         if self._conversations is None:
             raise unsupported("conversation", "is not supported here: nothing is stored")
         return await self._conversations.past(tenant, name)
+
+    async def _kept(self, request: ResponsesRequest, exchange: HttpExchange, tenant: str) -> Past | None:
+        """Return the conversation as it was when a background response was accepted, None for other requests.
+
+        Every carrier of its job then has the same prompt, although the conversation has gone on. Raises a JetStreamError.
+        """
+        if not (request.background and exchange.durable and request.conversation_id and self._store is not None):
+            return None
+        try:
+            record = await self._store.get(f"{RESPONSE_PREFIX}{exchange.stored_job}", tenant)
+        except ResponseUnknown:
+            return None
+        return await asyncio.to_thread(kept_past, record)
 
     async def _plan(self, chat: ChatRequest, exchange: HttpExchange, options: ChatOptions) -> GenerationPlan:
         try:
@@ -241,6 +235,11 @@ class _Turn:
             job=job,
         )
 
+    def accepted(self, response: ResponseAnswer) -> StoredResponse:
+        """Return the record of a response that a job will make, with the conversation as it was read."""
+        record = self.record(response)
+        return msgspec.structs.replace(record, before=packed_items(self.past)) if self.conversation else record
+
 
 def _as_job(
     background: StoredBackground, body: bytes, planned: GenerationPlan, response: ResponseAnswer, turn: _Turn, *, stream: bool
@@ -262,7 +261,7 @@ def _as_job(
     )
 
     async def detached(exchange: HttpExchange, watch: DisconnectWatch) -> None:
-        await background.start(job, turn.record(response))
+        await background.start(job, await asyncio.to_thread(turn.accepted, response))
         if not stream:
             watch.stop()
             await exchange.send_json(msgspec.json.encode(response))

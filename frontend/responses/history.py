@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +137,19 @@ def _unknown(asked: str, missing: str) -> PreviousUnknown:
     return PreviousUnknown(
         f"previous response {asked!r} cannot be continued: it is not stored{which}", param="previous_response_id"
     )
+
+
+def packed_items(past: Past) -> bytes:
+    """Return the items of a conversation as a record keeps them."""
+    return zlib.compress(msgspec.json.encode(past.items), level=1)
+
+
+def kept_past(record: StoredResponse) -> Past | None:
+    """Return the conversation that a record keeps, None for one that keeps none."""
+    if not record.before:
+        return None
+    items = msgspec.json.decode(zlib.decompress(record.before), type=list[Item])
+    return Past(items=items, chain=record.chain, size=record.chain_bytes)
 
 
 def named_items(items: Sequence[Item], job_id: str) -> bytes:

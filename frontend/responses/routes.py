@@ -18,7 +18,6 @@ from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.listing import PageQuery
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import DeletedResponse, ItemList
-from headrace.frontend.responses.background import Background
 from headrace.frontend.responses.eventlog import END, EventLog
 from headrace.frontend.responses.history import RESPONSE_PREFIX
 from headrace.frontend.responses.item_forms import listed
@@ -30,7 +29,7 @@ MAX_ID = 128
 class ResponseRoutes:
     """Endpoints over the store. `store` None = nothing is stored."""
 
-    def __init__(self, store: ResponsePort | None, background: Background | StoredBackground | None = None) -> None:
+    def __init__(self, store: ResponsePort | None, background: StoredBackground | None = None) -> None:
         self._store = store
         self._background = background
 

@@ -152,7 +152,9 @@ class StoredBackground:
             if status == "failed":
                 answer["error"] = msgspec.to_builtins(await self._fault(result))
         output = msgspec.json.encode(answer["output"])
-        closed = msgspec.structs.replace(record, answer=msgspec.json.encode(answer), output=output, judge="", events=b"")
+        closed = msgspec.structs.replace(
+            record, answer=msgspec.json.encode(answer), output=output, before=b"", judge="", events=b""
+        )
         log.info("background.closed", response=record.id, status=answer["status"])
         with contextlib.suppress(ResponseNotStored):  # the next reader tries again
             await self._store.put(closed)

@@ -147,6 +147,9 @@ class SimRendered:
         body = msgspec.json.encode({"tokens": self.tokens_of, "fault": self.fault.code if self.fault else ""})
         return ResultResponse(status_code=500 if self.fault else 200, request_id="r", body=msgspec.Raw(body))
 
+    def settled(self) -> None:
+        """Count nothing."""
+
     @property
     def tokens(self) -> ResultTokens:
         return ResultTokens(completion=sum(len(ids) for ids in self.tokens_of))

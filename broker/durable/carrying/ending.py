@@ -43,6 +43,8 @@ class JobEnder:
         """Ack a job whose result was seen, and tell of it."""
         held.delivery.ack()
         metrics.ENDED.labels(result.status).inc()
+        if held.rendered is not None:
+            held.rendered.settled()
         metrics.JOB_S.observe(max(0.0, self._deps.wall() - held.job.created))
         self._deps.notices.finished(held.ref, result, held.job.reply)
         log.info("job.finished", stored_job=held.job.id, tenant=held.job.tenant, status=result.status)
@@ -129,7 +131,7 @@ class JobEnder:
         wait_s = self._retry_s
         while True:
             try:
-                rendered = await self._deps.renderer.render(held.job, run_id(held.job.id, held.nonce))
+                rendered = held.rendered = await self._deps.renderer.render(held.job, run_id(held.job.id, held.nonce))
                 for entry in held.stored.entries:
                     rendered.take(entry.rows)
                 if status == "done":

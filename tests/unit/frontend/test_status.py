@@ -135,7 +135,7 @@ async def test_metrics_count_requests_tokens_and_times() -> None:
     assert 'headrace_frontend_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
     assert 'headrace_frontend_requests_total{route="/v1/chat/completions",status="400"} 1.0' in text
     assert 'headrace_frontend_requests_total{route="other",status="404"} 1.0' in text
-    assert f'headrace_frontend_output_tokens_total{{model="{MODEL}"}} 2.0' in text
+    assert f'headrace_frontend_output_tokens_total{{model="{MODEL}",source="request"}} 2.0' in text
     assert f'headrace_frontend_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0' in text
     assert f'headrace_frontend_inter_token_seconds_count{{model="{MODEL}"}} 1.0' in text
     assert "headrace_frontend_requests_in_flight 1.0" in text  # the one that asks

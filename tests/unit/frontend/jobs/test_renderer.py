@@ -330,3 +330,15 @@ async def test_an_envelope_that_cannot_run_is_refused_by_what_is_wrong_with_it(g
     status, error = await refused(b"", envelope=given)
     assert status in (400, 404)
     assert word in error["error"]["message"]
+
+
+async def test_the_tokens_of_a_job_are_counted_like_those_of_requests_once_its_result_was_seen() -> None:
+    desk = Desk()
+    job = await rendered(desk.renderer, stored(chat()))
+    await run(desk.ingress, job)
+    shown = desk.frontend.metrics.render().decode()
+    assert 'source="job"' not in shown
+    job.settled()
+    shown = desk.frontend.metrics.render().decode()
+    assert f'headrace_frontend_output_tokens_total{{model="{MODEL}",source="job"}} {job.tokens.completion:.1f}' in shown
+    assert f'headrace_frontend_prompt_tokens_total{{model="{MODEL}",source="job"}} {job.tokens.prompt:.1f}' in shown

@@ -256,7 +256,7 @@ async def test_prompt_tokens_are_counted_in_the_metrics() -> None:
     bench = Bench()
     await bench.post(URL, ask(["abc", "d"]))
     shown = bench.frontend.metrics.render().decode()
-    assert f'headrace_frontend_prompt_tokens_total{{model="{EMBEDDER}"}} 8.0' in shown
+    assert f'headrace_frontend_prompt_tokens_total{{model="{EMBEDDER}",source="request"}} 8.0' in shown
 
 
 # -- the routes beside it --------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from headrace.broker.codec import unpack_u32
 from headrace.broker.errors import Overloaded, ResponseNotStored
 from headrace.broker.messages import JobFault, JobResult, ResultError
 from headrace.frontend.jobs.rendered import RenderedAnswer
 from headrace.frontend.responses import job_writer
-from tests.support.frontend.fakes import MODEL, Call, end, row
+from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, end, row
 from tests.support.frontend.jobs import rendered
 from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_client import Client, events_of
@@ -277,6 +279,49 @@ async def test_it_is_added_to_its_conversation_once_when_it_has_ended() -> None:
     items = (await site.client.call("GET", f"/v1/conversations/{made}/items?order=asc")).json()["data"]
     assert [item["content"][0]["text"] for item in items] == ["one", "Hello"]
     assert (await site.look(name))["conversation"] == {"id": made}
+
+
+async def test_one_that_was_cancelled_is_not_added_to_its_conversation() -> None:
+    site = Site()
+    made = (await site.client.call("POST", "/v1/conversations", {})).json()["id"]
+    name = await site.start(input="one", conversation=made)
+    carrying = await site.take()
+    carrying.say("Hel")
+    assert (await site.other.call("POST", f"/v1/responses/{name}/cancel")).status == 200
+    assert (await site.client.call("GET", f"/v1/conversations/{made}/items")).json()["data"] == []
+
+
+async def test_every_carrier_has_the_conversation_as_it_was_when_the_response_was_accepted() -> None:
+    site = Site()
+    old = {"type": "message", "role": "user", "content": "before"}
+    made = (await site.client.call("POST", "/v1/conversations", {"items": [old]})).json()["id"]
+    name = await site.start(input="one", conversation=made)
+    late = {"type": "message", "role": "user", "content": "behind"}
+    assert (await site.client.call("POST", f"/v1/conversations/{made}/items", {"items": [late]})).status == 200
+    first, second = await site.take(), await site.take(site.client, nonce="b" * 16)
+    prompts = [carrying.answer.requests[0].generation.token_ids for carrying in (first, second)]
+    assert prompts[0] == prompts[1]
+    text = str(Tokenizer.from_str(TOKENIZER.decode()).decode(unpack_u32(prompts[0]), skip_special_tokens=False))
+    assert "before" in text
+    assert "behind" not in text
+    first.say("Hello", last=True)
+    await first.finish()
+    items = (await site.client.call("GET", f"/v1/conversations/{made}/items?order=asc")).json()["data"]
+    assert [item["content"][0]["text"] for item in items] == ["before", "behind", "one", "Hello"]
+    assert site.client.store.held[name].before == b"", "it is kept only until the response has ended"
+
+
+@pytest.mark.parametrize("query", ["stream=true&starting_after=x", "stream=true&starting_after=-1", "starting_after=3"])
+async def test_a_place_that_is_none_is_refused(query: str) -> None:
+    site = Site()
+    name = await site.start()
+    refused = await site.other.call("GET", f"/v1/responses/{name}?{query}")
+    assert (refused.status, refused.error["param"]) == (400, "starting_after")
+
+
+async def test_without_stored_jobs_a_response_in_the_background_is_refused() -> None:
+    call = await Client().create(background=True)
+    assert (call.status, call.error["param"]) == (400, "background")
 
 
 async def test_its_job_says_what_the_request_said() -> None:
