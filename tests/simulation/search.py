@@ -120,7 +120,12 @@ def assert_survives_every_step(
 
 
 def minimise(outcome: Outcome) -> Outcome:
-    """Leave out the noise, then fault after fault, as long as the run still fails in the same way."""
+    """Leave out the noise, then fault after fault, as long as the run still fails in the same way.
+
+    Raises ValueError for a run that has not failed.
+    """
+    if outcome.error is None:
+        raise ValueError(f"{outcome.scenario.name}: seed {outcome.seed} breaks no promise")
 
     def same(other: Outcome) -> bool:
         return _kind(other.error) == _kind(outcome.error)
@@ -149,13 +154,17 @@ def explain(outcome: Outcome) -> str:
     call = f"play(scenario, {outcome.seed}, faults={list(outcome.faults)!r}, inject={dict(outcome.inject)!r})"
     seed = os.environ.get("PYTHONHASHSEED", "random")
     lines = [
-        f"{outcome.scenario.name}: {outcome.error!r}",
+        f"{outcome.scenario.name}: {_ending(outcome)}",
         f"again: {call} with noise={config.noise} and PYTHONHASHSEED={seed}",
         *told.story[-STORY_LINES:],
     ]
     if _kind(told.error) != _kind(outcome.error):
-        lines.append(f"(played again it ended differently: {told.error!r})")
+        lines.append(f"(the seed does not reproduce: played again, {_ending(told)})")
     return "\n".join(lines)
+
+
+def _ending(outcome: Outcome) -> str:
+    return "no promise is broken" if outcome.error is None else repr(outcome.error)
 
 
 def _kind(error: Exception | None) -> str:

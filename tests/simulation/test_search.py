@@ -1,6 +1,7 @@
 """The search finds the textbook mistake and passes the textbook protocol."""
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import ConsumerSpec
 from headrace.jetstream.specs import StreamSpec
-from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, minimise, play
+from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, explain, minimise, play
 from tests.simulation.virtual.network import CALM, SimConfig
 from tests.simulation.virtual.world import Machine, Violation, World
 
@@ -95,6 +96,15 @@ def test_random_faults_and_noise_find_it_too_and_the_failure_is_made_small():
     small = minimise(failed)
     assert small.error is not None
     assert len(small.faults) < len(failed.faults)
+
+
+def test_a_run_that_has_not_failed_is_not_made_small_and_a_seed_that_does_not_reproduce_is_named():
+    held = play(scenario(ack_first=False), 3, faults=())
+    with pytest.raises(ValueError, match="jobs: seed 3 breaks no promise"):
+        minimise(held)
+    assert explain(held).startswith("jobs: no promise is broken")
+    once = dataclasses.replace(held, error=Violation("not done: {1}"))
+    assert explain(once).endswith("(the seed does not reproduce: played again, no promise is broken)")
 
 
 def test_the_right_order_holds_under_random_faults():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -18,11 +19,23 @@ from tests.support.batch_fakes import Scene
 from tests.unit.broker.batches.test_states import record
 from tests.unit.broker.batches.test_validation import CHAT, line
 
+TURNS = 10_000  # of the event loop, within which every batch here gets where it should
+
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait takes time: a test counts turns of the event loop, so a machine that stands still for seconds fails none."""
     for name in ("LOOK_S", "RETRY_S", "FULL_S", "NOTICE_S"):
-        monkeypatch.setattr(batch_run, name, 0.001)
+        monkeypatch.setattr(batch_run, name, 0.0)
+
+
+async def until(reached: Callable[[], Awaitable[bool]]) -> None:
+    """Let others run until it is so."""
+    for _ in range(TURNS):
+        if await reached():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"not so after {TURNS} turns")
 
 
 class Play:
@@ -51,15 +64,31 @@ class Play:
     async def record(self) -> BatchRecord:
         return (await self.scene.store.read("_", self.batch.id)).record
 
-    async def run(self, until: str = "", *, answers: bool = True) -> BatchRecord:
+    async def run(self, status: str = "", *, answers: bool = True) -> BatchRecord:
         task = asyncio.create_task(BatchRun(self.scene.parts(), "_", self.batch.id, "me").run())
-        async with asyncio.timeout(5):
-            while not task.done() and (await self.record()).status != until:
-                if answers:
-                    self.answer()
-                await asyncio.sleep(0.001)
+
+        async def reached() -> bool:
+            if task.done() or (await self.record()).status == status:
+                return True
+            if answers:
+                self.answer()
+            return False
+
+        await until(reached)
         task.cancel()
         return await self.record()
+
+    async def write_files(self) -> asyncio.Task[None]:
+        """Start an owner whose files are written and not named yet: it waits there."""
+        self.scene.files.paused = asyncio.Event()
+        task = asyncio.create_task(BatchRun(self.scene.parts(), "_", self.batch.id, "me").run())
+
+        async def written() -> bool:
+            self.answer()
+            return self.scene.files.waiting
+
+        await until(written)
+        return task
 
     def custom_ids(self, file_id: str | None) -> list[str]:
         assert file_id is not None
@@ -81,11 +110,13 @@ async def test_no_more_lines_are_out_than_the_window_has() -> None:
     play = Play(lines=20, window_lines=4)
     await play.start()
     running = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
-    async with asyncio.timeout(5):
-        while (await play.record()).cursor < 4:
-            await asyncio.sleep(0.001)
-    for _ in range(20):
-        await asyncio.sleep(0.001)
+
+    async def out() -> bool:
+        return (await play.record()).cursor >= 4
+
+    await until(out)
+    for _ in range(100):
+        await asyncio.sleep(0)
     assert len(play.scene.messaging.published) == 4
     assert (await play.record()).cursor == 4
     running.cancel()
@@ -225,7 +256,7 @@ async def test_the_webhook_is_called_until_it_takes_the_event_or_the_tries_are_o
 
 async def test_a_crash_of_a_step_ends_neither_the_batch_nor_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
-    monkeypatch.setattr(batch_run, "LONGEST_RETRY_S", 0.001)
+    monkeypatch.setattr(batch_run, "LONGEST_RETRY_S", 0.0)
     step, broken = BatchRun._step, 2
 
     async def breaks(self: BatchRun) -> bool:
@@ -244,22 +275,16 @@ async def test_an_owner_that_was_replaced_cannot_end_the_batch_and_leaves_no_fil
     """The owner is cut off after it has written its files; another takes the batch over before it names them."""
     play = Play(lines=3)
     await play.start()
-    play.scene.files.paused = asyncio.Event()
-    stale = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
-    async with asyncio.timeout(5):
-        while not play.scene.files.waiting:
-            play.answer()
-            await asyncio.sleep(0.001)
+    stale = await play.write_files()
     stored = await play.scene.store.read("_", play.batch.id)
     assert stored.record.status == "finalizing"
     await play.scene.store.replace(stored, msgspec.structs.replace(stored.record, owner="other"))
     play.scene.files.paused.set()
-    async with asyncio.timeout(5):
-        await stale
+    await stale
     assert (await play.record()).status == "finalizing"
     assert set(play.scene.files.stored) == {("_", "file-1")}
     play.scene.files.paused = None
-    await asyncio.wait_for(BatchRun(play.scene.parts(), "_", play.batch.id, "other").run(), 5)
+    await BatchRun(play.scene.parts(), "_", play.batch.id, "other").run()
     done = await play.record()
     assert (done.status, play.custom_ids(done.output_file_id)) == ("completed", ["c1", "c2", "c3"])
     assert len(play.scene.files.stored) == 2
@@ -268,12 +293,7 @@ async def test_an_owner_that_was_replaced_cannot_end_the_batch_and_leaves_no_fil
 async def test_files_of_a_try_whose_owner_died_are_swept_by_the_next() -> None:
     play = Play(lines=2)
     await play.start()
-    play.scene.files.paused = asyncio.Event()
-    dying = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
-    async with asyncio.timeout(5):
-        while not play.scene.files.waiting:
-            play.answer()
-            await asyncio.sleep(0.001)
+    dying = await play.write_files()
     dying.cancel()
     assert len(play.scene.files.stored) == 2
     play.scene.files.paused = None
