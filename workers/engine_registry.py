@@ -8,7 +8,7 @@ from headrace.workers.engine import Engine
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.selection import ParserFamily
 
-NAMES = ("sim", "trtllm", "vllm")
+NAMES = ("sim", "sglang", "trtllm", "vllm")
 MEMBERS = tuple(name for name in vars(Engine) if not name.startswith("_"))
 """The members that the engine protocol requires."""
 
@@ -31,6 +31,10 @@ def create(name: str) -> Engine:
             from headrace.workers.vllm.engine import VllmEngine
 
             return VllmEngine()
+        if name == "sglang":
+            from headrace.workers.sglang.engine import SglangEngine
+
+            return SglangEngine()
     except ModuleNotFoundError as error:
         raise EngineStartFailed(f"engine {name!r} is not installed here: {error}") from error
     if ":" in name:

@@ -13,7 +13,7 @@ SAMPLING = frozenset(
 )
 """Sampling parameters that can have a default of the model's own."""
 
-EngineName = Literal["vllm", "sim"]
+EngineName = Literal["vllm", "sglang", "sim"]
 RoleName = Literal["aggregated", "prefill", "decode"]
 PrefillMode = Literal["auto", "always", "never"]
 Unready = Literal["local", "refuse"]
@@ -26,13 +26,17 @@ class WorkerSettings:
     engine: Annotated[
         EngineName | str,
         Setting(
-            "Engine to run: vLLM, the simulator (no model needed), or a class of your own.", "--engine", other="MODULE:CLASS"
+            "Engine to run: vLLM, SGLang, the simulator (no model needed), or a class of your own.",
+            "--engine",
+            other="MODULE:CLASS",
         ),
     ] = "vllm"
     model: Annotated[
         str,
         Setting(
-            "Hugging Face id or folder of the model. vllm without it: the bundled small chat model.", "--model", metavar="M"
+            "Hugging Face id or folder of the model. vllm and sglang without it: the bundled small chat model.",
+            "--model",
+            metavar="M",
         ),
     ]
     served_name: Annotated[

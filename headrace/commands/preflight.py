@@ -38,8 +38,10 @@ def check_worker(settings: Settings) -> None:
 def check_engine(settings: Settings) -> None:
     """Check all that this machine alone can tell of the engine's settings. Raises SettingsError naming the wrong one.
 
-    Only vLLM is checked: other engines start so quickly that they tell as soon.
+    Only vLLM and SGLang are checked: other engines start so quickly that they tell as soon.
     """
+    if settings["worker.engine"] == "sglang":
+        _check_sglang(settings)
     if settings["worker.engine"] != "vllm":
         return
     from headrace.workers.vllm.argument_check import check_arguments
@@ -52,6 +54,14 @@ def check_engine(settings: Settings) -> None:
         _named(settings, "worker.model", lambda: check_model_path(model))
     _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
     _named(settings, "worker.engine_args", lambda: check_compiler(engine_arguments(settings), os.environ))
+    if needs_bundled_model(settings):
+        check_conversion(settings)
+
+
+def _check_sglang(settings: Settings) -> None:
+    from headrace.workers.sglang.installed_check import check_packages
+
+    _named(settings, "worker.engine", check_packages)
     if needs_bundled_model(settings):
         check_conversion(settings)
 

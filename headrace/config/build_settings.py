@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from headrace.workers.settings import WorkerSettings
 
 SIM_MODEL = "sim"
+MODEL_ENGINES = frozenset({"vllm", "sglang"})
+"""Engines that load the weights of a model, and that have the bundled one where none is given."""
 
 # The name that each engine has for the number of sequences it runs at once.
-_SLOTS_ARGUMENT = {"vllm": "max_num_seqs", "sim": "slots"}
+_SLOTS_ARGUMENT = {"vllm": "max_num_seqs", "sglang": "max_running_requests", "sim": "slots"}
 
 
 def values_of(settings: Settings, section: str, owner: type, *, only_given: bool = False) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def batch_settings(settings: Settings) -> BatchSettings:
 def worker_settings(settings: Settings) -> WorkerSettings:
     """Return the settings of a worker. Raises SettingsError for values that are wrong together.
 
-    Without a model the simulator has a name of its own, vLLM gets the bundled model, which must have been prepared
+    Without a model the simulator has a name of its own, vLLM and SGLang get the bundled model, which must have been prepared
     (`bundled_model_dir`), and an engine of the user's own names its model itself.
     """
     from headrace.workers.settings import WorkerSettings
@@ -163,7 +165,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
 
 def needs_bundled_model(settings: Settings) -> bool:
     """Tell whether a worker with these settings runs the bundled model."""
-    return settings["worker.engine"] == "vllm" and settings["worker.model"] is None
+    return settings["worker.engine"] in MODEL_ENGINES and settings["worker.model"] is None
 
 
 def bundled_model_dir(settings: Settings) -> Path:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from headrace.config.build_settings import MODEL_ENGINES
 from headrace.config.options import declared_by, find
 from headrace.config.settings import Settings
 from headrace.config.values import as_text
@@ -78,7 +79,7 @@ def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: i
     """
     counts = worker_counts(settings)
     total = sum(counts.values())
-    shared = settings["worker.engine"] == "vllm" and total > 1
+    shared = settings["worker.engine"] in MODEL_ENGINES and total > 1
     environment = {**environment, **_decision(settings)}
     environment["HEADRACE_WORKER_DRAIN_GRACE_S"] = str(settings["up.grace_s"])
     if shared:

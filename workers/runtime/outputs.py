@@ -19,6 +19,8 @@ from headrace.workers.runtime.sequences import Sequences
 
 log = structlog.get_logger()
 
+INVALID = "invalid_request"  # the code of a fault that is the client's, as of an error of submission
+
 
 class Outputs:
     """Everything goes to the sink at once; flushing it is left to the caller."""
@@ -72,7 +74,8 @@ class Outputs:
             return
         self._sequences.end(choice)
         ends = self._sink.retry_elsewhere if fault.retriable else self._sink.fail
-        ends(choice.run, JobFault("engine_error", fault.message, retriable=fault.retriable))
+        code = fault.code if fault.code == INVALID else "engine_error"
+        ends(choice.run, JobFault(code, fault.message, retriable=fault.retriable))
 
     def _first_token(self, choice: ChoiceRun, now_s: float) -> None:
         choice.first_s = now_s

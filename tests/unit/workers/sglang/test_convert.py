@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.broker.messages import Sampling
+from headrace.workers.engine import Handover, Sequence
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.sglang.convert import GUIDED, to_grammar, to_output, to_request, to_sampling
+
+EOS = frozenset({2})
+
+
+def sequence(**options: Any) -> Sequence:
+    sampling = options.pop("sampling", Sampling(max_tokens=8))
+    return Sequence(id="r-1-0", token_ids=[5, 6, 7], prompt_tokens=3, sampling=sampling, **options)
+
+
+def token_bytes(token: int) -> bytes:
+    return b"<%d>" % token
+
+
+def chunk(ids: list[int], **about: Any) -> dict[str, Any]:
+    return {"output_ids": ids, "meta_info": {"finish_reason": None, "cached_tokens": 0, **about}}
+
+
+def output(result: dict[str, Any], *, of: Sequence | None = None, first: bool = False) -> Any:
+    return to_output(of or sequence(), result, first=first, eos=EOS, token_bytes=token_bytes)
+
+
+def test_a_request_has_ids_and_no_text_to_encode_again() -> None:
+    fields = to_request(sequence(cache_salt="t", session_id="s", priority=3, adapter="fr"), seeds=False)
+    assert fields["input_ids"] == [5, 6, 7]
+    assert "text" not in fields
+    assert (fields["rid"], fields["stream"], fields["priority"]) == ("r-1-0", True, 3)
+    assert (fields["cache_salt"], fields["session_id"], fields["lora_path"]) == ("t", "s", "fr")
+    assert "return_logprob" not in fields
+
+
+def test_every_sampling_parameter_is_passed() -> None:
+    sampling = Sampling(
+        temperature=0.5,
+        top_p=0.8,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        repetition_penalty=1.1,
+        max_tokens=9,
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=[4],
+        logit_bias={3: -1.0},
+        seed=11,
+    )
+    assert to_sampling(sequence(sampling=sampling), seeds=True) == {
+        "temperature": 0.5,
+        "top_p": 0.8,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [4],
+        "logit_bias": {"3": -1.0},
+        "sampling_seed": 11,
+        "skip_special_tokens": False,
+    }
+
+
+def test_no_limit_on_candidates_is_sglangs_minus_one() -> None:
+    assert to_sampling(sequence(), seeds=False)["top_k"] == -1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "param"),
+    [
+        (Sampling(max_tokens=1, allowed_token_ids=[1]), "allowed_token_ids"),
+        (Sampling(max_tokens=1, bad_words=["x"]), "bad_words"),
+        (Sampling(max_tokens=1, seed=1), "seed"),
+    ],
+)
+def test_what_sglang_has_not_is_refused_by_name(sampling: Sampling, param: str) -> None:
+    with pytest.raises(UnsupportedByEngine) as told:
+        to_sampling(sequence(sampling=sampling), seeds=False)
+    assert told.value.param == param
+
+
+def test_a_seed_of_a_greedy_request_changes_nothing_and_is_accepted() -> None:
+    assert "sampling_seed" not in to_sampling(sequence(sampling=Sampling(temperature=0.0, max_tokens=1, seed=1)), seeds=False)
+
+
+def test_a_repetition_penalty_out_of_sglangs_range_is_refused_with_its_value() -> None:
+    with pytest.raises(RequestInvalid, match="3"):
+        to_sampling(sequence(sampling=Sampling(max_tokens=1, repetition_penalty=3.0)), seeds=False)
+
+
+def test_an_unknown_option_of_a_request_is_refused_by_name() -> None:
+    with pytest.raises(RequestInvalid, match="'bootstrap_host'") as told:
+        to_request(sequence(extra={"bootstrap_host": "elsewhere"}), seeds=False)
+    assert told.value.param == "bootstrap_host"
+
+
+def test_a_data_parallel_rank_is_passed_on() -> None:
+    assert to_request(sequence(extra={"routed_dp_rank": 1}), seeds=False)["routed_dp_rank"] == 1
+
+
+@pytest.mark.parametrize(
+    ("guided", "expected"),
+    [
+        ({"json": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
+        ({"json_object": True}, {"json_schema": '{"type": "object"}'}),
+        ({"regex": "[a-z]+"}, {"regex": "[a-z]+"}),
+        ({"grammar": "root ::= 'a'"}, {"ebnf": "root ::= 'a'"}),
+        ({"choice": ['a"b', "c"]}, {"ebnf": 'root ::= "a\\"b" | "c"'}),
+        ({"structural_tag": {"format": {}}}, {"structural_tag": json.dumps({"format": {}})}),
+        (None, {}),
+    ],
+)
+def test_each_kind_of_structured_output_has_a_parameter(guided: Any, expected: dict[str, str]) -> None:
+    assert to_grammar(guided) == expected
+    assert guided is None or guided.keys() <= GUIDED
+
+
+@pytest.mark.parametrize("guided", [{"whitespace_pattern": " "}, {"regex": "a", "json": {}}])
+def test_other_kinds_and_two_at_once_are_refused(guided: dict[str, Any]) -> None:
+    with pytest.raises(RequestInvalid):
+        to_grammar(guided)
+
+
+def test_structured_output_waits_for_the_end_of_the_reasoning_only_where_there_is_some() -> None:
+    def waits(**options: Any) -> bool:
+        return bool(to_request(sequence(**options), seeds=False)["require_reasoning"])
+
+    assert waits(guided={"regex": "a"}, reasoning_ended=False)
+    assert not waits(guided={"regex": "a"})
+    assert not waits(reasoning_ended=False)
+
+
+def test_a_prefill_computes_one_token_whatever_the_request_asks_for() -> None:
+    sampling = Sampling(max_tokens=100, temperature=1.0, seed=4)
+    assert to_sampling(sequence(sampling=sampling, handover=Handover(kind="prefill")), seeds=False) == {
+        "temperature": 0.0,
+        "max_new_tokens": 1,
+        "ignore_eos": True,
+    }
+
+
+def test_prompt_and_output_logprobs_share_sglangs_number_and_are_cut_apart() -> None:
+    wanted = sequence(logprobs=1, prompt_logprobs=2)
+    fields = to_request(wanted, seeds=False)
+    assert (fields["return_logprob"], fields["top_logprobs_num"], fields["logprob_start_len"]) == (True, 2, 0)
+    result = chunk(
+        [9],
+        output_token_logprobs=[(-0.1, 8, None), (-0.5, 9, None)],
+        output_top_logprobs=[[], [(-0.5, 9, None), (-0.6, 8, None)]],
+        input_token_logprobs=[(None, 5, None), (-1.0, 6, None), (-9.0, 7, None)],
+        input_top_logprobs=[None, [(-1.0, 6, None), (-2.0, 1, None)], [(-0.2, 1, None), (-0.3, 2, None)]],
+    )
+    made = output(result, of=wanted, first=True)
+    assert [(row.id, row.logprob, len(row.top)) for row in made.logprobs] == [(9, -0.5, 1)]
+    assert made.prompt_logprobs[0] is None
+    assert [(row.id, row.rank, len(row.top)) for row in made.prompt_logprobs[1:]] == [(6, 1, 2), (7, 0, 2)]
+
+
+def test_cached_tokens_are_told_with_the_first_output_only() -> None:
+    assert output(chunk([1], cached_tokens=32), first=True).cached_tokens == 32
+    assert output(chunk([1], cached_tokens=32)).cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish", "stop"),
+    [
+        ({"type": "length", "length": 8}, "length", None),
+        ({"type": "stop", "matched": 2}, "stop", None),
+        ({"type": "stop", "matched": 77}, "stop", 77),
+        ({"type": "abort", "message": "Aborted"}, "abort", None),
+    ],
+)
+def test_ends(reason: dict[str, Any], finish: str, stop: int | None) -> None:
+    made = output(chunk([2], finish_reason=reason))
+    assert (made.finish, made.stop, made.fault) == (finish, stop, None)
+
+
+def test_an_end_token_that_was_asked_for_is_named() -> None:
+    asked = sequence(sampling=Sampling(max_tokens=8, stop_token_ids=[2]))
+    assert output(chunk([2], finish_reason={"type": "stop", "matched": 2}), of=asked).stop == 2
+
+
+@pytest.mark.parametrize(("status", "code", "retriable"), [(400, "invalid_request", False), (503, "engine_error", True)])
+def test_a_request_that_sglang_gives_up_is_a_fault(status: int, code: str, retriable: bool) -> None:
+    made = output(chunk([3], finish_reason={"type": "abort", "status_code": status, "message": "no grammar"}))
+    assert made.finish is None
+    assert made.ids == []
+    assert (made.fault.code, made.fault.retriable) == (code, retriable)
+    assert "no grammar" in made.fault.message

@@ -1,0 +1,97 @@
+"""Runs SGLang in a child process: `python -m headrace.workers.sglang.child FD`, FD being its end of a socket pair.
+
+SGLang kills its whole process tree when one of its processes fails, so it must not run in the worker itself. SGLang's own
+processes import this module again as their main module: what it does at import, it does in all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from importlib.metadata import version
+from typing import Any
+
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.health.process_guard import set_parent_death_signal
+from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
+from headrace.workers.sglang.frames import Frames
+from headrace.workers.sglang.messages import Start, Started, StartFailed, ToChild
+from headrace.workers.sglang.settings import check_names, computes_on_cpu, prepare_environment, server_args
+
+if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    stand_in()
+
+
+def build(start: Start) -> Any:
+    """Import SGLang, load the model and wait until it is ready. Raises EngineStartFailed."""
+    config = start.config
+    try:
+        import torch
+    except ImportError as error:
+        raise EngineStartFailed(
+            f"PyTorch is not installed or broken ({error}); `make install ENGINE=sglang` installs it"
+        ) from error
+    cpu = computes_on_cpu(config.args, gpu=torch.cuda.is_available())
+    prepare_environment(config, os.environ, cpu=cpu)
+    if cpu:
+        stand_in()
+    try:
+        import msgspec
+        from sglang.srt.entrypoints.engine import Engine
+        from sglang.srt.server_args import ServerArgs
+    except ImportError as error:
+        raise EngineStartFailed(
+            f"SGLang is not installed or broken ({error}); `make install ENGINE=sglang` installs it"
+        ) from error
+    check_names(config.args, [field.name for field in msgspec.structs.fields(ServerArgs)])
+    try:
+        return Engine(**server_args(config, cpu=cpu, kv_events=start.kv_events))
+    except EngineStartFailed:
+        raise
+    except Exception as error:
+        raise EngineStartFailed(f"SGLang could not start {config.model}: {error}") from error
+
+
+async def serve(frames: Frames[ToChild], loop_start: Start) -> None:
+    """Start the engine and serve the worker until it says `Stop` or is gone."""
+    from headrace.workers.sglang.describe import capabilities, describe
+    from headrace.workers.sglang.host import EngineHost
+
+    try:
+        # On this thread: SGLang sets signal handlers, and its objects belong to the event loop of the thread that made them.
+        engine = build(loop_start)
+        info = describe(engine, loop_start.config, version("sglang"))
+    except EngineStartFailed as error:
+        frames.send(StartFailed(str(error)))
+        await frames.flush()
+        return
+    frames.send(Started(info, capabilities(engine)))
+    await EngineHost(engine, info, frames).serve()
+
+
+async def run(connection: socket.socket) -> None:
+    """Read the order to start, then start and serve."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+    frames: Frames[ToChild] = Frames(reader, writer, ToChild)
+    first = await frames.receive()
+    if isinstance(first, Start):
+        await serve(frames, first)
+
+
+def main() -> None:
+    """Run the child. What SGLang has started ends with it, or is killed by the worker."""
+    set_parent_death_signal(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the worker decides when to stop
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    asyncio.run(run(connection))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter's own end would wait for SGLang's threads
+
+
+if __name__ == "__main__":
+    main()

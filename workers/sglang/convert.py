@@ -1,0 +1,187 @@
+"""Translates sequences to SGLang's requests, and SGLang's chunks to outputs. Imports nothing of SGLang."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.broker.messages import TokenLogprob
+from headrace.workers.engine import Fault, Output, Sequence
+from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+
+GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
+PASSED_SAMPLING = frozenset({"custom_params", "watermark"})
+"""Fields of a request's `extra` that become sampling parameters of SGLang."""
+PASSED_REQUEST = frozenset({"custom_logit_processor", "routed_dp_rank", "disagg_prefill_dp_rank", "kv_hints"})
+"""Fields of a request's `extra` that become fields of SGLang's request."""
+MOST_REPETITION_PENALTY = 2.0
+_BAD_REQUEST = 400
+
+TokenBytes = Callable[[int], bytes]
+
+
+def to_request(sequence: Sequence, *, seeds: bool, bootstrap: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of SGLang's `GenerateReqInput`. `seeds`: the engine computes deterministically and honours seeds.
+
+    `bootstrap`: the fields of a hand-over. Raises RequestInvalid, UnsupportedByEngine.
+    """
+    _check_extra(sequence.extra)
+    fields: dict[str, Any] = {
+        "rid": sequence.id,
+        "input_ids": sequence.token_ids,
+        "sampling_params": to_sampling(sequence, seeds=seeds),
+        "stream": True,
+        "priority": sequence.priority,
+        "cache_salt": sequence.cache_salt,
+        "session_id": sequence.session_id,
+        "lora_path": sequence.adapter,
+        "require_reasoning": sequence.reasoning_ended is False and sequence.guided is not None,
+        **{name: sequence.extra[name] for name in PASSED_REQUEST if name in sequence.extra},
+        **(bootstrap or {}),
+    }
+    if sequence.logprobs is not None or sequence.prompt_logprobs is not None:
+        fields |= {
+            "return_logprob": True,
+            "top_logprobs_num": max(sequence.logprobs or 0, sequence.prompt_logprobs or 0),
+            "logprob_start_len": -1 if sequence.prompt_logprobs is None else 0,
+        }
+    return fields
+
+
+def to_sampling(sequence: Sequence, *, seeds: bool) -> dict[str, Any]:
+    """Return SGLang's sampling parameters. Raises RequestInvalid, UnsupportedByEngine, naming the parameter."""
+    sampling = sequence.sampling
+    if sequence.handover is not None and sequence.handover.kind == "prefill":
+        return {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}  # a token that is thrown away
+    if sampling.allowed_token_ids is not None:
+        raise UnsupportedByEngine("SGLang cannot restrict answers to some tokens", param="allowed_token_ids")
+    if sampling.bad_words:
+        raise UnsupportedByEngine("SGLang has no bad words", param="bad_words")
+    if sampling.seed is not None and sampling.temperature > 0 and not seeds:
+        raise UnsupportedByEngine(
+            "SGLang honours a seed only if it was started with enable_deterministic_inference", param="seed"
+        )
+    if not 0 < sampling.repetition_penalty <= MOST_REPETITION_PENALTY:
+        raise RequestInvalid(
+            f"repetition_penalty must be above 0 and at most {MOST_REPETITION_PENALTY:g} with SGLang, "
+            f"got {sampling.repetition_penalty:g}",
+            param="repetition_penalty",
+        )
+    given: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "min_new_tokens": sampling.min_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "ignore_eos": sampling.ignore_eos,
+        "skip_special_tokens": False,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        "sampling_seed": sampling.seed if seeds else None,
+        **to_grammar(sequence.guided),
+        **{name: sequence.extra[name] for name in PASSED_SAMPLING if name in sequence.extra},
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def to_grammar(guided: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return SGLang's parameter for a kind of structured output. Raises RequestInvalid for a kind or option it lacks."""
+    if not guided:
+        return {}
+    unknown = sorted(guided.keys() - GUIDED)
+    if unknown:
+        raise RequestInvalid(
+            f"SGLang has no structured output {unknown[0]!r}; known: {', '.join(sorted(GUIDED))}", param=unknown[0]
+        )
+    if len(guided) > 1:
+        raise RequestInvalid(f"one kind of structured output is possible, got {', '.join(sorted(guided))}", param=min(guided))
+    ((kind, value),) = guided.items()
+    match kind:
+        case "json":
+            return {"json_schema": value if isinstance(value, str) else json.dumps(value)}
+        case "json_object":
+            return {"json_schema": json.dumps({"type": "object"})} if value else {}
+        case "regex":
+            return {"regex": str(value)}
+        case "grammar":
+            return {"ebnf": str(value)}
+        case "choice":
+            return {"ebnf": "root ::= " + " | ".join(json.dumps(str(choice)) for choice in value)}
+        case _:
+            return {"structural_tag": value if isinstance(value, str) else json.dumps(value)}
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    unknown = sorted(extra.keys() - PASSED_SAMPLING - PASSED_REQUEST)
+    if unknown:
+        known = ", ".join(sorted(PASSED_SAMPLING | PASSED_REQUEST))
+        raise RequestInvalid(f"SGLang knows no option {unknown[0]!r} of a request; known: {known}", param=unknown[0])
+
+
+def to_output(
+    sequence: Sequence, chunk: Mapping[str, Any], *, first: bool, eos: frozenset[int], token_bytes: TokenBytes
+) -> Output:
+    """Convert a chunk, whose ids are those since the last one. `eos` are the model's own end tokens."""
+    about = chunk["meta_info"]
+    output = Output(sequence.id, list(chunk["output_ids"]))
+    if first:
+        output.cached_tokens = about.get("cached_tokens") or 0
+        if sequence.prompt_logprobs is not None and sequence.handover is None:
+            output.prompt_logprobs = to_prompt_logprobs(about, sequence.prompt_logprobs, token_bytes)
+    prefill = sequence.handover is not None and sequence.handover.kind == "prefill"
+    if sequence.logprobs is not None and output.ids and not prefill:
+        output.logprobs = to_logprobs(about, len(output.ids), sequence.logprobs, token_bytes)
+    reason = about.get("finish_reason")
+    if reason is None:
+        return output
+    match reason.get("type"):
+        case "length":
+            output.finish = "length"
+        case "stop":
+            output.finish = "stop"
+            matched = reason.get("matched")
+            if isinstance(matched, int) and (matched not in eos or matched in sequence.sampling.stop_token_ids):
+                output.stop = matched
+        case "abort" if reason.get("status_code") is None:
+            output.finish = "abort"
+        case _:
+            output.fault = to_fault(reason)
+            output.ids, output.logprobs = [], None
+    return output
+
+
+def to_fault(reason: Mapping[str, Any]) -> Fault:
+    """Return the fault of a request that SGLang gave up on; only one that is the request's own is final."""
+    invalid = reason.get("status_code") == _BAD_REQUEST
+    message = f"SGLang ended the request: {reason.get('message') or reason.get('type')}".strip()
+    return Fault("invalid_request" if invalid else "engine_error", message, retriable=not invalid)
+
+
+def to_logprobs(about: Mapping[str, Any], tokens: int, top: int, token_bytes: TokenBytes) -> list[TokenLogprob]:
+    """Convert the last `tokens` log probabilities of an answer, with the `top` best of each position, best first."""
+    chosen = about["output_token_logprobs"][-tokens:]
+    best = (about.get("output_top_logprobs") or [None] * tokens)[-tokens:]
+    return [_logprob(one, others, top, token_bytes) for one, others in zip(chosen, best, strict=True)]
+
+
+def to_prompt_logprobs(about: Mapping[str, Any], top: int, token_bytes: TokenBytes) -> list[TokenLogprob | None]:
+    """Convert the log probabilities of a prompt; SGLang has none for its first token, and ranks only among the `top` best."""
+    chosen = about["input_token_logprobs"]
+    best = about.get("input_top_logprobs") or [None] * len(chosen)
+    return [
+        None if one[0] is None else _logprob(one, others, top, token_bytes, ranked=True)
+        for one, others in zip(chosen, best, strict=True)
+    ]
+
+
+def _logprob(one: Any, others: Any, top: int, token_bytes: TokenBytes, *, ranked: bool = False) -> TokenLogprob:
+    value, token = float(one[0]), int(one[1])
+    listed = [(int(other[1]), float(other[0])) for other in others or ()]
+    alternatives = [(other, token_bytes(other), score) for other, score in listed[:top]]
+    rank = next((place for place, (other, _) in enumerate(listed, 1) if other == token), 0) if ranked else 0
+    return TokenLogprob(token, token_bytes(token), value, alternatives, rank)

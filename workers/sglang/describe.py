@@ -1,0 +1,91 @@
+"""Describes a started SGLang: what it serves, how much of it, and what it can do. Runs in the child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.sglang.adapters import adapters_of
+from headrace.workers.sglang.convert import GUIDED
+
+
+def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
+    """Return the description of a started engine. Raises EngineStartFailed for a model that Headrace cannot serve."""
+    args, manager = engine.server_args, engine.tokenizer_manager
+    model = manager.model_config
+    scheduler: Mapping[str, Any] = engine._scheduler_init_result.scheduler_infos[0]
+    tokens = int(scheduler["max_total_num_tokens"])
+    return EngineInfo(
+        engine="sglang",
+        version=version,
+        tokenizer_dir=str(_tokenizer_folder(str(args.tokenizer_path or args.model_path), args.revision)),
+        # The longest prompt that the scheduler takes has a token less than this.
+        context_length=min(model.context_len, int(scheduler["max_req_input_len"])),
+        block_size=args.page_size,
+        blocks=tokens // args.page_size,
+        slots=_slots(engine),
+        vocab_size=model.vocab_size,
+        eos_token_ids=_eos_ids(manager),
+        kinds=("chat", "completion") if model.is_generation else ("embedding",),
+        step_tokens=_step_tokens(args),
+        adapters=tuple(adapters_of(config)),
+        default_sampling={} if not model.is_generation else _default_sampling(model),
+        extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": tokens},
+    )
+
+
+def capabilities(engine: Any) -> Capabilities:
+    """Return what the engine can do as it was started; KV events and hand-overs are added by the worker's side."""
+    args = engine.server_args
+    return Capabilities(
+        logprobs=True,
+        prompt_logprobs=True,
+        guided=GUIDED if args.grammar_backend != "none" else frozenset(),
+        lora="dynamic" if args.enable_lora else "none",
+        cache_salt=True,
+        priority=bool(args.enable_priority_scheduling),
+    )
+
+
+def honours_seeds(engine: Any) -> bool:
+    """Return whether a seed makes sampling repeatable: SGLang ignores it otherwise."""
+    return bool(engine.server_args.enable_deterministic_inference)
+
+
+def _slots(engine: Any) -> int:
+    snapshots = engine.tokenizer_manager.load_snapshot_reader.read_all()
+    most = sum(int(snapshot.max_running_requests) for snapshot in snapshots)
+    return most or int(engine.server_args.max_running_requests or 1)
+
+
+def _step_tokens(args: Any) -> int:
+    chunk = args.chunked_prefill_size
+    return int(chunk if chunk and chunk > 0 else args.max_prefill_tokens or 0)
+
+
+def _eos_ids(manager: Any) -> tuple[int, ...]:
+    """Return the end tokens: the tokenizer's first, then those of the model's configuration."""
+    own = getattr(manager.tokenizer, "eos_token_id", None)
+    ids = [own, *sorted(manager.model_config.hf_eos_token_id or ())]
+    return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
+
+
+def _default_sampling(model: Any) -> dict[str, Any]:
+    known = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given: Mapping[str, Any] = model.get_default_sampling_params() or {}
+    return {name: given[name] for name in known if given.get(name) is not None}
+
+
+def _tokenizer_folder(tokenizer: str, revision: str | None) -> Path:
+    folder = Path(tokenizer)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(tokenizer, "tokenizer.json", revision=revision)
+        folder = Path(cached).parent if isinstance(cached, str) else folder
+    if not (folder / "tokenizer.json").is_file():
+        raise EngineStartFailed(f"{tokenizer} has no tokenizer.json; Headrace needs a tokenizer in that form")
+    return folder

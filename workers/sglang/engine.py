@@ -1,0 +1,206 @@
+"""Implements the engine protocol with SGLang in a child process. Ids go in, ids come out.
+
+SGLang ends its whole process tree when one of its processes fails. The tree's root is the child; the worker sees its end,
+`died` returns, and the worker hands its work over and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from headrace.workers.engine import (
+    POOLING_KINDS,
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    KvBatch,
+    Load,
+    Output,
+    Pooled,
+    PoolItem,
+    Role,
+    Sequence,
+    Sink,
+)
+from headrace.workers.errors import EngineDead, UnsupportedByEngine
+from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.sglang.child_process import ChildProcess
+from headrace.workers.sglang.kv_listener import KvListener
+from headrace.workers.sglang.messages import Abort, Control, Pool, Start, Submit
+from headrace.workers.sglang.metrics import EngineMetrics
+from headrace.workers.sglang.settings import kv_events_wanted
+
+_log = structlog.get_logger()
+
+
+class SglangEngine:
+    """An SGLang engine. Started once, stopped once."""
+
+    def __init__(self) -> None:
+        self._child: ChildProcess | None = None
+        self._sink: Sink | None = None
+        self._info: EngineInfo | None = None
+        self._capabilities = Capabilities()
+        self._open: set[str] = set()
+        self._processes = ProcessTree(os.getpid())
+        self._metrics: EngineMetrics | None = None
+        self._folder: Path | None = None
+        self._kv: KvListener | None = None
+        self._death: str | None = None
+        self._dead = asyncio.Event()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        self._sink = sink
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-sglang-"))  # only this user may enter it
+        self._metrics = EngineMetrics(self._folder)
+        if kv_events_wanted(config):
+            self._kv = KvListener(self._folder)
+        child = ChildProcess(self._on_outputs, self._on_end)
+        try:
+            order = Start(config, self._kv.config() if self._kv is not None else None)
+            started = await child.start(order, {**os.environ, **self._metrics.environment()})
+        except BaseException:
+            await self._end(child, 0.0)
+            raise
+        self._processes.remember()
+        self._metrics.register()
+        if POOLING_KINDS & set(started.info.kinds):
+            self._deafen()
+        elif self._kv is not None:
+            self._kv.meet()
+        self._child, self._info = child, started.info
+        self._capabilities = replace(started.capabilities, kv_events=self._kv is not None)
+        return started.info
+
+    async def submit(self, sequence: Sequence) -> None:
+        child = self._alive()
+        self._open.add(sequence.id)
+        try:
+            await child.call(lambda call: Submit(call, sequence))
+        except BaseException:
+            if sequence.id in self._open and self._death is None:  # cancelled: SGLang may have it
+                child.send(Abort([sequence.id]))
+            self._open.discard(sequence.id)
+            raise
+
+    async def abort(self, ids: Seq[str]) -> None:
+        known = [name for name in ids if name in self._open]
+        self._open.difference_update(known)
+        if known and self._child is not None and self._death is None:
+            self._child.send(Abort(known))
+
+    def load(self) -> Load:
+        if self._child is None or self._info is None:
+            return Load()
+        load = self._child.load
+        return load if self._open or load.running else Load(blocks_total=self._info.blocks)
+
+    async def healthy(self) -> None:
+        self._alive()
+
+    async def died(self) -> str:
+        await self._dead.wait()
+        return self._death or "SGLang's process is gone"
+
+    def blamed(self) -> frozenset[str]:
+        return frozenset()  # SGLang says which request it died of in its log alone
+
+    def kv_events(self) -> AsyncGenerator[KvBatch]:
+        return self._listener().read()
+
+    async def replay_kv(self, start: int) -> list[KvBatch]:
+        return await self._listener().replay(start)
+
+    def _listener(self) -> KvListener:
+        self._alive()
+        if self._kv is None:
+            raise UnsupportedByEngine("this SGLang was started without KV events")
+        return self._kv
+
+    def _deafen(self) -> None:
+        if self._kv is not None:
+            self._kv.close()
+            self._kv = None
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """Do nothing: SGLang's engines find each other by the address of a rendezvous."""
+
+    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        self._alive()
+
+    async def set_role(self, role: Role) -> None:
+        self._alive()
+        if role not in self._capabilities.roles:
+            able = ", ".join(sorted(self._capabilities.roles))
+            raise UnsupportedByEngine(f"this SGLang was started so that it can be {able}, not {role.value}")
+
+    async def pool(self, item: PoolItem) -> Pooled:
+        child = self._alive()
+        self._open.add(item.id)
+        try:
+            vector, cached = await child.call(lambda call: Pool(call, item))
+        except asyncio.CancelledError:
+            await self.abort([item.id])
+            raise
+        finally:
+            self._open.discard(item.id)
+        return Pooled(bytes(vector), int(cached))
+
+    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        result = await self._alive().call(lambda call: Control(call, op, dict(args)))
+        return result if isinstance(result, dict) else {"result": result}
+
+    async def stop(self, grace_s: float) -> None:
+        child, self._child = self._child, None
+        self._open.clear()
+        if child is not None:
+            self._processes.remember()
+            await self._end(child, grace_s)
+
+    async def _end(self, child: ChildProcess, grace_s: float) -> None:
+        self._processes.remember()
+        await child.stop(grace_s)
+        left = await asyncio.to_thread(self._processes.kill)
+        self._deafen()
+        if self._metrics is not None:
+            self._metrics.unregister()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if left and grace_s:
+            _log.warning("engine.processes_killed", count=left)
+
+    def _alive(self) -> ChildProcess:
+        if self._death is not None:
+            raise EngineDead(self._death)
+        if self._child is None:
+            raise EngineDead("the engine is not running")
+        return self._child
+
+    def _on_outputs(self, outputs: list[Output]) -> None:
+        wanted = [output for output in outputs if output.id in self._open]
+        for output in wanted:
+            if output.finish is not None or output.fault is not None:
+                self._open.discard(output.id)
+        if wanted and self._sink is not None:
+            self._sink(wanted)
+
+    def _on_end(self, reason: str) -> None:
+        if self._death is None:
+            self._death = reason
+            _log.error("engine.died", reason=reason, sequences=len(self._open))
+            self._open.clear()
+            self._dead.set()

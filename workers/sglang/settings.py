@@ -1,0 +1,120 @@
+"""Translates `EngineConfig` to SGLang's `ServerArgs`, with defaults for machines without a GPU.
+
+The operator's settings are passed on unchanged; a name unknown to SGLang stops the start. Defaults that differ from SGLang's
+are listed with their reasons in docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.workers.engine import EngineConfig, Role
+from headrace.workers.errors import EngineStartFailed
+from headrace.workers.sglang.adapters import ADAPTERS_ARG, adapters_of, lora_args
+
+CPU_PAGE_SIZE = 32
+CPU_MAX_SEQUENCES = 32
+CPU_KV_BYTES = 512 << 20
+CPU_KV_TOKENS = 32_768  # where the model's files do not tell what a token takes
+
+OURS = {"model_path": "--model", "model": "--model", "served_model_name": "--served-name", "random_seed": "--seed"}
+"""Settings with an option of their own: two places for one thing would contradict each other."""
+
+_WIDTH = {"float32": 4, "float": 4}  # bytes of a number; all other types have two
+
+
+def computes_on_cpu(args: Mapping[str, Any], *, gpu: bool) -> bool:
+    """Return whether SGLang is to compute on the CPU: by its setting `device`, else where there is no GPU."""
+    device = args.get("device")
+    return device == "cpu" if device is not None else not gpu
+
+
+def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str], *, cpu: bool) -> None:
+    """Set the variables that SGLang reads at import, unless the operator has set them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    defaults = {"TOKENIZERS_PARALLELISM": "false"}
+    if cpu:
+        defaults |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(cores)}
+    if Path(config.model).is_dir():
+        defaults["HF_HUB_OFFLINE"] = "1"
+    for name, value in defaults.items():
+        environ.setdefault(name, value)
+
+
+def kv_events_wanted(config: EngineConfig) -> bool:
+    """Return whether to listen to SGLang's KV events.
+
+    Not if the operator configured them, if several ranks have a cache each, or if there is no prefix cache to route by.
+    """
+    args = config.args
+    settled = "kv_events_config" in args or args.get("disable_radix_cache") or args.get("is_embedding")
+    return not settled and args.get("dp_size", 1) == 1
+
+
+def server_args(config: EngineConfig, *, cpu: bool, kv_events: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of SGLang's `ServerArgs`. Raises EngineStartFailed for adapters that cannot be loaded."""
+    given = {name: value for name, value in config.args.items() if name != ADAPTERS_ARG}
+    args: dict[str, Any] = {
+        "model_path": config.model,
+        "served_model_name": config.served_name,
+        "random_seed": config.seed,
+        "log_level": "warning",
+        "incremental_streaming_output": True,  # a chunk has the ids since the last one
+        "stream_interval": 1,
+        "schedule_low_priority_values_first": True,  # as requests here mean it, and as vLLM has it
+        "enable_metrics": True,
+    }
+    args |= lora_args(adapters_of(config))
+    if kv_events is not None:
+        args["kv_events_config"] = msgspec.json.encode(kv_events).decode()
+    if config.role in (Role.PREFILL, Role.DECODE):
+        args |= {"disaggregation_mode": config.role.value, "disaggregation_transfer_backend": "nixl"}
+    if cpu:
+        args |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+            "page_size": CPU_PAGE_SIZE,
+            "max_running_requests": CPU_MAX_SEQUENCES,
+        }
+        if "enable_lora" in args or given.get("enable_lora"):
+            args["lora_backend"] = "torch_native"
+        if not {"max_total_tokens", "mem_fraction_static"} & given.keys():
+            args["max_total_tokens"] = kv_tokens(config, given)
+        args.setdefault("mem_fraction_static", 0.3)
+    return args | given
+
+
+def kv_tokens(config: EngineConfig, given: Mapping[str, Any]) -> int:
+    """Return the size of the KV cache without a GPU and a setting: 512 MiB or two full sequences, whichever is more."""
+    try:
+        model = msgspec.json.decode((Path(config.model) / "config.json").read_bytes())
+        heads = model.get("num_key_value_heads") or model["num_attention_heads"]
+        size = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
+        width = _WIDTH.get(str(given.get("dtype")), 2)
+        token = 2 * model["num_hidden_layers"] * heads * size * width
+        context = int(given.get("context_length") or model.get("max_position_embeddings") or 2048)
+        page = int(given.get("page_size") or CPU_PAGE_SIZE)
+        return int(max(CPU_KV_BYTES // token, 2 * context) // page * page)
+    except (OSError, KeyError, TypeError, ValueError, msgspec.DecodeError):
+        return CPU_KV_TOKENS
+
+
+def check_names(args: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise EngineStartFailed for the first setting not in `known`, naming what is spelt like it."""
+    names = [*known, ADAPTERS_ARG]
+    for name in args:
+        if name in OURS:
+            raise EngineStartFailed(f"give {name!r} as {OURS[name]}, not as an engine setting")
+        if name not in names:
+            close = difflib.get_close_matches(name.replace("-", "_"), names, n=3, cutoff=0.6)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            raise EngineStartFailed(f"SGLang has no setting {name!r}{hint}")
