@@ -8,7 +8,7 @@ import itertools
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.workers.engine import Load, Output
 from headrace.workers.errors import (
@@ -25,12 +25,21 @@ from headrace.workers.sglang.messages import Error, LoadReport, Outputs, Reply, 
 _COMMAND = ("-P", "-m", "headrace.workers.sglang.child")
 
 
-class ChildProcess:
-    """A child process, from its start to its end. `on_outputs` and `on_end` are called on the event loop."""
+class ChildOwner(Protocol):
+    """Receives what a child process tells without being asked. Called on the event loop."""
 
-    def __init__(self, on_outputs: Callable[[list[Output]], None], on_end: Callable[[str], None]) -> None:
-        self._on_outputs = on_outputs
-        self._on_end = on_end
+    def take_outputs(self, outputs: list[Output]) -> None:
+        """Take all outputs of an engine step."""
+
+    def child_ended(self, reason: str) -> None:
+        """Learn that the child has ended without having been told to."""
+
+
+class ChildProcess:
+    """A child process, from its start to its end."""
+
+    def __init__(self, owner: ChildOwner) -> None:
+        self._owner = owner
         self._process: asyncio.subprocess.Process | None = None
         self._frames: Frames[ToWorker] | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -131,7 +140,7 @@ class ChildProcess:
         match message:
             case Outputs():
                 self.load = message.load
-                self._on_outputs(message.outputs)
+                self._owner.take_outputs(message.outputs)
             case LoadReport():
                 self.load = message.load
             case Reply():
@@ -153,7 +162,7 @@ class ChildProcess:
             if not waiting.done():
                 waiting.set_exception(EngineDead(reason))
         if not self._stopping:
-            self._on_end(reason)
+            self._owner.child_ended(reason)
 
 
 def translated(error: Error) -> EngineError | UnsupportedByEngine:

@@ -69,7 +69,7 @@ class SglangEngine:
         self._metrics = EngineMetrics(self._folder)
         if kv_events_wanted(config):
             self._kv = KvListener(self._folder)
-        child = ChildProcess(self._on_outputs, self._on_end)
+        child = ChildProcess(self)
         try:
             order = Start(config, self._kv.config() if self._kv is not None else None)
             started = await child.start(order, {**os.environ, **self._metrics.environment()})
@@ -190,7 +190,8 @@ class SglangEngine:
             raise EngineDead("the engine is not running")
         return self._child
 
-    def _on_outputs(self, outputs: list[Output]) -> None:
+    def take_outputs(self, outputs: list[Output]) -> None:
+        """Hand the outputs of a step to the sink, without those of aborted sequences."""
         wanted = [output for output in outputs if output.id in self._open]
         for output in wanted:
             if output.finish is not None or output.fault is not None:
@@ -198,7 +199,8 @@ class SglangEngine:
         if wanted and self._sink is not None:
             self._sink(wanted)
 
-    def _on_end(self, reason: str) -> None:
+    def child_ended(self, reason: str) -> None:
+        """Count the engine as dead."""
         if self._death is None:
             self._death = reason
             _log.error("engine.died", reason=reason, sequences=len(self._open))
