@@ -28,8 +28,9 @@ from headrace.workers.engine import (
     Sequence,
     Sink,
 )
-from headrace.workers.errors import EngineDead, EngineOverloaded, UnsupportedByEngine
+from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
+from headrace.workers.undeclared import refuse_undeclared
 
 SLOTS, BLOCKS, BLOCK_SIZE, CONTEXT = 16, 4096, 16, 2048
 EOS = 2  # of the bundled tokenizer
@@ -39,7 +40,8 @@ TEMPLATE = "{{ messages[-1].content }}"  # a chat prompt is the last message and
 class EchoEngine:
     """Answers with the prompt's tokens, one per step, then with the end token."""
 
-    capabilities = Capabilities()  # aggregated, no cache events, no log-probabilities; it can resume
+    # Aggregated, no cache events, no log-probabilities. It can resume; and with no cache, salts keep apart what is cached.
+    capabilities = Capabilities(cache_salt=True, resume_penalties=True)  # penalties change no answer
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[Sequence, int]] = {}  # and the tokens given so far
@@ -68,6 +70,9 @@ class EchoEngine:
 
     async def submit(self, sequence: Sequence) -> None:
         await self.healthy()
+        refuse_undeclared(self.capabilities, sequence)
+        if len(sequence.token_ids) >= CONTEXT:
+            raise RequestInvalid(f"{len(sequence.token_ids)} tokens leave no room in a context of {CONTEXT}", param="prompt")
         if len(self._running) >= SLOTS:
             raise EngineOverloaded(f"{SLOTS} sequences run already")
         self._running[sequence.id] = (sequence, 0)
@@ -94,7 +99,7 @@ class EchoEngine:
         ended = place >= len(prompt) and given >= sampling.min_tokens and not sampling.ignore_eos
         token = EOS if ended else prompt[place % len(prompt)]
         output = Output(id=sequence.id, ids=[token], cached_tokens=0 if given == 0 else None)
-        if ended or token in sampling.stop_token_ids:
+        if ended or (given >= sampling.min_tokens and token in sampling.stop_token_ids):
             output.finish, output.stop = "stop", token
         elif given + 1 == sampling.max_tokens:
             output.finish = "length"

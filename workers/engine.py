@@ -57,6 +57,7 @@ class Capabilities:
 
     roles: frozenset[Role] = frozenset({Role.AGGREGATED})  # the roles that `set_role` accepts once the engine is started
     disagg: DisaggStyle = DisaggStyle.NONE
+    seeds: bool = True  # a seed makes sampling repeatable
     resume: bool = True  # can continue prompt + emitted ids as a forced prefix
     resume_guided: bool = False  # can also continue with the grammar state of structured output
     resume_penalties: bool = False  # can also continue with presence and frequency penalties counting the emitted ids
@@ -69,7 +70,8 @@ class Capabilities:
     prompt_embeds: bool = False
     cache_salt: bool = False
     priority: bool = False
-    sleep_levels: tuple[int, ...] = ()
+    sleep_levels: tuple[int, ...] = ()  # of the operations "sleep" and "wake"
+    operations: frozenset[str] = frozenset()  # the names that `control` knows, those of adapters and sleep included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

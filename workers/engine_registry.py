@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from headrace.workers.engine import Engine
+from headrace.workers.engine_support import EngineSupport
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.selection import ParserFamily
 
@@ -40,6 +41,11 @@ def create(name: str) -> Engine:
     if ":" in name:
         return _load(name)
     raise EngineStartFailed(f"engine {name!r} is unknown; there are {', '.join(NAMES)}, or your own as module:Class")
+
+
+def supports() -> tuple[EngineSupport, ...]:
+    """Return what each engine of `NAMES` declares over all of its settings. Needs none of them installed."""
+    return tuple(importlib.import_module(f"headrace.workers.{name}.support").SUPPORT for name in NAMES)
 
 
 def _load(name: str) -> Engine:

@@ -52,7 +52,15 @@ class FakeEngine:
         self.refuse: EngineError | None = None
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.named: frozenset[str] = frozenset()
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(
+            logprobs=True,
+            prompt_logprobs=True,
+            guided=frozenset({"json", "regex", "choice", "grammar", "structural_tag", "json_object"}),
+            lora="dynamic",
+            media=frozenset({"image", "video", "audio"}),
+            prompt_embeds=True,
+            cache_salt=True,
+        )
 
     async def submit(self, sequence: Sequence) -> None:
         if self.refuse is not None:

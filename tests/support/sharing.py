@@ -11,7 +11,12 @@ from collections.abc import Iterable
 import pytest
 
 ENGINES = "tests/engines/"
-BENCH = ("test_vllm.py", "test_vllm_kv_events.py", "test_parsers_engine.py")  # one engine in the tests' own process
+BENCH = (
+    "test_vllm.py",
+    "test_vllm_kv_events.py",
+    "test_parsers_engine.py",
+    "test_vllm_contract.py",
+)  # one engine in the tests' own process
 
 # Groups of tests/engines, the longest first: the last one should not be one that the other process waits for.
 FIRST = ("served", "test_embeddings.py", "test_vllm_disagg.py", "test_vllm_killed_mid_stream.py", "test_served_disagg.py")

@@ -14,6 +14,7 @@ from headrace.workers.errors import EngineDead, WorkerError
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.watchdog import Watchdog
+from headrace.workers.undeclared import refuse_undeclared
 
 
 class Sequences:
@@ -80,7 +81,9 @@ class Sequences:
             return  # The choice was taken back meanwhile.
         run = choice.run
         try:
-            await self._engine.submit(choice.sequence(handover))
+            sequence = choice.sequence(handover)
+            refuse_undeclared(self._engine.capabilities, sequence)
+            await self._engine.submit(sequence)
         except EngineDead:
             raise
         except WorkerError as error:

@@ -16,6 +16,7 @@ from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineError, EngineStartFailed
 
 ADAPTERS_ARG = "adapters"
+ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
 CONFIG = "adapter_config.json"
 
 

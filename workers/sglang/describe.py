@@ -8,8 +8,10 @@ from typing import Any
 
 from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.sglang.adapters import adapters_of
+from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS, adapters_of
 from headrace.workers.sglang.convert import GUIDED
+
+OPERATIONS = frozenset({"reset_prefix_cache"})
 
 
 def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
@@ -40,13 +42,18 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
 def capabilities(engine: Any) -> Capabilities:
     """Return what the engine can do as it was started; KV events and hand-overs are added by the worker's side."""
     args = engine.server_args
+    priority = bool(args.enable_priority_scheduling)
+    if args.is_embedding:
+        return Capabilities(resume=False, seeds=False, priority=priority, operations=OPERATIONS)
     return Capabilities(
+        seeds=honours_seeds(engine),
         logprobs=True,
         prompt_logprobs=True,
         guided=GUIDED if args.grammar_backend != "none" else frozenset(),
         lora="dynamic" if args.enable_lora else "none",
         cache_salt=True,
-        priority=bool(args.enable_priority_scheduling),
+        priority=priority,
+        operations=OPERATIONS | ADAPTER_OPERATIONS if args.enable_lora else OPERATIONS,
     )
 
 

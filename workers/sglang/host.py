@@ -17,7 +17,7 @@ import structlog
 from headrace.workers.engine import EngineInfo, Fault, Output, PoolItem, Sequence
 from headrace.workers.errors import EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.sglang import convert
-from headrace.workers.sglang.adapters import read_adapter
+from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS, read_adapter
 from headrace.workers.sglang.describe import honours_seeds
 from headrace.workers.sglang.frames import Frames
 from headrace.workers.sglang.load import LoadMeter
@@ -189,6 +189,8 @@ class EngineHost:
         raise EngineError("SGLang ended an input without a vector")
 
     async def _control(self, operation: str, args: Mapping[str, Any]) -> Any:
+        if operation in ADAPTER_OPERATIONS and not self._engine.server_args.enable_lora:
+            raise UnsupportedByEngine(f"{operation}: this SGLang was started without enable_lora")
         match operation:
             case "load_adapter":
                 adapter = read_adapter(args["name"], args["source"])

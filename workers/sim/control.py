@@ -11,6 +11,10 @@ from headrace.workers.sim.fabric_member import FabricMember
 from headrace.workers.sim.scheduler import SimScheduler
 from headrace.workers.sim.sleep import Sleeper, sleep_args
 
+HANDOVER_OPERATION = "release_handover"  # of engines that hand over
+ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})  # of engines that generate
+OPERATIONS = ADAPTER_OPERATIONS | {"reset_prefix_cache", "stats", "replay_kv_events", HANDOVER_OPERATION, "sleep", "wake"}
+
 
 class Operations:
     """The control operations of one started engine. `wake` makes the driver look at the scheduler."""
@@ -52,7 +56,7 @@ class Operations:
                 return self._events.replay_from(args.get("from", 0))
             case "release_handover":
                 if self._member is None:
-                    raise UnsupportedByEngine("this simulator takes no hand-overs (disagg)")
+                    raise UnsupportedByEngine("release_handover: this simulator takes no hand-overs (disagg)")
                 return {"released": self._member.release(args)}
             case "sleep":
                 return await self._sleeper.sleep(sleep_args(args))

@@ -32,7 +32,7 @@ from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvali
 from headrace.workers.sim.answers.answers import PRESCRIBED
 from headrace.workers.sim.answers.guided.texts import KINDS
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
-from headrace.workers.sim.control import Operations
+from headrace.workers.sim.control import ADAPTER_OPERATIONS, HANDOVER_OPERATION, OPERATIONS, Operations
 from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.fabric_member import ROLES, FabricMember
 from headrace.workers.sim.faults import SequenceFaults, raise_rejection
@@ -76,25 +76,32 @@ class SimEngine:
         self._driver: StepDriver | None = None
         self._events = EventBuffer()
         self._pooling: SimPooling | None = None
+        self._media = frozenset(MEDIA_KINDS)  # fewer if the tokenizer lacks placeholders
         self._adapters: dict[str, str] = {}  # name → where it was loaded from; answers differ by the name alone
 
     @property
     def capabilities(self) -> Capabilities:
+        operations = OPERATIONS if self._member is not None else OPERATIONS - {HANDOVER_OPERATION}
+        if self._pooling is not None:
+            return Capabilities(
+                resume=False, seeds=False, priority=True, sleep_levels=LEVELS, operations=operations - ADAPTER_OPERATIONS
+            )
         return Capabilities(
             roles=ROLES if self._member is not None else frozenset({Role.AGGREGATED}),
             disagg=self._disagg,
-            kv_events=self._pooling is None,
+            kv_events=True,
             resume_guided=True,
             resume_penalties=True,  # penalties change no answer
             logprobs=True,
             prompt_logprobs=True,
             guided=frozenset(KINDS),
             lora="dynamic",
-            media=frozenset(MEDIA_KINDS),
+            media=self._media,
             prompt_embeds=True,
             cache_salt=True,
             priority=True,
             sleep_levels=LEVELS,
+            operations=operations,
         )
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
@@ -115,6 +122,8 @@ class SimEngine:
         self._events = EventBuffer(replay=settings.kv_replay_batches, faults=settings.faults)
         self._scheduler = scheduler = self._make_scheduler(config, settings, vocabulary)
         self._adapters = dict.fromkeys(settings.adapters, "")
+        slots = media_slots(vocabulary.table, settings.media_tokens) if self._pooling is None else {}
+        self._media = frozenset(slots)
         self._driver = driver = StepDriver(scheduler, self._events, sink, self._work)
         self._operations = Operations(
             scheduler,
@@ -144,8 +153,8 @@ class SimEngine:
             lease_s=settings.lease_s if self._member is not None else 0.0,
             address=self._member.engine if self._member is not None else "",
             transfer_card=self._member.card if self._member is not None else b"",
-            prompt_embeds=True,
-            media=media_slots(vocabulary.table, settings.media_tokens),
+            prompt_embeds=self._pooling is None,
+            media=slots,
             hands_over_media=True,
             extra={"timing": settings.timing},
         )
@@ -160,6 +169,10 @@ class SimEngine:
         if self._pooling is not None:
             if settings.hands_over(config.role):
                 raise EngineStartFailed(f"pooling={settings.pooling!r} hands nothing over: role aggregated, no disagg")
+            if settings.adapters:
+                raise EngineStartFailed(
+                    f"pooling={settings.pooling!r} takes no adapters, these were given: {settings.adapters}"
+                )
             settings = self._pooling.scheduler_settings(settings)
         manager = block_manager(settings)
         if not settings.hands_over(config.role):
@@ -196,6 +209,9 @@ class SimEngine:
         scheduler = self._alive()
         if sequence.adapter is not None and sequence.adapter not in self._adapters:
             raise RequestInvalid(f"this simulator has no adapter {sequence.adapter!r}", param="model")
+        for item in sequence.media:
+            if (kind := item.get("kind")) in MEDIA_KINDS and kind not in self._media:
+                raise UnsupportedByEngine(f"this simulator takes no media of kind {kind!r} (media_tokens)", param="media")
         speller = scheduler.speller
         if not speller.ready and (sequence.guided or PRESCRIBED in sequence.extra):
             await asyncio.to_thread(speller.prepare)
@@ -300,7 +316,9 @@ class SimEngine:
         if self._member is not None:
             self._member.set_role(role)
         elif role is not Role.AGGREGATED:
-            raise UnsupportedByEngine("this simulator was started without hand-over (disagg) and stays aggregated")
+            raise UnsupportedByEngine(
+                f"this simulator was started without hand-over (disagg) and stays aggregated: it cannot be {role.value}"
+            )
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run `reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`, `load_adapter` or
@@ -310,6 +328,8 @@ class SimEngine:
         """
         self._alive()
         assert self._operations is not None  # of an engine that was started  # noqa: S101
+        if self._pooling is not None and op in ADAPTER_OPERATIONS:
+            raise UnsupportedByEngine(f"{op}: a simulator that makes vectors takes no adapters")
         return await self._operations.do(op, args)
 
     async def stop(self, grace_s: float) -> None:

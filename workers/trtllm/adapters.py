@@ -17,6 +17,7 @@ from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 
 ADAPTERS_ARG = "adapters"
+ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
 CONFIG = "adapter_config.json"
 LEAST_ROOM = 4  # adapters on the GPU; as many again in host memory
 

@@ -34,6 +34,7 @@ from headrace.workers.engine import (
 from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, TransferFailed, UnsupportedByEngine
 from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.trtllm import convert, handover
+from headrace.workers.trtllm.adapters import ADAPTER_OPERATIONS
 from headrace.workers.trtllm.encoder import media_fields
 from headrace.workers.trtllm.kv_feed import KvFeed
 from headrace.workers.trtllm.polling import keep_polling
@@ -66,15 +67,17 @@ class TrtllmEngine:
     def capabilities(self) -> Capabilities:
         started = self._started
         hands_over = started is not None and bool(started.info.handover)
+        lora = started is not None and started.adapters.changeable
         return Capabilities(
             roles=started.roles if started is not None else frozenset({Role.AGGREGATED}),
             disagg=DisaggStyle.PARAMS if hands_over else DisaggStyle.NONE,
             kv_events=self._feed is not None,
             logprobs=True,
             guided=convert.GUIDED,
-            lora="dynamic" if started is not None and started.adapters.changeable else "none",
+            lora="dynamic" if lora else "none",
             cache_salt=True,
             priority=started is not None and started.installed.priority,
+            operations=ADAPTER_OPERATIONS if lora else frozenset(),
         )
 
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:

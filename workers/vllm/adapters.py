@@ -16,6 +16,7 @@ from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 
 ADAPTERS_ARG = "adapters"
+ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
 CONFIG = "adapter_config.json"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 _AGAIN = "\x1f"  # separates an adapter's name from the number of its earlier loads; no name has it

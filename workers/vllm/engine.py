@@ -35,7 +35,7 @@ from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed
 from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.text.tokens import token_table
 from headrace.workers.vllm import convert
-from headrace.workers.vllm.adapters import Adapters
+from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS, Adapters
 from headrace.workers.vllm.kv_listener import KvListener
 from headrace.workers.vllm.kv_transfer import VllmKvTransfer
 from headrace.workers.vllm.load_meter import LoadMeter
@@ -50,6 +50,7 @@ from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, Ste
 _log = structlog.get_logger()
 
 _CORE_GONE = "vLLM's engine core is gone; its own log lines say why"
+OPERATIONS = frozenset({"reset_prefix_cache", "pause", "resume", "is_paused"})
 _DEATH_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
 
 
@@ -74,6 +75,9 @@ class VllmEngine:
     @property
     def capabilities(self) -> Capabilities:
         exchange = self._exchange
+        if self._pooling is not None:
+            return Capabilities(resume=False, seeds=False, priority=self._priority, operations=OPERATIONS)
+        lora = self._adapters is not None and self._adapters.changeable
         return Capabilities(
             roles=exchange.roles if exchange is not None else frozenset({Role.AGGREGATED}),
             disagg=exchange.style if exchange is not None else DisaggStyle.NONE,
@@ -83,9 +87,10 @@ class VllmEngine:
             prompt_embeds=self._started is not None and self._started.info.prompt_embeds,
             media=frozenset(self._started.info.media) if self._started is not None else frozenset(),
             guided=convert.GUIDED,
-            lora="dynamic" if self._adapters is not None and self._adapters.changeable else "none",
+            lora="dynamic" if lora else "none",
             cache_salt=True,
             priority=self._priority,
+            operations=OPERATIONS | ADAPTER_OPERATIONS if lora else OPERATIONS,
         )
 
     @property
@@ -295,13 +300,15 @@ class VllmEngine:
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         llm = self._alive()[0].llm
         adapters = self._adapters
+        if adapters is not None and op in ADAPTER_OPERATIONS and not adapters.changeable:
+            raise UnsupportedByEngine(f"{op}: this vLLM was started without enable_lora")
         if adapters is not None and op == "load_adapter":
             await adapters.load(args["name"], args["source"])
             return {}
         if adapters is not None and op == "unload_adapter":
             await adapters.unload(args["name"])
             return {}
-        operations: dict[str, Callable[..., Awaitable[Any]]] = {
+        operations: dict[str, Callable[..., Awaitable[Any]]] = {  # by the names in `OPERATIONS`
             "reset_prefix_cache": llm.reset_prefix_cache,
             "pause": llm.pause_generation,
             "resume": llm.resume_generation,

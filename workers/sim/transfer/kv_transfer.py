@@ -77,7 +77,7 @@ class SimKvTransfer:
     def enter(self, run: Run, wanted: Handover, sequence: Sequence) -> None:
         """Give a new sequence its part in a hand-over. Raises RequestInvalid or UnsupportedByEngine."""
         if self._wire is None or self.prefill_side is None or self.decode_side is None:
-            raise UnsupportedByEngine("this simulator takes no hand-overs (disagg)")
+            raise UnsupportedByEngine(f"this simulator takes no hand-overs (disagg): it cannot be the {wanted.kind} side")
         side = self._wire.side(wanted, sequence, run.chain())
         if side.kind == "decode":
             self.decode_side.enter(run, side)

@@ -10,7 +10,7 @@ from headrace.broker.blocks import block_chain
 from headrace.broker.codec import encode, pack_u32, pack_u64
 from headrace.broker.messages import Envelope, Generation, LoadReport, Sampling, TokenLogprob
 from headrace.broker.protocol.run import Run
-from headrace.workers.engine import Fault, Load, Output
+from headrace.workers.engine import Capabilities, Fault, Load, Output
 from headrace.workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid
 from tests.support.runtime_bench import TABLE, Bench, generation, ids_of, running
 from tests.unit.broker.protocol.test_runs import FakeDelivery
@@ -130,6 +130,14 @@ async def test_refusals_of_the_engine_become_typed_faults(refusal: EngineError, 
         await bench.start(generation())
         assert [f.code for f in bench.session.failed] == failed
         assert [f.code for f in bench.session.moved] == moved
+
+
+async def test_what_the_engine_does_not_declare_is_refused_by_name_before_it_is_asked() -> None:
+    async with running() as bench:
+        bench.engine.capabilities = Capabilities()
+        await bench.start(generation(logprobs=1))
+        assert [(fault.code, fault.param) for fault in bench.session.failed] == [("invalid_request", "logprobs")]
+        assert bench.engine.taken == []
 
 
 async def test_faults_in_the_middle_are_moved_or_failed() -> None:

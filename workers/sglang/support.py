@@ -1,0 +1,39 @@
+"""Declares what SGLang can do over all of its settings. Needs no SGLang."""
+
+from __future__ import annotations
+
+from headrace.workers.engine import Capabilities
+from headrace.workers.engine_support import EngineSupport, words
+from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS
+from headrace.workers.sglang.convert import GUIDED
+from headrace.workers.sglang.describe import OPERATIONS
+
+_MOST = Capabilities(
+    kv_events=True,
+    logprobs=True,
+    prompt_logprobs=True,
+    guided=GUIDED,
+    lora="dynamic",
+    cache_salt=True,
+    priority=True,
+    operations=OPERATIONS | ADAPTER_OPERATIONS,
+)
+
+_ADAPTERS = "`adapters` or `enable_lora=true`"
+_WORDS = words(_MOST, ("chat", "completion", "embedding"))
+
+SUPPORT = EngineSupport(
+    name="sglang",
+    title="SGLang 0.5.23",
+    words=_WORDS,
+    conditions={
+        "seeds": "`enable_deterministic_inference=true`",
+        "kv_events": "prefix caching on, one data-parallel rank",
+        "lora dynamic": _ADAPTERS,
+        "operation load_adapter": _ADAPTERS,
+        "operation unload_adapter": _ADAPTERS,
+        "priority": "`enable_priority_scheduling=true`",
+        "kind embedding": "`is_embedding=true`",
+    },
+    untried=dict.fromkeys(_WORDS, "the contract tests have not been run with it yet"),
+)

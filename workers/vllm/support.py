@@ -1,0 +1,66 @@
+"""Declares what vLLM can do over all of its settings. Needs no vLLM."""
+
+from __future__ import annotations
+
+from headrace.workers.engine import Capabilities, DisaggStyle, Role
+from headrace.workers.engine_support import EngineSupport, words
+from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS
+from headrace.workers.vllm.convert import GUIDED
+from headrace.workers.vllm.engine import OPERATIONS
+
+_MOST = Capabilities(
+    roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
+    disagg=DisaggStyle.PARAMS,
+    kv_events=True,
+    logprobs=True,
+    prompt_logprobs=True,
+    guided=GUIDED,
+    lora="dynamic",
+    media=frozenset({"image", "video", "audio"}),
+    prompt_embeds=True,
+    cache_salt=True,
+    priority=True,
+    operations=OPERATIONS | ADAPTER_OPERATIONS,
+)
+
+_CONNECTOR = "role `prefill` or `decode`, or `kv_transfer_mode`"
+_ADAPTERS = "`adapters` or `enable_lora=true`"
+_POOLING_MODEL = "a pooling model"
+_MEDIA_MODEL = "a model for it"
+_BY_SERVED_MODELS = "tests/engines/test_embeddings.py puts it beside vLLM's own server"
+_BY_PAIRS = "tests/engines/test_vllm_disagg.py drives it with two engines"
+_BY_MEDIA = "tests/engines/test_vllm_media.py and test_vllm_sound.py put it beside vLLM asked directly"
+
+SUPPORT = EngineSupport(
+    name="vllm",
+    title="vLLM 0.32",
+    words=words(_MOST, ("chat", "completion", "embedding", "score", "classify")),
+    conditions={
+        "role prefill": _CONNECTOR,
+        "role decode": _CONNECTOR,
+        "handover params": _CONNECTOR,
+        "kv_events": "prefix caching on, one data-parallel rank",
+        "lora dynamic": _ADAPTERS,
+        "operation load_adapter": _ADAPTERS,
+        "operation unload_adapter": _ADAPTERS,
+        "prompt_embeds": "`enable_prompt_embeds=true`",
+        "priority": "`scheduling_policy=priority`",
+        "media image": _MEDIA_MODEL,
+        "media video": _MEDIA_MODEL,
+        "media audio": _MEDIA_MODEL,
+        "kind embedding": _POOLING_MODEL,
+        "kind score": _POOLING_MODEL,
+        "kind classify": _POOLING_MODEL,
+    },
+    untried={
+        "role prefill": _BY_PAIRS,
+        "role decode": _BY_PAIRS,
+        "handover params": _BY_PAIRS,
+        "media image": _BY_MEDIA,
+        "media audio": _BY_MEDIA,
+        "media video": "no model that takes videos was at hand",
+        "kind embedding": _BY_SERVED_MODELS,
+        "kind score": _BY_SERVED_MODELS,
+        "kind classify": _BY_SERVED_MODELS,
+    },
+)
