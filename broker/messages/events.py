@@ -66,5 +66,6 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     handover_tokens: int = 0  # last remote prefill: tokens fetched
     suspects: int = 0  # uncleared suspects that run or wait here; not 0: the worker is on trial
     limit: int = 0  # on trial: the smallest group limit among them
+    batch: int = 0  # runs of class batch among `running`
     yielding: int = 0  # batch runs among `running` that make way for interactive work
     yielding_blocks: int = 0  # KV blocks that these hold, about

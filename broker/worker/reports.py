@@ -95,6 +95,7 @@ class LoadReporter:
                 waiting=0,
                 suspects=len(state.runs.suspects),
                 limit=state.runs.group_limit,
+                batch=len(state.runs.batch),
                 yielding=yielding.runs,
                 yielding_blocks=yielding.blocks,
             )

@@ -96,9 +96,19 @@ def has_room(load: WorkerLoad, settings: SchedulerSettings, now_s: float, pendin
     return (load.pending_tokens(now_s) if pending is None else pending) < lookahead_tokens(load, settings)
 
 
-def has_batch_room(load: WorkerLoad, settings: SchedulerSettings, pending: float) -> bool:
-    """Return whether a worker may get a batch request now: it has next to nothing to prefill, and keeps some slots free."""
-    return load.takes_batch(settings.batch_reserve) and pending < settings.batch_lookahead_s * load.speed.prefill_tokens_per_s
+def batch_lookahead_tokens(load: WorkerLoad, settings: SchedulerSettings, *, alone: bool) -> float:
+    """Return the pending prefill of a worker, in tokens, below which it may get a batch request.
+
+    `alone`: no interactive request is there or due, which would have to wait for that.
+    """
+    if alone:
+        return lookahead_tokens(load, settings)
+    return settings.batch_lookahead_s * load.speed.prefill_tokens_per_s
+
+
+def has_batch_room(load: WorkerLoad, settings: SchedulerSettings, pending: float, *, alone: bool) -> bool:
+    """Return whether a worker may get a batch request now: it has little to prefill, and keeps some slots free."""
+    return load.takes_batch(settings.batch_reserve) and pending < batch_lookahead_tokens(load, settings, alone=alone)
 
 
 def make_worker_view(
@@ -109,12 +119,14 @@ def make_worker_view(
     *,
     prefill: PrefillSide | None = None,
     awaited: Callable[[str], int] | None = None,
-    batch: bool = False,
+    batch_alone: bool | None = None,
 ) -> WorkerView:
     """Describe the workers as they are now. `awaited(worker)`: KV blocks it will need for prompts computed elsewhere.
 
-    `batch`: as batch requests see them, which get only what interactive ones leave.
+    `batch_alone`: None, as interactive requests see them; else as batch requests do, which get only what those leave, and
+    whether there are none of those.
     """
+    batch = batch_alone is not None
     pending, waits, token_s, step_s, blocks, running, room, disturbed = [], [], [], [], [], [], [], []
     for load in loads:
         speed, info = load.speed, load.info
@@ -129,7 +141,10 @@ def make_worker_view(
         if batch:
             free -= settings.batch_reserve * info.blocks
         blocks.append(free if awaited is None else free - awaited(info.worker))
-        room.append(has_batch_room(load, settings, tokens) if batch else has_room(load, settings, now_s, tokens))
+        if batch_alone is None:
+            room.append(has_room(load, settings, now_s, tokens))
+        else:
+            room.append(has_batch_room(load, settings, tokens, alone=batch_alone))
         disturbed.append(settings.disturbance * busy)
     return WorkerView(
         all_wait_s=waits,

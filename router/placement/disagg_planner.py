@@ -19,6 +19,7 @@ from headrace.router.placement.disagg.prefill_costs import (
     PrefillSide,
     burden_s,
     computing,
+    for_batch,
     local_decision,
     make_prefill_side,
     remote_decision,
@@ -98,6 +99,10 @@ class DisaggPlanner:
         if not self.known:
             return None
         return make_prefill_side(self._loads, self.pool, self.times, self._settings, now_s)
+
+    def for_batch(self, side: PrefillSide, *, alone: bool) -> PrefillSide:
+        """Describe the same as batch requests see it, which get only what interactive ones leave. `alone`: there are none."""
+        return for_batch(side, self._loads, self._settings, alone=alone)
 
     def plan(
         self,

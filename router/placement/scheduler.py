@@ -16,12 +16,20 @@ from headrace.broker.messages import Explanation, JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
 from headrace.router.placement.admission import Admission, PoolSpeed
 from headrace.router.placement.calibration import Calibration
-from headrace.router.placement.cost import RecentWork, has_batch_room, has_room, lookahead_tokens, make_worker_view
+from headrace.router.placement.cost import (
+    RecentWork,
+    batch_lookahead_tokens,
+    has_batch_room,
+    has_room,
+    lookahead_tokens,
+    make_worker_view,
+)
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
 from headrace.router.placement.disagg.prefill_costs import PrefillSide
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.fairness.turn_queues import TurnQueues
+from headrace.router.placement.interactive_presence import InteractivePresence
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.placements import local_plan, make_placement
 from headrace.router.placement.policies import Pick, make_policy
@@ -58,6 +66,7 @@ class Scheduler:
         self._unplaceable = Unplaceable(self._window, patience_s=settings.no_worker_s)
         self._recent = RecentWork(settings.balance_horizon)
         self._suspects = Suspects(self._loads, self._window, self._queue)
+        self._presence = InteractivePresence(settings.batch_quiet_s)
         self._policy = make_policy(settings, self._rng)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)
@@ -125,6 +134,7 @@ class Scheduler:
         if load is None:
             return
         load.on_report(report, now_s)
+        self._presence.on_report(report, now_s)
         load.full_s = None
         load.speed = speed
         self._note_room(load, now_s)
@@ -201,6 +211,8 @@ class Scheduler:
             self._log.shed(shed, now_s)
             return shed
         self._queue.add(request, tokens=uncached)
+        if not request.batch:
+            self._presence.see(now_s)
         self._suspects.hold(request)
         self._unplaceable.check(row)
         return None
@@ -290,7 +302,12 @@ class Scheduler:
 
     def _worker_view(self, side: PrefillSide | None, now_s: float, *, batch: bool = False) -> WorkerView:
         awaited = self.disagg.pool.awaited_blocks if self.disagg.pool.jobs else None
-        return make_worker_view(self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited, batch=batch)
+        alone = self._alone(now_s) if batch else None
+        if alone is not None and side is not None:
+            side = self.disagg.for_batch(side, alone=alone)
+        return make_worker_view(
+            self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited, batch_alone=alone
+        )
 
     def _any_room(self, side: PrefillSide | None, now_s: float) -> bool:
         if any(self._has_room(load, now_s) for load in self._loads):
@@ -304,7 +321,11 @@ class Scheduler:
         """Return whether a worker has room for the first of those that wait: a batch request only if no other one does."""
         if len(self._queue.interactive):
             return has_room(load, self.settings, now_s)
-        return has_batch_room(load, self.settings, load.pending_tokens(now_s))
+        return has_batch_room(load, self.settings, load.pending_tokens(now_s), alone=self._alone(now_s))
+
+    def _alone(self, now_s: float) -> bool:
+        """Return whether batch requests have the pool for themselves."""
+        return not len(self._queue.interactive) and not self._presence.expected(now_s)
 
     def _congestion(self, *, batch: bool) -> float:
         """Weigh prefill work by the requests that it delays. Batch requests leave no worker idle for the sake of a cache."""
@@ -407,18 +428,18 @@ class Scheduler:
         wake_s = min(self._queue.next_deadline_s(), now_s + _RECHECK_S, self._backoff.next_s)
         for load in self._loads:
             speed = load.speed.prefill_tokens_per_s
-            over = load.pending_tokens(now_s) - self._lookahead(load)
+            over = load.pending_tokens(now_s) - self._lookahead(load, now_s)
             if over > 0:
                 wake_s = min(wake_s, now_s + over / speed)
         if len(self.disagg.pool):
             wake_s = min(wake_s, self.disagg.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)
 
-    def _lookahead(self, load: WorkerLoad) -> float:
+    def _lookahead(self, load: WorkerLoad, now_s: float) -> float:
         """Return the pending prefill, in tokens, below which this worker may get the first of those that wait."""
         if len(self._queue.interactive):
             return lookahead_tokens(load, self.settings)
-        return self.settings.batch_lookahead_s * load.speed.prefill_tokens_per_s
+        return batch_lookahead_tokens(load, self.settings, alone=self._alone(now_s))
 
     def _least_uncached(self, row: CostRow) -> float:
         uncached: list[float] = self._window.uncached[row.number].tolist()  # quicker than an array's own for the usual few

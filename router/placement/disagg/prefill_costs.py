@@ -18,7 +18,7 @@ worker costs, the job goes to it by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,18 @@ def make_prefill_side(
         way_s=settings.prefill_dispatch_s + times.fixed_s,
         fetch_s=times.per_token_s,
     )
+
+
+def for_batch(side: PrefillSide, loads: LoadTable, settings: SchedulerSettings, *, alone: bool) -> PrefillSide:
+    """Describe the same as batch requests see it: they take no slot that is kept free, or would be made free, for others.
+
+    Unless they are `alone`, a prefill worker has room for them only while it has next to nothing before it: at most one batch
+    prompt is then before an interactive one that comes, and the engine computes that one first.
+    """
+    takes = np.array([load.takes_batch(settings.batch_reserve) for load in loads], dtype=np.bool_)
+    room = side.room if alone else side.wait_s < settings.batch_lookahead_s
+    slot_wait_s = np.array([load.slot_wait_s(batch=True) for load in loads])
+    return replace(side, takes=takes, room=room & side.room, slot_wait_s=slot_wait_s)
 
 
 def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(None)) -> Floats:

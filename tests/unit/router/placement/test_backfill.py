@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.router.placement.types import Placement
 from tests.support.router.placement_pool import BLOCK, Pool, chain
 
 
@@ -36,14 +37,37 @@ def test_a_batch_request_waits_until_the_worker_has_computed_the_prompts_before_
     assert pool.placed() == {"b1": "a"}
 
 
-def test_prompts_of_batch_requests_come_one_after_the_other() -> None:
+def test_prompts_of_batch_requests_come_one_after_the_other_beside_interactive_work() -> None:
     pool = Pool("a")
+    pool.report("a", running=1)
     for number in range(1, 4):
         batch(pool, f"b{number}", 2)
     assert len(pool.placed()) == 1
     pool.event("started", "b1", "a")
     pool.report("a", running=1)
     assert len(pool.placed()) == 1
+
+
+def test_in_a_pool_without_interactive_work_prompts_of_batch_requests_are_computed_together() -> None:
+    pool = Pool("a")
+    pool.report("a", running=1, batch=1)
+    for number in range(1, 4):
+        batch(pool, f"b{number}", tokens=250)
+    assert len(pool.placed()) == 3
+
+
+def test_a_pool_has_no_interactive_work_once_none_was_seen_for_some_seconds() -> None:
+    pool = Pool("a", batch_quiet_s=5.0)
+    pool.offer("s", tokens=10)
+    assert pool.placed() == {"s": "a"}
+    pool.event("settled", "s", "a")
+    pool.report("a", running=0)
+    for number in range(1, 4):
+        batch(pool, f"b{number}", tokens=250)
+    assert len(pool.placed()) == 1, "the next interactive request may be due"
+    pool.now += 5.0
+    pool.report("a", running=1, batch=1)
+    assert len(pool.placed()) == 2
 
 
 def test_interactive_requests_are_placed_on_workers_full_of_batch_runs() -> None:
@@ -135,3 +159,34 @@ def test_a_flood_of_batch_requests_refuses_nothing() -> None:
         for number in range(3000)
     )
     assert pool.offer("s", tokens=10) is None
+
+
+def test_beside_interactive_work_a_prefill_worker_gets_one_batch_prompt_and_interactive_ones_behind_it() -> None:
+    pool = Pool("", prefill="always")
+    pool.apart(decode="d", prefill="p")
+    pool.report("d", running=1)
+    for number in range(1, 4):
+        batch(pool, f"b{number}", tokens=1000)
+    (first,) = (one for one in pool.decide() if isinstance(one, Placement))
+    assert first.remote
+    pool.offer("s", tokens=1000)
+    (second,) = (one for one in pool.decide() if isinstance(one, Placement))
+    assert (second.request.id, second.remote) == ("s", True), "batch prompts have left room in the prefill queue"
+
+
+def test_in_a_pool_without_interactive_work_prefill_workers_get_batch_prompts_as_any_others() -> None:
+    pool = Pool("", prefill="always")
+    pool.apart(decode="d", prefill="p")
+    for number in range(1, 4):
+        batch(pool, f"b{number}", tokens=1000)
+    assert len(pool.placed()) == 3
+
+
+def test_a_batch_request_whose_prompt_is_computed_elsewhere_takes_no_reserved_slot() -> None:
+    pool = Pool("", prefill="always", batch_reserve=0.25)
+    pool.apart(decode="d", prefill="p")
+    pool.report("d", running=6, batch=6, yielding=6)
+    batch(pool, "b1", tokens=1000)
+    assert pool.placed() == {}
+    pool.offer("s", tokens=1000)
+    assert pool.placed() == {"s": "d"}
