@@ -27,7 +27,7 @@ from headrace.broker.batches.quota import check_quota
 from headrace.broker.batches.record import BatchRecord, BatchStatus, LineCounts, LineError, NoticeState, line_name
 from headrace.broker.batches.result_files import ResultFiles, new_try, pages
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.shares import shares
+from headrace.broker.batches.shares import lines_out, shares
 from headrace.broker.batches.states import closing, end_of, move, overdue
 from headrace.broker.batches.store import BatchStore, StoredBatch
 from headrace.broker.batches.validation import InputLimits, validate
@@ -62,6 +62,7 @@ class BatchParts:
     settings: BatchSettings
     limits: InputLimits
     others: Callable[[], Iterable[BatchRecord]]
+    slots: Callable[[str], int] | None = None  # of the workers that serve a model; None: not known
     wall: Callable[[], float] = time.time
 
 
@@ -211,9 +212,13 @@ class BatchRun:
         others = [
             r for r in self._parts.others() if r.status == "in_progress" and r.model == record.model and r.id != record.id
         ]
-        share = shares([own, *others], self._parts.settings.window_lines, self._now())[record.id]
+        share = shares([own, *others], self._window(record.model), self._now())[record.id]
         room = min(share - len(progress.out), STRETCH, left)
         return room if room >= min(left, max(1, min(share // 4, STRETCH))) else 0
+
+    def _window(self, model: str) -> int:
+        most, slots = self._parts.settings.window_lines, self._parts.slots
+        return most if slots is None else lines_out(slots(model), most)
 
     async def _publish(self, stored: StoredBatch, plan: LinePlan, progress: LineProgress, room: int) -> None:
         record = stored.record

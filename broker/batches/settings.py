@@ -12,7 +12,7 @@ class BatchSettings:
     """Settings of batches in one frontend. Raises ValueError naming the setting and its value."""
 
     window_lines: Annotated[
-        int, Setting("Lines of all batches of a model that are stored as jobs and have no result yet.", least=1)
+        int, Setting("Most lines of all batches of a model that are stored as jobs and have no result yet.", least=1)
     ] = 1024
     max_lines: Annotated[int, Setting("Most lines of a batch.", least=1)] = 50_000
     max_file_bytes: Annotated[int, Setting("Largest input file.", least=1, most=4_000_000_000, metavar="BYTES")] = (

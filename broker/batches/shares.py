@@ -7,7 +7,17 @@ from collections.abc import Iterable
 from headrace.broker.batches.record import BatchRecord
 
 LEAST_LEFT_S = 30.0  # time that a batch near its end still counts with
+LINES_PER_SLOT = 4  # of the workers that serve the model: twice what carriers hold, so that none runs dry between two looks
+LEAST_OUT = 32
 FLOOR = 0.1  # the part of the window that is divided evenly, so that no batch waits for the end of another
+
+
+def lines_out(slots: int, most: int) -> int:
+    """Return how many lines of a model may be out at a time, by the slots of its workers.
+
+    Lines that are out are delivered in the order in which they were stored, so one that is due soon waits for all before it.
+    """
+    return min(most, max(LEAST_OUT, LINES_PER_SLOT * slots))
 
 
 def shares(records: Iterable[BatchRecord], window: int, now: float) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from headrace.broker.batches.batch_run import BatchParts
 from headrace.broker.batches.fan_out import FanOut
@@ -52,6 +53,7 @@ class BatchCarrying:
                 embedding_inputs=settings.max_inputs,
             ),
             others=self.view.records,
+            slots=partial(_slots_of, ingress),
         )
         self._owner = BatchOwner(parts, self.view, _IngressLeases(ingress), me=ingress.id)
 
@@ -63,6 +65,12 @@ class BatchCarrying:
         """Give up all batches, so that other frontends carry them on at once."""
         self.service.disown()
         await self._owner.drain(grace_s)
+
+
+def _slots_of(ingress: Ingress, model: str) -> int:
+    """Count the slots of the live workers that serve a model."""
+    pool = ingress.models.pool_of(model)
+    return 0 if pool is None else sum(max(1, member.slots) for member in ingress.members.serving_workers(pool))
 
 
 class _IngressLeases:

@@ -85,6 +85,8 @@ class Deployment:
     cancel_at_s: tuple[float, float] | None = None  # between these, by the seed
     slow_s: float = 0.3  # the longest that a line takes
     settings: BatchSettings = field(default_factory=lambda: BatchSettings(window_lines=3))
+    keep_s: float = 1000.0
+    slots: Callable[[str], int] | None = None
     batch: str = ""
     told: str = ""  # what the canceller was told
 
@@ -108,7 +110,7 @@ class Deployment:
             messaging, "hr_members", SUBJECTS.ingress_key(me), me.encode(), ttl_s=TTL_S, on_change=lambda held: None
         )
         parts = BatchParts(
-            store=BatchStore(messaging, SUBJECTS, keep_s=1000.0),
+            store=BatchStore(messaging, SUBJECTS, keep_s=self.keep_s),
             files=files,
             results=ResultStore(messaging, SUBJECTS),
             fan_out=FanOut(messaging, SUBJECTS, files),
@@ -117,6 +119,7 @@ class Deployment:
             settings=self.settings,
             limits=InputLimits(),
             others=view.records,
+            slots=self.slots,
             wall=machine.wall,
         )
         owner = BatchOwner(parts, view, _Leases(keeper, members), me=me)

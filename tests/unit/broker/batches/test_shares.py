@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.batches.record import BatchRecord, LineCounts
-from headrace.broker.batches.shares import shares
+from headrace.broker.batches.shares import LEAST_OUT, lines_out, shares
 from tests.unit.broker.batches.test_states import record
 
 HOUR = 3600
@@ -64,3 +64,10 @@ def test_three_windows_all_meet_their_deadlines_where_the_work_fits() -> None:
             if left[i] <= 0:
                 ended[i] = now
     assert all(ended[i] <= b.expires_at for i, b in batches.items())
+
+
+def test_no_more_lines_are_out_than_the_workers_of_the_model_can_use_soon() -> None:
+    assert lines_out(64, 1024) == 256
+    assert lines_out(4096, 1024) == 1024
+    assert lines_out(0, 1024) == LEAST_OUT, "workers that are gone for a moment find lines when they are back"
+    assert lines_out(64, 8) == 8
