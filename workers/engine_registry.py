@@ -66,11 +66,15 @@ def _load(name: str) -> Engine:
 
 
 def parser_family(name: str) -> ParserFamily:
-    """Return the parsers for tool calls and reasoning that come with this engine; the built-in ones for all but vLLM."""
+    """Return the parsers for tool calls and reasoning of this engine: the built-in ones but for vLLM and SGLang."""
     if name == "vllm":
         from headrace.workers.vllm.parsing import VllmParserFamily
 
         return VllmParserFamily()
+    if name == "sglang":
+        from headrace.workers.sglang.parsing import SglangParserFamily
+
+        return SglangParserFamily()
     from headrace.workers.parsing.builtin import BuiltinParserFamily
 
     return BuiltinParserFamily()

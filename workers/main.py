@@ -104,7 +104,7 @@ async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> Cho
 
 async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink: Sink) -> EngineInfo:
     args = dict(settings.engine_args)
-    if settings.engine == "vllm" and parsers.reasoning is not None:
+    if settings.engine in ("vllm", "sglang") and parsers.reasoning is not None:
         args["reasoning_parser"] = parsers.reasoning  # Structured output then begins after the reasoning.
     config = EngineConfig(
         model=settings.model,

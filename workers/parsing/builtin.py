@@ -13,7 +13,7 @@ from headrace.workers.parsing.call_ids import stable_call_id
 from headrace.workers.parsing.families import Traits
 from headrace.workers.parsing.interface import ParseRequirements, ParserNames, named_function
 from headrace.workers.parsing.schema import forced_schema
-from headrace.workers.parsing.selection import Chosen, traits_of
+from headrace.workers.parsing.selection import Chosen, Kind, traits_of
 from headrace.workers.parsing.stages import Hermes, Named, Plain, Required, Stage, Think
 from headrace.workers.text.tokens import TokenTable
 
@@ -67,7 +67,7 @@ class BuiltinParserFamily:
         folder = str(args.get("tokenizer_dir") or BUNDLED_TOKENIZER)
         return traits_of(folder, {})
 
-    def translate(self, name: str) -> str:
+    def translate(self, name: str, kind: Kind) -> str:
         return _LIKE.get(name, name)
 
     def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:

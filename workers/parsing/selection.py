@@ -13,7 +13,7 @@ import structlog
 
 from headrace.workers.engine import Engine, EngineInfo
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.parsing.families import REASONING, TOOLS, Rule, Traits, first
+from headrace.workers.parsing.families import REASONING, TOOLS, Traits, first
 from headrace.workers.parsing.interface import ParserNames, ParserSet
 from headrace.workers.text.tokens import TokenTable
 
@@ -43,7 +43,7 @@ class ParserFamily(Protocol):
     def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
         """Return the traits in the model's files."""
 
-    def translate(self, name: str) -> str:
+    def translate(self, name: str, kind: Kind) -> str:
         """Return this family's name for a parser that a rule of `headrace.workers.parsing.families` names."""
 
     def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
@@ -66,7 +66,7 @@ def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args:
         if reasoning not in (AUTO, own):
             raise EngineStartFailed(f"the reasoning parser is {reasoning!r} and, among the engine's settings, {own!r}")
         reasoning = str(own)
-    if (tool, reasoning) == (NONE, NONE) or args.get("runner") == "pooling":
+    if (tool, reasoning) == (NONE, NONE) or args.get("runner") == "pooling" or args.get("is_embedding"):
         return Chosen()
     known = family.known(model)
     _check_name("tool", tool, known.tools)
@@ -78,8 +78,8 @@ def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args:
     if reasoning == AUTO:
         guessed.add("reasoning")
     chosen = Chosen(
-        _resolve(tool, TOOLS, traits, known.tools, family),
-        _resolve(reasoning, REASONING, traits, known.reasoning, family),
+        _resolve("tool", tool, traits, known.tools, family),
+        _resolve("reasoning", reasoning, traits, known.reasoning, family),
         frozenset(guessed),
     )
     chosen = family.check(chosen, model, args)
@@ -95,13 +95,13 @@ def _check_name(kind: Kind, name: str, known: tuple[str, ...]) -> None:
     raise EngineStartFailed(f"there is no {kind} parser {name!r}{hint}; known: auto, none, {', '.join(known)}")
 
 
-def _resolve(name: str, rules: tuple[Rule, ...], traits: Traits, known: tuple[str, ...], family: ParserFamily) -> str | None:
+def _resolve(kind: Kind, name: str, traits: Traits, known: tuple[str, ...], family: ParserFamily) -> str | None:
     if name == NONE:
         return None
     if name != AUTO:
         return name
-    guess = first(rules, traits)
-    own = family.translate(guess) if guess is not None else None
+    guess = first(TOOLS if kind == "tool" else REASONING, traits)
+    own = family.translate(guess, kind) if guess is not None else None
     if own is not None and own not in known:
         log.warning(
             "parsers.unknown_family", parser=guess, meaning="this engine does not bring the parser of this model family"

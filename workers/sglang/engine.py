@@ -63,6 +63,11 @@ class SglangEngine:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    @property
+    def child_pid(self) -> int | None:
+        """Return the id of the child process, None if there is none."""
+        return self._child.pid if self._child is not None else None
+
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
         self._sink = sink
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-sglang-"))  # only this user may enter it

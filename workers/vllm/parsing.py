@@ -54,7 +54,7 @@ class VllmParserFamily:
     def traits(self, model: str, args: Mapping[str, Any]) -> Traits:
         return traits_of(model, args)
 
-    def translate(self, name: str) -> str:
+    def translate(self, name: str, kind: Kind) -> str:
         return name
 
     def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:

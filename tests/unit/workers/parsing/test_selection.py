@@ -12,7 +12,7 @@ from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.builtin import BuiltinParserFamily
 from headrace.workers.parsing.families import REASONING, TOOLS, Traits, first
 from headrace.workers.parsing.interface import ParserNames
-from headrace.workers.parsing.selection import Chosen, choose, traits_of
+from headrace.workers.parsing.selection import Chosen, Kind, choose, traits_of
 
 TEMPLATES = Path(__file__).parents[3] / "support" / "chat_templates"
 
@@ -52,7 +52,7 @@ class Paper(BuiltinParserFamily):
         self.asked.append(model)
         return self._traits
 
-    def translate(self, name: str) -> str:
+    def translate(self, name: str, kind: Kind) -> str:
         return name
 
 
