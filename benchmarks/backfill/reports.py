@@ -12,12 +12,13 @@ from headrace.broker.messages import LoadReport
 
 
 class Reports(News):
-    """`yielding`: the batch runs of each worker that would make way."""
+    """`batch`: the batch runs of each worker; `yielding`: those that would make way."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.batch: defaultdict[str, int] = defaultdict(int)
         self.yielding: defaultdict[str, int] = defaultdict(int)
 
     def _hear_report(self, report: LoadReport) -> None:
         yielding = min(self.yielding[report.worker], report.running)
-        super()._hear_report(msgspec.structs.replace(report, yielding=yielding))
+        super()._hear_report(msgspec.structs.replace(report, batch=self.batch[report.worker], yielding=yielding))

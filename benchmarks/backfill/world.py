@@ -11,24 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.backfill.reports import Reports
+from benchmarks.disagg.news import News
 from benchmarks.disagg.node import Node, Request
-from benchmarks.virtual_clock import VirtualClock
+from benchmarks.pool_world import PoolWorld
 from headrace.broker.messages import Envelope, EventKind, JobEvent, Sampling
 from headrace.broker.protocol.preemption import choose, may_yield
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import SessionSettings
 from headrace.jetstream.ports import Delivery
-from headrace.router.index.factory import create_index
-from headrace.router.index.view import Caches
-from headrace.router.placement.scheduler import Scheduler
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.router.placement.types import Placement, Shed, Waiting
+from headrace.router.placement.types import Placement, Waiting
 from headrace.router.settings import SessionOptions
 from headrace.workers.engine import Output, Role
 from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.sim.faults import SequenceFaults
 from headrace.workers.sim.settings import SimSettings
-from headrace.workers.sim.transfer.fabric import LocalFabric
 
 PLACE_S = 0.003  # placement → the worker has it
 EVENT_S = 0.001
@@ -65,7 +62,7 @@ class Served:
         return self.first_s - self.request.at_s
 
 
-class World:
+class World(PoolWorld):
     """`interactive` come at their times; `batch` is a file of which the router's window is kept full. `run` is for once."""
 
     def __init__(
@@ -75,46 +72,28 @@ class World:
         engines: Sequence[SimSettings],
         settings: SchedulerSettings,
     ) -> None:
-        self.clock = VirtualClock()
-        self.view = Caches(create_index())
-        self.router = Scheduler(settings, self.view, name="r")
+        nodes = [(f"w{number}", Role.AGGREGATED, engine) for number, engine in enumerate(engines)]
+        super().__init__(nodes, settings, len(interactive) + len(batch))
         self.served = [Served(str(n), request) for n, request in enumerate([*interactive, *batch])]
         self.interactive = self.served[: len(interactive)]
         self.batch = self.served[len(interactive) :]
         self._file = deque(self.batch)
         self._pulled = 0  # batch requests in the router's window
-        self._reports = Reports(self.clock, self.router, self.view, self._changed)
-        self.nodes: dict[str, Node] = {}
-        self.runs: dict[str, dict[str, Served]] = {}
-        fabric = LocalFabric()
-        for number, engine in enumerate(engines):
-            name = f"w{number}"
-            node = Node(name, Role.AGGREGATED, engine, fabric=fabric, clock=lambda: self.clock.now_s, stir=self._stir)
-            self.nodes[name], self.runs[name] = node, {}
-            self.view.add_worker(name, capacity_blocks=engine.blocks)
-            self.router.put_worker(node.info(engine), 0.0)
-        self._wake_s = float("inf")
-        self._dirty = False
-        self._open = len(self.served)
-        self.shed = 0
+        self.runs: dict[str, dict[str, Served]] = {name: {} for name in self.nodes}
+
+    def make_news(self) -> News:
+        self._reports = Reports(self.clock, self.router, self.view, self.changed)
+        return self._reports
 
     def run(self, until_s: float = float("inf")) -> None:
         """Serve until everything has ended or the time is over."""
         for served in self.interactive:
             self.clock.at(served.request.at_s, self._arrive, served)
-        for node in self.nodes.values():
-            self.clock.at(0.0, self._reports.heartbeat, node)
         self._pull()
-        while self._open and self.clock.next_s <= until_s:
-            self.clock.jump()
-            if self._dirty:
-                self._decide()
+        self.serve(until_s)
         for running in self.runs.values():
             for served in running.values():
                 served.held_s += self.clock.now_s - served.began_s
-
-    def _changed(self) -> None:
-        self._dirty = True
 
     # -- the router ----------------------------------------------------------------------------------------------------
 
@@ -126,7 +105,6 @@ class World:
     def _arrive(self, served: Served) -> None:
         request, now_s = served.request, self.clock.now_s
         request_class = ("rb" if served.attempt > 1 else "batch") if served.batch else "std"
-        node = next(iter(self.nodes.values()))
         waiting = Waiting(
             id=served.id,
             key=served,
@@ -134,39 +112,16 @@ class World:
             tokens=len(request.tokens),
             max_tokens=request.output,
             chain=request.chain,
-            block_size=node.engine.settings.block_size,
+            block_size=self.block_size,
             request_class=request_class,
             tenant="files" if served.batch else "people",
             arrived_s=now_s,
         )
         if self.router.offer(waiting, now_s) is not None:
-            self._lost()
-        self._dirty = True
+            self.refused()
+        self.changed()
 
-    def _lost(self) -> None:
-        self.shed += 1
-        self._open -= 1
-
-    def _decide(self) -> None:
-        self._dirty = False
-        if not self.router.waiting:
-            return
-        for decision in self.router.decide(self.clock.now_s):
-            if isinstance(decision, Shed):
-                self._lost()
-            else:
-                self._place(decision)
-        wake_s = self.router.next_wake_s(self.clock.now_s)
-        if wake_s is not None and wake_s < self._wake_s:
-            self._wake_s = max(wake_s, self.clock.now_s + 0.001)
-            self.clock.at(self._wake_s, self._wake, self._wake_s)
-
-    def _wake(self, wake_s: float) -> None:
-        if wake_s == self._wake_s:
-            self._wake_s = float("inf")
-            self._dirty = True
-
-    def _place(self, placement: Placement) -> None:
+    def place(self, placement: Placement) -> None:
         served = placement.request.key
         assert isinstance(served, Served)
         served.worker, served.kept = placement.worker, placement.kept
@@ -175,13 +130,9 @@ class World:
             self._pull()
         self.clock.at(self.clock.now_s + PLACE_S, self._start, served)
 
-    def _hear(self, event: JobEvent) -> None:
-        self.router.on_event(event, self.clock.now_s)
-        self._dirty = True
-
     def _say(self, kind: EventKind, served: Served, tokens: int, *, uncached: int = 0) -> None:
         event = JobEvent(kind, served.id, served.attempt, served.worker, tokens, uncached)
-        self.clock.at(self.clock.now_s + EVENT_S, self._hear, event)
+        self.clock.at(self.clock.now_s + EVENT_S, self.hear, event)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -211,7 +162,7 @@ class World:
                 NO_FAULTS,
             )
             self._say("started", served, len(served.request.tokens))
-            self._stir(node)
+            self.stir(node)
         self._note(node)
 
     def _preempt(self, node: Node, served: Served) -> None:
@@ -234,32 +185,13 @@ class World:
         running = self.runs[node.name]
         node.runs = len(running)
         runs = [one.run for one in running.values() if one.run is not None]
+        self._reports.batch[node.name] = sum(one.batch for one in running.values())
         self._reports.yielding[node.name] = sum(may_yield(run, MOST_PREEMPTIONS) for run in runs)
         self._reports.soon(node)
 
     # -- engines -------------------------------------------------------------------------------------------------------
 
-    def _stir(self, node: Node) -> None:
-        if not node.busy and node.wake_s > self.clock.now_s:
-            node.wake_s = self.clock.now_s
-            self.clock.at(self.clock.now_s, self._step, node, self.clock.now_s)
-
-    def _step(self, node: Node, wake_s: float) -> None:
-        if node.busy or node.wake_s != wake_s:
-            return
-        node.wake_s = float("inf")
-        result = node.engine.step()
-        if result is None:
-            self._reports.cache(node, node.manager.take_events(), 0.0)
-            return
-        node.busy = True
-        node.step_ends_s = self.clock.now_s + result.duration_s
-        node.busy_s += result.duration_s
-        self._reports.cache(node, result.events, result.duration_s)
-        self.clock.at(node.step_ends_s, self._stepped, node, result.outputs, result.prefill_tokens)
-
-    def _stepped(self, node: Node, outputs: list[Output], computed: int) -> None:
-        node.busy = False
+    def stepped(self, node: Node, outputs: list[Output], computed: int) -> None:
         ended = False
         running = self.runs[node.name]
         for output in outputs:
@@ -273,11 +205,10 @@ class World:
                 ended = True
                 served.ended_s = self.clock.now_s
                 self._leave(served)
-                self._open -= 1
+                self.ended()
                 self._say("settled", served, served.request.output)
         if ended or computed:
             self._note(node)
-        self._stir(node)
 
     def _first(self, served: Served, output: Output) -> None:
         if served.first_s < 0:

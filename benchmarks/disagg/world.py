@@ -13,68 +13,44 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.disagg.news import EVENT_S, News
+from benchmarks.disagg.news import EVENT_S
 from benchmarks.disagg.node import Node, Request, Served
-from benchmarks.virtual_clock import VirtualClock
+from benchmarks.pool_world import PoolWorld
 from headrace.broker.codec import parse_prefill_header, prefill_header
 from headrace.broker.messages import EventKind, JobEvent, Sampling
-from headrace.router.index.factory import create_index
-from headrace.router.index.view import Caches
-from headrace.router.placement.scheduler import Scheduler
+from headrace.broker.protocol.run import BATCH_LATER
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.router.placement.types import Placement, Shed, Waiting
+from headrace.router.placement.types import Placement, Waiting
 from headrace.workers.engine import Handover, Output, Role
 from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.sim.faults import SequenceFaults
 from headrace.workers.sim.settings import SimSettings
-from headrace.workers.sim.transfer.fabric import LocalFabric
 
 PLACE_S = 0.003  # placement → the worker has claimed it
 JOB_S = 0.004  # prefill job published → a prefill worker has it
 DONE_S = 0.003  # computed → the decode worker has asked back and submits
+BATCH = "batch"  # requests of this kind are of class batch
 NO_FAULTS = SequenceFaults()
 
 
-class World:
+class World(PoolWorld):
     """`nodes`: (role, engine settings) of each worker. `run` is for once."""
 
     def __init__(
         self, requests: Sequence[Request], nodes: Sequence[tuple[Role, SimSettings]], settings: SchedulerSettings
     ) -> None:
-        self.clock = VirtualClock()
-        fabric = LocalFabric()
-        self.view = Caches(create_index())
-        self.router = Scheduler(settings, self.view, name="r")
-        self._news = News(self.clock, self.router, self.view, self._heard)
-        self.nodes = {}
-        for n, (role, engine) in enumerate(nodes):
-            name = f"{role.value}-{n}"
-            self.nodes[name] = node = Node(name, role, engine, fabric=fabric, clock=lambda: self.clock.now_s, stir=self.stir)
-            self.view.add_worker(name, capacity_blocks=engine.blocks)
-            self.router.put_worker(node.info(engine), 0.0)
+        named = [(f"{role.value}-{n}", role, engine) for n, (role, engine) in enumerate(nodes)]
+        super().__init__(named, settings, len(requests))
         self.prefills = [node for node in self.nodes.values() if node.role is Role.PREFILL]
         self.served = [Served(str(n), request) for n, request in enumerate(requests)]
         self.queue: deque[Served] = deque()
-        self.shed = 0
-        self.steps = 0
-        self._open = len(self.served)
-        self._wake_s = float("inf")
-        self._dirty = False
 
     def run(self, until_s: float = float("inf")) -> list[Served]:
         """All requests in order; what is not through by then stays as it is."""
         for served in self.served:
             self.clock.at(served.request.at_s, self._arrive, served)
-        for node in self.nodes.values():
-            self.clock.at(0.0, self._news.heartbeat, node)
-        while self._open and self.clock.next_s <= until_s:
-            self.clock.jump()
-            if self._dirty:
-                self._decide()
+        self.serve(until_s)
         return self.served
-
-    def _heard(self) -> None:
-        self._dirty = True
 
     # -- the router ----------------------------------------------------------------------------------------------------
 
@@ -86,41 +62,15 @@ class World:
             tokens=len(request.tokens),
             max_tokens=request.output,
             chain=request.chain,
-            block_size=self._block_size,
+            block_size=self.block_size,
+            request_class="batch" if request.kind == BATCH else "std",
             arrived_s=self.clock.now_s,
         )
         if self.router.offer(waiting, self.clock.now_s) is not None:
-            self._lost()
-        self._dirty = True
+            self.refused()
+        self.changed()
 
-    @property
-    def _block_size(self) -> int:
-        return next(iter(self.nodes.values())).engine.settings.block_size
-
-    def _lost(self) -> None:
-        self.shed += 1
-        self._open -= 1
-
-    def _decide(self) -> None:
-        self._dirty = False
-        if not self.router.waiting:
-            return
-        for decision in self.router.decide(self.clock.now_s):
-            if isinstance(decision, Shed):
-                self._lost()
-            else:
-                self._place(decision)
-        wake_s = self.router.next_wake_s(self.clock.now_s)
-        if wake_s is not None and wake_s < self._wake_s:
-            self._wake_s = max(wake_s, self.clock.now_s + 0.001)
-            self.clock.at(self._wake_s, self._wake, self._wake_s)
-
-    def _wake(self, wake_s: float) -> None:
-        if wake_s == self._wake_s:
-            self._wake_s = float("inf")
-            self._dirty = True
-
-    def _place(self, placement: Placement) -> None:
+    def place(self, placement: Placement) -> None:
         served = placement.request.key
         assert isinstance(served, Served)
         served.worker = placement.worker
@@ -129,15 +79,11 @@ class World:
         served.prefill = parse_prefill_header(headers)
         self.clock.at(self.clock.now_s + PLACE_S, self._start, served)
 
-    def _hear(self, event: JobEvent) -> None:
-        self.router.on_event(event, self.clock.now_s)
-        self._dirty = True
-
     def _say(self, kind: EventKind, served: Served, *, uncached: int = 0) -> None:
         request = served.request
         tokens = request.output if kind == "settled" else len(request.tokens)
         event = JobEvent(kind, served.id, 1, served.worker, tokens, uncached, len(request.chain))
-        self.clock.at(self.clock.now_s + EVENT_S, self._hear, event)
+        self.clock.at(self.clock.now_s + EVENT_S, self.hear, event)
 
     # -- the worker that owns the request ------------------------------------------------------------------------------
 
@@ -145,7 +91,7 @@ class World:
         node = self.nodes[served.worker]
         node.runs += 1
         self._say("started", served)
-        self._news.soon(node)
+        self.news.soon(node)
         decision = served.prefill
         if decision is None or not decision.remote:
             self._submit(node, served, None, served.request.output)
@@ -168,7 +114,12 @@ class World:
         tokens = served.request.tokens
         sampling = Sampling(max_tokens=max_tokens)
         sequence = EngineSequence(
-            id=served.id, token_ids=tokens, prompt_tokens=len(tokens), sampling=sampling, handover=handover
+            id=served.id,
+            token_ids=tokens,
+            prompt_tokens=len(tokens),
+            sampling=sampling,
+            priority=BATCH_LATER if served.request.kind == BATCH else 0,
+            handover=handover,
         )
         node.engine.submit(sequence, NO_FAULTS)
         self.stir(node)
@@ -194,40 +145,14 @@ class World:
             node = min(asking, key=lambda one: one.idle_since_s)
             served = node.named.popleft() if node.named else self.queue.popleft()
             request = served.request
-            uncached = len(request.tokens) - node.manager.known(request.chain) * self._block_size
+            uncached = len(request.tokens) - node.manager.known(request.chain) * self.block_size
             node.budget.reserve(served.id, uncached)
             node.runs += 1
             self._submit(node, served, Handover(kind="prefill"), 1)
 
     # -- engines -------------------------------------------------------------------------------------------------------
 
-    def stir(self, node: Node) -> None:
-        """There may be something to do for its engine."""
-        if not node.busy and node.wake_s > self.clock.now_s:
-            node.wake_s = self.clock.now_s
-            self.clock.at(self.clock.now_s, self._step, node, self.clock.now_s)
-
-    def _step(self, node: Node, wake_s: float) -> None:
-        if node.busy or node.wake_s != wake_s:
-            return
-        node.wake_s = float("inf")
-        result = node.engine.step()
-        if result is None:
-            self._news.cache(node, node.manager.take_events(), 0.0)
-            at_s = node.engine.next_at()
-            if at_s is not None:
-                node.wake_s = max(at_s, self.clock.now_s)
-                self.clock.at(node.wake_s, self._step, node, node.wake_s)
-            return
-        self.steps += 1
-        node.busy = True
-        node.step_ends_s = self.clock.now_s + result.duration_s
-        node.busy_s += result.duration_s
-        self._news.cache(node, result.events, result.duration_s)
-        self.clock.at(self.clock.now_s + result.duration_s, self._stepped, node, result.outputs, result.prefill_tokens)
-
-    def _stepped(self, node: Node, outputs: list[Output], computed: int) -> None:
-        node.busy = False
+    def stepped(self, node: Node, outputs: list[Output], computed: int) -> None:
         ended = False
         now_s = self.clock.now_s
         for output in outputs:
@@ -246,11 +171,10 @@ class World:
             if output.finish is not None:
                 ended = True
                 node.runs -= 1
-                self._open -= 1
+                self.ended()
                 self._say("settled", served)
         if ended or computed:
-            self._news.soon(node)
-        self.stir(node)
+            self.news.soon(node)
 
     def _first(self, node: Node, served: Served, output: Output) -> None:
         served.first_s = self.clock.now_s
