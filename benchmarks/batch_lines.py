@@ -117,6 +117,22 @@ def show_cpu(what: str, cost: dict[str, float]) -> None:
     print(f"{what}: {sum(cost.values()):.3f} ms of CPU each ({each})", flush=True)
 
 
+def cancel_one(client: openai.OpenAI, file: Path, lines: int) -> None:
+    """Cancel a batch once a tenth of its lines have a result, and print how long it takes to end."""
+    with file.open("rb") as data:
+        uploaded = client.files.create(file=data, purpose="batch")
+    batch = client.batches.create(input_file_id=uploaded.id, endpoint=PATH, completion_window="24h")
+    while batch.request_counts is None or batch.request_counts.completed < lines // 10:
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    began = time.perf_counter()
+    client.batches.cancel(batch.id)
+    while batch.status != "cancelled":
+        time.sleep(0.02)
+        batch = client.batches.retrieve(batch.id)
+    print(f"cancelled in {time.perf_counter() - began:.1f} s: {batch.request_counts}")
+
+
 def main() -> None:
     """Run one batch and print what it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -127,6 +143,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.002, help="time of an engine step")
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--compare", action="store_true", help="measure the same requests as chats over HTTP, too")
+    parser.add_argument("--cancel", action="store_true", help="cancel the batch, and measure how long that takes")
     wishes = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         deployment = Deployment(Path(folder), wishes.port, wishes.workers, routers=1, arguments=engine_of(wishes.step_s))
@@ -154,6 +171,9 @@ def measure(deployment: Deployment, client: openai.OpenAI, wishes: argparse.Name
         chats = cpu_ms(before, snapshot(pids), wishes.lines)
         show_cpu(f"{answered} of {wishes.lines} chats answered, {wishes.lines / seconds:.0f}/s", chats)
     write_input(file, requests(0, wishes.lines))
+    if wishes.cancel:
+        cancel_one(client, file, wishes.lines)
+        return
     before, most, began = snapshot(pids), {}, time.perf_counter()
     batch = run_batch(client, file, pids, most)
     seconds, after = time.perf_counter() - began, snapshot(pids)

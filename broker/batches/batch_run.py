@@ -37,6 +37,7 @@ from headrace.jetstream.errors import JetStreamError, RevisionConflict
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # between two looks at the results of lines that are out
+LOOK_ALL_S = 1.0  # between two looks at all of them: lines end about in the order in which they were published
 COUNT_S = 2.0  # between two writes of counts alone
 STRETCH = 256  # lines that are published before the cursor is moved
 PAGE = 250  # results that are read at once
@@ -79,6 +80,7 @@ class BatchRun:
         self._progress: LineProgress | None = None
         self._tries: list[str] = []  # of this owner
         self._counted_at = 0.0
+        self._next_look_s = self._next_whole_look_s = 0.0  # by the clock of the event loop
         self._told = False  # the carriers know that the batch is being closed
 
     async def run(self) -> None:
@@ -190,8 +192,27 @@ class BatchRun:
             self._progress = progress
         else:
             progress = self._progress
-            await self._look(record, progress, list(progress.out))
+            await self._look_at_out(record, progress)
         return progress
+
+    async def _look_at_out(self, record: BatchRecord, progress: LineProgress) -> None:
+        """Look at the oldest lines that are out, as far as some of a page have a result; now and then at all of them.
+
+        To look at all of them each time, right after they were published too, costs the server several reads a line.
+        """
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look_s:
+            return
+        whole = now >= self._next_whole_look_s
+        for page in pages(progress.out, PAGE):
+            left = progress.waiting
+            await self._look(record, progress, page)
+            if progress.waiting == left and not whole:
+                break
+        now = asyncio.get_running_loop().time()
+        self._next_look_s = now + LOOK_S
+        if whole:
+            self._next_whole_look_s = now + LOOK_ALL_S
 
     async def _look(self, record: BatchRecord, progress: LineProgress, numbers: Iterable[int]) -> None:
         before = progress.counts
@@ -213,7 +234,7 @@ class BatchRun:
             r for r in self._parts.others() if r.status == "in_progress" and r.model == record.model and r.id != record.id
         ]
         share = shares([own, *others], self._window(record.model), self._now())[record.id]
-        room = min(share - len(progress.out), STRETCH, left)
+        room = min(share - progress.waiting, STRETCH, left)
         return room if room >= min(left, max(1, min(share // 4, STRETCH))) else 0
 
     def _window(self, model: str) -> int:

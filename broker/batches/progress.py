@@ -18,7 +18,17 @@ class LineProgress:
         self._state = bytearray(total)
         self._done = self._failed = 0
         self._tokens = ResultTokens()
-        self.out: set[int] = set()  # published by this owner or an earlier one, without a result that was seen
+        self._out: dict[int, None] = {}  # an ordered set
+
+    @property
+    def out(self) -> list[int]:
+        """The lines that were published, by this owner or an earlier one, without a result that was seen: the oldest first."""
+        return list(self._out)
+
+    @property
+    def waiting(self) -> int:
+        """The number of these lines."""
+        return len(self._out)
 
     @property
     def counts(self) -> LineCounts:
@@ -37,11 +47,11 @@ class LineProgress:
 
     def publish(self, numbers: Iterable[int]) -> None:
         """Note that lines may be stored as jobs."""
-        self.out.update(number for number in numbers if not self._state[number - 1])
+        self._out.update((number, None) for number in numbers if not self._state[number - 1])
 
     def see(self, number: int, result: JobResult) -> None:
         """Note the result of a line. It never changes, so a second look changes nothing."""
-        self.out.discard(number)
+        self._out.pop(number, None)
         if self._state[number - 1] != _OPEN:
             return
         if file_kind(result) == "output":

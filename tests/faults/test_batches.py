@@ -1,4 +1,4 @@
-"""A batch while its frontends, router, workers and the server are killed: each line once, in the right file."""
+"""A batch of thousands of lines while everything is killed, and while it is cancelled: each line once, in the right file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
 
 LINES = 5000
 TOKENS = 6
+CANCELLED_S = 30.0  # several times what it takes on a quiet machine
 VICTIMS = (("frontend", 0), ("worker", 0), ("router", 0), ("server", 0), ("frontend", 1), ("worker", 1))
 FAST = ('timing_overrides={"decode_base_s": 0.004, "prefill_tokens_per_s": 20000}', "slots=64")
 
@@ -109,3 +110,36 @@ async def test_each_line_is_answered_once_whatever_is_killed(tmp_path: Path) -> 
         print(f"killed while it ran: {', '.join(killed)}")
         assert len(killed) >= 4
         await client.close()
+
+
+async def test_a_cancelled_batch_is_over_soon_and_none_of_its_lines_runs_on(tmp_path: Path) -> None:
+    slow = ('timing_overrides={"decode_base_s": 0.02, "prefill_tokens_per_s": 20000}', "slots=64")
+    async with deployed(tmp_path, workers=2, frontends=2, engine=slow) as scene:
+        client = Client(scene)
+        names = {f"c{number}" for number in range(1, LINES + 1)}
+        data = b"".join(line(number) for number in range(1, LINES + 1))
+        file = await client(lambda c: c.files.create(file=("in.jsonl", data), purpose="batch"))
+        made = await client(
+            lambda c: c.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        )
+        async with asyncio.timeout(60):
+            while (await client(lambda c: c.batches.retrieve(made.id))).request_counts.completed < 200:
+                await asyncio.sleep(0.1)
+        cancelled = await client(lambda c: c.batches.cancel(made.id))
+        assert cancelled.status in ("cancelling", "cancelled")
+        async with asyncio.timeout(CANCELLED_S):
+            while (batch := await client(lambda c: c.batches.retrieve(made.id))).status != "cancelled":
+                await asyncio.sleep(0.1)
+        output, errors = await lines_of(client, batch.output_file_id), await lines_of(client, batch.error_file_id)
+        assert output.keys() | errors.keys() == names
+        assert not output.keys() & errors.keys()
+        closed = [one["custom_id"] for one in errors.values() if one["error"] and one["error"]["code"] == "batch_cancelled"]
+        assert len(output) >= 200
+        assert len(closed) > LINES // 2
+        await scene.until("no line runs any more", lambda: held_by_none(scene))
+        await scene.at_rest()
+        await client.close()
+
+
+async def held_by_none(scene: Scene) -> bool:
+    return await scene.held() == 0

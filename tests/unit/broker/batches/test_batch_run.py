@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 import pytest
 
 from headrace.broker.batches import batch_run
 from headrace.broker.batches.batch_run import BatchRun
-from headrace.broker.batches.record import BatchRecord, LineCounts
+from headrace.broker.batches.record import BatchRecord, LineCounts, line_name
 from headrace.broker.durable.stored_job import parse_job
 from headrace.broker.messages import JobResult, JobStatus, ResultResponse, ResultTokens
 from headrace.jetstream.errors import PayloadTooLarge, QueueFull
@@ -60,6 +60,12 @@ class Play:
             result = JobResult(id=job.name, status=status, custom_id=job.custom_id, response=response, tokens=tokens)
             self.scene.results.stored.setdefault(job.name, result)
         self.answered = len(self.scene.messaging.published)
+
+    def answer_only(self, *numbers: int) -> None:
+        """Commit results of these lines alone."""
+        self.answer()
+        names = {line_name(self.batch.id, number) for number in numbers}
+        self.scene.results.stored = {name: result for name, result in self.scene.results.stored.items() if name in names}
 
     async def record(self) -> BatchRecord:
         return (await self.scene.store.read("_", self.batch.id)).record
@@ -300,3 +306,61 @@ async def test_files_of_a_try_whose_owner_died_are_swept_by_the_next() -> None:
     done = await play.run()
     assert done.status == "completed"
     assert set(play.scene.files.stored) == {("_", "file-1"), ("_", done.output_file_id)}
+
+
+class Looks:
+    """Notes which lines of a batch are looked at."""
+
+    def __init__(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pages: list[list[int]] = []
+        get_many = play.scene.results.get_many
+
+        async def noted(tenant: str, tokens: Sequence[str]) -> Mapping[str, JobResult]:
+            self.pages.append([int(token.rpartition("-")[2]) for token in tokens])
+            return await get_many(tenant, tokens)
+
+        monkeypatch.setattr(play.scene.results, "get_many", noted)
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async def now() -> bool:
+            return reached()
+
+        await until(now)
+
+
+async def test_only_the_oldest_lines_that_are_out_are_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six lines in pages of two: a result of line 1 is seen, one of line 6 only when all of them are looked at."""
+    monkeypatch.setattr(batch_run, "PAGE", 2)
+    monkeypatch.setattr(batch_run, "LOOK_ALL_S", 3600.0)
+    play = Play(lines=6)
+    await play.start()
+    looks = Looks(play, monkeypatch)
+    running = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
+    await looks.until(lambda: [5, 6] in looks.pages)  # the first look is one at all of them
+    looks.pages.clear()
+    await looks.until(lambda: len(looks.pages) >= 5)
+    assert looks.pages[:5] == [[1, 2]] * 5
+    play.answer_only(1, 6)
+    looks.pages.clear()
+    await looks.until(lambda: len(looks.pages) >= 4)
+    assert looks.pages[:4] == [[1, 2], [3, 4], [2, 3], [2, 3]]  # where a line has a result, the next page is looked at as well
+    running.cancel()
+
+
+async def test_lines_that_overtake_others_are_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PAGE", 2), ("LOOK_ALL_S", 0.0), ("COUNT_S", 0.0)):
+        monkeypatch.setattr(batch_run, name, value)
+    play = Play(lines=6)
+    await play.start()
+    running = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
+
+    async def published() -> bool:
+        return len(play.scene.messaging.published) == 6
+
+    async def seen() -> bool:
+        return (await play.record()).counts.completed == 1
+
+    await until(published)
+    play.answer_only(6)
+    await until(seen)
+    running.cancel()

@@ -23,7 +23,8 @@ def test_each_line_counts_once_by_its_first_result(looks: list[tuple[int, JobSta
     assert progress.counts == LineCounts(total=9, completed=len(done), failed=len(failed))
     assert list(progress.of_kind("output")) == done
     assert list(progress.of_kind("error")) == failed
-    assert progress.out == set(progress.open(range(1, 10)))
+    assert sorted(progress.out) == progress.open(range(1, 10))
+    assert progress.waiting == len(progress.out)
     assert progress.complete == (len(first) == 9)
     assert progress.tokens == ResultTokens(prompt=2 * len(first), completion=len(first))
 
@@ -32,7 +33,7 @@ def test_a_line_whose_result_was_seen_is_not_waited_for_again() -> None:
     progress = LineProgress(2)
     progress.see(1, JobResult(id="x", status="done"))
     progress.publish([1, 2])
-    assert progress.out == {2}
+    assert progress.out == [2]
 
 
 def test_a_batch_without_lines_is_complete() -> None:
