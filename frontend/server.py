@@ -21,6 +21,8 @@ from starlette.types import ASGIApp
 
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.durable.carrying.carrier import Carrier
+from headrace.broker.durable.queue_quotas import QueueQuotas
+from headrace.broker.durable.quota import QuotaLimits
 from headrace.broker.durable.stored_jobs import StoredJobs
 from headrace.broker.files.store import FileStore
 from headrace.broker.files.sweeper import FileSweeper
@@ -132,6 +134,12 @@ class _Work:
             )
             files = FileStore(work, subjects, file_limits(settings))
             batches = self._carried = BatchCarrying(work, subjects, ingress, files, self._batches)
+            quotas = QueueQuotas(
+                work,
+                subjects,
+                QuotaLimits(jobs=settings.tenant_jobs, bytes=settings.tenant_job_bytes, tokens=settings.tenant_job_tokens),
+                is_line=batches.view.has,
+            )
             frontend = build_frontend(
                 ingress,
                 settings,
@@ -140,7 +148,7 @@ class _Work:
                 stores=Stores(
                     responses=ResponseStore(work, subjects, limits),
                     records=RecordIndex(work, subjects, ttl_s=settings.response_ttl_s),
-                    jobs=StoredJobs(work, subjects),
+                    jobs=StoredJobs(work, subjects, quotas),
                     uploads=UploadStore(work, subjects, files),
                     batches=batches.service,
                 ),
@@ -151,6 +159,7 @@ class _Work:
             background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
             background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
             background.append(group.create_task(batches.run(), name="batches"))
+            background.append(group.create_task(quotas.run(lambda: ingress.lease_held), name="quotas"))
             if settings.carry_jobs:
                 carrier = self._carrier = Carrier(work, subjects, ingress, frontend.renderer, batches=batches.view)
                 background.append(group.create_task(carrier.run(), name="carrier"))

@@ -138,6 +138,11 @@ class FrontendSettings:
     tenant_file_bytes: Annotated[int, Setting("Most bytes in files of a tenant.", least=1, metavar="BYTES")] = (
         10 * 1024 * 1024 * 1024
     )
+    tenant_jobs: Annotated[int, Setting("Most stored jobs that a tenant may have queued; 0: no limit.", least=0)] = 500_000
+    tenant_job_bytes: Annotated[int, Setting("Most bytes in them; 0: no limit.", least=0, metavar="BYTES")] = 0
+    tenant_job_tokens: Annotated[
+        int, Setting("Most prompt tokens in them, estimated at four bytes a token; 0: no limit.", least=0)
+    ] = 0
     media_redirects: Annotated[int, Setting("Redirects followed for a media URL.", least=0, most=20)] = 3
     namespace: str = "default"  # models of other namespaces are not served here
 

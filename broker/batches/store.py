@@ -84,6 +84,11 @@ class BatchView:
         record = self._records.get(batch_id)
         return closing(record.status) if record is not None else None
 
+    def has(self, tenant: str, batch_id: str) -> bool:
+        """Say whether a tenant has a batch of this id that has not ended."""
+        record = self._records.get(batch_id)
+        return record is not None and record.tenant == tenant and not record.final
+
     async def changed(self) -> None:
         """Return once a record has changed since the last call. For one reader."""
         await self._changed.wait()

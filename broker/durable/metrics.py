@@ -13,6 +13,9 @@ ENTRIES = Counter("headrace_jobs_entries_total", "Entries appended to streams of
 ENTRIES_LOST = Counter("headrace_jobs_entries_lost_total", "Times a writer found its entries gone from the damaged stream")
 RESULTS = Counter("headrace_jobs_results_total", "Results by what became of them: stored, or another was first", ["outcome"])
 SWEPT = Counter("headrace_jobs_swept_total", "Stored jobs ended without a carrier, by status", ["status"])
+OVER_QUOTA = Counter(
+    "headrace_jobs_over_quota_total", "Jobs refused by a frontend, or ended in the queue, by the quota", ["quota", "how"]
+)
 JOB_S = Histogram(
     "headrace_jobs_seconds",
     "Time from storing a job to its result",

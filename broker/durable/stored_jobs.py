@@ -6,6 +6,7 @@ import time
 
 from headrace.broker.durable.cancel import JobCanceller
 from headrace.broker.durable.publisher import JobPublisher, NewJob
+from headrace.broker.durable.queue_quotas import QueueQuotas
 from headrace.broker.durable.reader import EventFollow, JobReader
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.messages import JobResult, ResultResponse
@@ -16,7 +17,9 @@ from headrace.jetstream.subjects import Subjects
 class StoredJobs:
     """The jobs of all tenants. A job is named by its tenant and its token."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects) -> None:
+    def __init__(self, messaging: Messaging, subjects: Subjects, quotas: QueueQuotas | None = None) -> None:
+        """`quotas` None = only the stream's own caps hold."""
+        self._quotas = quotas
         self._publisher = JobPublisher(messaging, subjects)
         self._reader = JobReader(messaging, subjects)
         self._results = ResultStore(messaging, subjects)
@@ -24,6 +27,8 @@ class StoredJobs:
 
     async def publish(self, job: NewJob) -> None:
         """Store a job. Raises Overloaded, RequestTooLarge, BrokerUnavailable, after which it may be stored all the same."""
+        if self._quotas is not None:
+            await self._quotas.check(job.tenant, len(job.body))
         await self._publisher.publish(job)
 
     def events(self, tenant: str, token: str, *, first: int = 0) -> EventFollow:
