@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from headrace.config.build_settings import bundled_model_dir, engine_arguments, 
 from headrace.config.settings import Settings
 from headrace.errors import SettingsError, StartFailed
 from headrace.up.worker_plan import worker_counts
+from headrace.up.worker_python import worker_python
 from headrace.workers.errors import EngineStartFailed
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -19,9 +21,12 @@ _PROBE_BYTES = 4 << 20  # what the NATS server writes in its first seconds
 
 
 def check_up(settings: Settings) -> None:
-    """Check the data folder and, if `up` is to run workers, their engine. Raises SettingsError or StartFailed."""
+    """Check the data folder and, if `up` is to run workers, their engine. Raises SettingsError or StartFailed.
+
+    An engine with an environment of its own is checked by its workers, which run there.
+    """
     check_data_folder(settings)
-    if sum(worker_counts(settings).values()):
+    if sum(worker_counts(settings).values()) and worker_python(settings["worker.engine"]) == sys.executable:
         check_engine(settings)
 
 

@@ -13,6 +13,7 @@ from headrace.up.metrics_ports import assign_ports
 from headrace.up.process import Child
 from headrace.up.restart_policy import RestartState
 from headrace.up.worker_plan import plan_workers
+from headrace.up.worker_python import worker_python
 
 FRONTEND_GRACE_S = 5.0
 ROUTER_GRACE_S = 5.0
@@ -29,6 +30,7 @@ class Part:
     state: RestartState
     role: str = ""  # of a worker
     metrics_port: int | None = None
+    python: str | None = None  # the interpreter; None = that of `headrace up`
     after: Part | None = None  # it starts when this one can answer, or has failed to
     child: Child | None = None
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,11 +99,12 @@ def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]
     plans = plan_workers(settings, environment, cores=len(os.sched_getaffinity(0)))
     ports = assign_ports(settings["worker.metrics_port"], len(plans), taken)
     workers: list[Part] = []
+    python = worker_python(settings["worker.engine"]) if plans else None
     for plan, port in zip(plans, ports, strict=True):
         after = workers[0] if plan.waits else None
         env = plan.env if port is None else {**plan.env, "HEADRACE_WORKER_METRICS_PORT": str(port)}
         state = RestartState(essential=False)
-        workers.append(Part(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, after=after))
+        workers.append(Part(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, python=python, after=after))
     return tuple(workers)
 
 

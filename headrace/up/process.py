@@ -27,9 +27,9 @@ _TAIL_LINES = 20
 _LAST_OUTPUT_S = 1.0  # to read what a process wrote before it ended
 
 
-def headrace_command(*arguments: str) -> list[str]:
-    """Return the command line that runs `headrace <arguments>` with this interpreter."""
-    return [sys.executable, "-P", "-m", "headrace", *arguments]
+def headrace_command(*arguments: str, python: str | None = None) -> list[str]:
+    """Return the command line that runs `headrace <arguments>` with this interpreter, or with another one."""
+    return [python or sys.executable, "-P", "-m", "headrace", *arguments]
 
 
 def end_with_supervisor() -> None:

@@ -139,7 +139,9 @@ class Supervisor:
 
     async def _run_once(self, part: Part) -> tuple[int, Sequence[str]]:
         child = await Child.start(
-            headrace_command(*part.argv), env=part.env, on_line=lambda line: self._terminal.part_line(part.name, line)
+            headrace_command(*part.argv, python=part.python),
+            env=part.env,
+            on_line=lambda line: self._terminal.part_line(part.name, line),
         )
         part.child = child
         started = time.time()

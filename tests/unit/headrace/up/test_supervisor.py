@@ -32,7 +32,7 @@ async def test_only_a_worker_that_ended_badly_is_announced(
 ) -> None:
     heard: list[Reaped] = []
     monkeypatch.setattr(ReapedWorkers, "add", lambda _self, reaped: heard.append(reaped))
-    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", script])
+    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv, **_options: ["/bin/sh", "-c", script])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
     await supervisor._run_once(part(role))
@@ -41,7 +41,7 @@ async def test_only_a_worker_that_ended_badly_is_announced(
 
 async def test_one_that_was_to_stop_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReapedWorkers, "add", lambda _self, _reaped: pytest.fail("it was told to stop"))
-    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", "exit 9"])
+    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv, **_options: ["/bin/sh", "-c", "exit 9"])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
     stopping = part("aggregated")
@@ -71,7 +71,7 @@ async def test_a_run_file_that_cannot_be_written_ends_nothing_and_is_written_lat
 
 
 async def test_what_a_second_interrupt_kills_has_not_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv: ["/bin/sh", "-c", "sleep 600"])
+    monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv, **_options: ["/bin/sh", "-c", "sleep 600"])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
     frontend = Part("frontend", (), dict(os.environ), RestartState(essential=True))
