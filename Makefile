@@ -9,6 +9,8 @@ ROUTERS ?= 1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+# NVIDIA's package index, which has TensorRT-LLM: docs/engines.md
+TRTLLM_INDEX_URL ?=
 # Where to look for the CPU build of PyTorch, and nowhere else; usually not needed: docs/dependencies.md
 TORCH_INDEX_URL ?=
 TORCH := torch==2.13.0
@@ -60,11 +62,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) $(if $(filter sglang,$(ENGINE)),$(VENV)/.sglang) $(if $(filter vllm disagg,$(ENGINE) $(MODE)),$(VENV)/.nixl) ## install into .venv; with ENGINE=vllm|sglang or MODE=disagg what that needs too
+install: $(if $(filter trtllm,$(ENGINE)),.trtllm-here) $(VENV)/.base $(if $(filter vllm,$(ENGINE)),$(VENV)/.engine) $(if $(filter sglang,$(ENGINE)),$(VENV)/.sglang) $(if $(filter vllm disagg,$(ENGINE) $(MODE)),$(VENV)/.nixl) $(if $(filter trtllm,$(ENGINE)),$(VENV)/.trtllm) ## install into .venv; with ENGINE=vllm|sglang or MODE=disagg what that needs too
 
 serve: ENGINE ?= vllm
-serve: ## install what is missing and start everything (ENGINE=vllm|sglang|sim MODE=aggregated|disagg WORKERS=1 PORT=8000 MODEL=)
-	@case '$(ENGINE)' in vllm|sglang|sim) ;; *) echo "ENGINE is vllm, sglang or sim, not '$(ENGINE)'" >&2; exit 2;; esac
+serve: ## install what is missing and start everything (ENGINE=vllm|sglang|sim|trtllm MODE=aggregated|disagg WORKERS=1 PORT=8000 MODEL=)
+	@case '$(ENGINE)' in vllm|sglang|sim|trtllm) ;; *) echo "ENGINE is vllm, sglang, sim or trtllm, not '$(ENGINE)'" >&2; exit 2;; esac
 	@case '$(MODE)' in aggregated|disagg) ;; *) echo "MODE is aggregated or disagg, not '$(MODE)'" >&2; exit 2;; esac
 	@$(MAKE) --no-print-directory install ENGINE='$(ENGINE)' MODE='$(MODE)'
 	@exec $(BIN)/headrace up --engine '$(ENGINE)' --mode '$(MODE)' --routers '$(ROUTERS)' --port '$(PORT)' \
@@ -187,6 +189,21 @@ $(VENV)/.engine: pyproject.toml | $(VENV)/.base
 $(VENV)/.sglang: pyproject.toml Makefile | $(VENV)/.base
 	@if $(HAS_GPU); then $(MAKE) --no-print-directory .sglang-cuda; \
 	else $(MAKE) --no-print-directory $(VENV)/.engine .sglang-cpu; fi
+	@touch $@
+
+# TensorRT-LLM: what it needs and is not here is said before anything is installed.
+.PHONY: .trtllm-here
+.trtllm-here:
+	@lacks=; \
+	$(HAS_GPU) || lacks="$$lacks\n- an NVIDIA GPU with its driver (nvidia-smi -L lists none)"; \
+	PATH="$$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' || lacks="$$lacks\n- CUDA's driver library (libcuda.so.1)"; \
+	[ -f $(VENV)/.trtllm ] || [ -n '$(TRTLLM_INDEX_URL)' ] || \
+		lacks="$$lacks\n- NVIDIA's package index, which has its wheels (the usual one has only a stub): give it as TRTLLM_INDEX_URL="; \
+	[ -z "$$lacks" ] || { printf "TensorRT-LLM cannot be installed here. This machine lacks:$$lacks\nSee docs/engines.md, \"TensorRT-LLM\".\n" >&2; exit 2; }
+
+$(VENV)/.trtllm: pyproject.toml | $(VENV)/.base
+	$(SAY) 'installing TensorRT-LLM, several GB, some minutes …'
+	@$(REQUIRE) trtllm >$(VENV)/requirements.txt && $(INSTALL) --extra-index-url '$(TRTLLM_INDEX_URL)' -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.uv: Makefile | $(BIN)/python

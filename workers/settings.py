@@ -13,7 +13,7 @@ SAMPLING = frozenset(
 )
 """Sampling parameters that can have a default of the model's own."""
 
-EngineName = Literal["vllm", "sglang", "sim"]
+EngineName = Literal["vllm", "sglang", "sim", "trtllm"]
 RoleName = Literal["aggregated", "prefill", "decode"]
 PrefillMode = Literal["auto", "always", "never"]
 Unready = Literal["local", "refuse"]
@@ -26,7 +26,7 @@ class WorkerSettings:
     engine: Annotated[
         EngineName | str,
         Setting(
-            "Engine to run: vLLM, SGLang, the simulator (no model needed), or a class of your own.",
+            "Engine to run: vLLM, SGLang, the simulator (no model needed), TensorRT-LLM, or a class of your own.",
             "--engine",
             other="MODULE:CLASS",
         ),

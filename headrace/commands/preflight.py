@@ -43,10 +43,14 @@ def check_worker(settings: Settings) -> None:
 def check_engine(settings: Settings) -> None:
     """Check all that this machine alone can tell of the engine's settings. Raises SettingsError naming the wrong one.
 
-    Only vLLM and SGLang are checked: other engines start so quickly that they tell as soon.
+    Only vLLM, SGLang and TensorRT-LLM are checked: other engines start so quickly that they tell as soon.
     """
     if settings["worker.engine"] == "sglang":
         _check_sglang(settings)
+    if settings["worker.engine"] == "trtllm":
+        from headrace.workers.trtllm.installed_check import check_package
+
+        _named(settings, "worker.engine", check_package)
     if settings["worker.engine"] != "vllm":
         return
     from headrace.workers.vllm.argument_check import check_arguments

@@ -31,7 +31,12 @@ MODEL_ENGINES = frozenset({"vllm", "sglang"})
 """Engines that load the weights of a model, and that have the bundled one where none is given."""
 
 # The name that each engine has for the number of sequences it runs at once.
-_SLOTS_ARGUMENT = {"vllm": "max_num_seqs", "sglang": "max_running_requests", "sim": "slots"}
+_SLOTS_ARGUMENT = {
+    "vllm": "max_num_seqs",
+    "sglang": "max_running_requests",
+    "sim": "slots",
+    "trtllm": "max_batch_size",
+}
 
 
 def values_of(settings: Settings, section: str, owner: type, *, only_given: bool = False) -> dict[str, Any]:

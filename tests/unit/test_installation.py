@@ -148,3 +148,29 @@ def test_an_index_named_for_pytorch_is_the_only_one_asked_for_it(machine: Machin
     [asked] = machine.asked("torch==2.13.0+cpu")
     assert "--index-url file:///wheels" in asked
     assert not machine.asked("uv ")
+
+
+def test_tensorrt_llm_where_it_cannot_run_is_refused_with_what_is_missing(machine: Machine) -> None:
+    for target in ("install", "serve"):
+        done = subprocess.run(
+            ["make", target, "ENGINE=trtllm"],
+            cwd=machine.folder,
+            env={**os.environ, "PATH": f"{machine.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "- an NVIDIA GPU with its driver" in done.stderr
+        assert "- NVIDIA's package index" in done.stderr
+    assert not machine.asked("python")  # nothing was installed
+
+
+def test_tensorrt_llm_comes_from_the_index_that_is_named(machine: Machine) -> None:
+    machine.script("path/nvidia-smi", GPU)
+    machine.script("path/ldconfig", 'echo "libcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1"')
+    done = machine.install("ENGINE=trtllm", "TRTLLM_INDEX_URL=https://wheels.example")
+    assert done.returncode == 0, done.stderr
+    assert machine.asked("--extra-index-url https://wheels.example")
+    assert "tensorrt_llm==1.2.1" in machine.required()

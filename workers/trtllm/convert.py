@@ -44,6 +44,7 @@ class Progress:
 
     sequence: Sequence
     first: list[int] = field(default_factory=list)
+    first_logprobs: list[TokenLogprob] | None = None
     seen: int = 0  # tokens of the result that were read
     started: bool = False
 
@@ -51,7 +52,7 @@ class Progress:
 def to_sampling_params(sequence: Sequence, model: Model) -> Any:
     """Build TensorRT-LLM's `SamplingParams`. Raises RequestInvalid or UnsupportedByEngine."""
     api, sampling = model.api, sequence.sampling
-    prefill = sequence.handover is not None and sequence.handover.kind == "prefill"
+    prefill = _is_prefill(sequence)
     end = model.eos[0] if model.eos else -1
     values: dict[str, Any] = {
         "max_tokens": 1 if prefill else sampling.max_tokens,
@@ -61,6 +62,7 @@ def to_sampling_params(sequence: Sequence, model: Model) -> Any:
         "ignore_eos": prefill or sampling.ignore_eos,
         "include_stop_str_in_output": True,  # the token that stops is the last one of an answer
         "detokenize": False,
+        "logprobs": None if sequence.logprobs is None else max(1, sequence.logprobs),  # 0 counts as none
         "embedding_bias": logit_bias(sampling, model.vocab_size),
         "logits_processor": model.processors.chosen(sequence.extra),
     }
@@ -78,7 +80,6 @@ def to_sampling_params(sequence: Sequence, model: Model) -> Any:
         values |= {
             "min_tokens": sampling.min_tokens or None,
             "stop_token_ids": list(dict.fromkeys(stops)) or None,
-            "logprobs": None if sequence.logprobs is None else max(1, sequence.logprobs),  # 0 counts as none
             "guided_decoding": _guided(sequence.guided, api),
         }
         values |= {name: True for name in LOGITS if sequence.extra.get(name)}
@@ -140,15 +141,22 @@ def to_output(progress: Progress, result: Any, model: Model) -> Output | None:
             output.cached_tokens = 0  # what was fetched is not the cache's
             if output.ids[: len(progress.first)] != progress.first:
                 output.ids[:0] = progress.first
-    if sequence.handover is not None and sequence.handover.kind == "prefill":
-        return _prefilled(output, completion)
-    if reason is not None:
+                positions[:0] = [None] * len(progress.first)
+    if reason is not None and not _is_prefill(sequence):
         _finish(output, progress, completion, model, first=first)
     if sequence.logprobs is not None and output.ids:
         output.logprobs = to_logprobs(output.ids, positions, sequence.logprobs, model.token_bytes)
+        if first and progress.first_logprobs is not None:
+            output.logprobs[: len(progress.first_logprobs)] = progress.first_logprobs
+    if _is_prefill(sequence):
+        return _prefilled(output, completion)
     if reason is not None:
         output.extra = _logits(sequence, completion, result)
     return output
+
+
+def _is_prefill(sequence: Sequence) -> bool:
+    return sequence.handover is not None and sequence.handover.kind == "prefill"
 
 
 def _finish(output: Output, progress: Progress, completion: Any, model: Model, *, first: bool) -> None:
@@ -179,6 +187,8 @@ def _prefilled(output: Output, completion: Any) -> Output | None:
         return None
     if reason in ("length", "stop", "not_finished") and params is not None and params.opaque_state is not None:
         output.finish, output.handover = "length", handover.plain(params)
+        if output.logprobs:
+            output.handover[handover.FIRST_LOGPROBS] = handover.plain_logprobs(output.logprobs)
     else:
         offered = "nothing" if params is None or params.opaque_state is None else "a state"
         message = f"TensorRT-LLM ended a prefill with {reason!r} and handed {offered} over"

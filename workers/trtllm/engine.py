@@ -177,7 +177,7 @@ class TrtllmEngine:
             options["disaggregated_params"] = handover.context_params(api, media)
             return False
         first = handover.first_tokens(given.params)
-        if (why := handover.needs_own_first_token(sequence)) is not None:
+        if (why := handover.needs_own_first_token(sequence, given.params)) is not None:
             _log.info("engine.handover_unused", sequence=sequence.id, because_of=why)
             return False
         if (ended := self._ended_at_once(started, sequence, first)) is not None:
@@ -185,17 +185,22 @@ class TrtllmEngine:
             return True
         options["disaggregated_params"] = handover.generation_params(api, given.params)
         progress.first = first
+        progress.first_logprobs = handover.first_logprobs(given.params, started.model.token_bytes)
         return False
 
     def _ended_at_once(self, started: Started, sequence: Sequence, first: list[int]) -> Output | None:
         """Return the only output of a sequence that ends with the token that the context side has sampled."""
-        sampling, token = sequence.sampling, first[0]
+        sampling, token, given = sequence.sampling, first[0], sequence.handover
+        logprobs = None
+        if sequence.logprobs is not None and given is not None:
+            logprobs = handover.first_logprobs(given.params, started.model.token_bytes)
         stops = token in sampling.stop_token_ids
+        output = Output(sequence.id, [token], cached_tokens=0, logprobs=logprobs)
         if stops or (token in started.model.eos and not sampling.ignore_eos):
-            return Output(sequence.id, [token], finish="stop", stop=token if stops else None, cached_tokens=0)
-        if sampling.max_tokens == 1:
-            return Output(sequence.id, [token], finish="length", cached_tokens=0)
-        return None
+            output.finish, output.stop = "stop", token if stops else None
+        elif sampling.max_tokens == 1:
+            output.finish = "length"
+        return output if output.finish is not None else None
 
     async def abort(self, ids: Seq[str]) -> None:
         found = [request for name in ids if (request := self._requests.pop(name, None)) is not None]

@@ -1,8 +1,9 @@
 """Translates a hand-over to and from TensorRT-LLM's `DisaggregatedParams`: a context-only request, then a generation-only one.
 
 The context side returns an opaque state, with which the generation side fetches the blocks, and the token that it has sampled.
-The generation side begins behind that token and returns it as its first. What this side alone knows of a request (grammar,
-seed, log-probabilities) did not count when the token was sampled, so such a prompt is computed here instead.
+The generation side begins behind that token and returns it as its first. So the context side samples as the request asks
+(`EngineInfo.prefill_samples`), and its log probability travels beside the state. Where that does not do (a grammar, a seed that
+must give the same answer as on one engine, a least length), the prompt is computed on the generation side instead.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
+from headrace.broker.messages import TokenLogprob
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import TransferFailed
 
 ENGINE_KEY = "trtllm"
 STATE = "opaque_state"
+FIRST_LOGPROBS = "first_logprobs"  # ours: [[token, logprob, [[token, logprob], …]], …]
 _NEEDED: dict[str, type] = {"ctx_request_id": int, "first_gen_tokens": list, STATE: str}
 _CARRIED = (
     "ctx_request_id",
@@ -63,11 +67,32 @@ def context_params(api: Any, media: Mapping[str, Any] | None = None) -> Any:
     return api.DisaggregatedParams(request_type="context_only", **(media or {}))
 
 
-def needs_own_first_token(sequence: Sequence) -> str | None:
+def plain_logprobs(logprobs: Seq[TokenLogprob]) -> list[list[Any]]:
+    """Return the log probabilities of the first tokens without their bytes, which the other side knows too."""
+    return [[one.id, one.logprob, [[token, logprob] for token, _, logprob in one.top]] for one in logprobs]
+
+
+def first_logprobs(params: Mapping[str, Any] | None, token_bytes: Callable[[int], bytes]) -> list[TokenLogprob] | None:
+    """Return the log probabilities of the first tokens, None where they did not come or cannot be read."""
+    try:
+        return [
+            TokenLogprob(
+                int(token),
+                token_bytes(int(token)),
+                float(own),
+                [(int(one), token_bytes(int(one)), float(at)) for one, at in top],
+            )
+            for token, own, top in (params or {})[FIRST_LOGPROBS]
+        ]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def needs_own_first_token(sequence: Sequence, params: Mapping[str, Any] | None) -> str | None:
     """Return why the first token of a sequence cannot be the context side's, or None."""
     if sequence.guided:
         return "guided"
-    if sequence.logprobs is not None:
+    if sequence.logprobs is not None and FIRST_LOGPROBS not in (params or {}):
         return "logprobs"
     if sequence.sampling.seed is not None and sequence.sampling.temperature > 0:
         return "seed"

@@ -179,6 +179,7 @@ def _describe(config: EngineConfig, installed: Installed, built: _Built, *, bloc
         adapters=adapters.names,
         handover=hands_over,
         lease_s=lease_s(built.args) if hands_over else 0.0,
+        prefill_samples=bool(hands_over),
         default_sampling=files.default_sampling,
         extra={"release_line": installed.line, "attention_dp_ranks": ranks, "host_cache_bytes": cache.host_cache_size or 0},
     )

@@ -71,6 +71,16 @@ def test_a_missing_engine_is_said_before_its_model_is_fetched(
     assert not Path(".headrace/models").exists()
 
 
+@pytest.mark.parametrize("command", ["up --port 0", "worker --model m --nats nats://127.0.0.1:1 --log-format json"])
+def test_tensorrt_llm_that_is_not_installed_is_said_with_what_the_machine_lacks(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--engine", "trtllm"]) == 78
+    told = capsys.readouterr().err
+    assert "worker.engine = 'trtllm' (--engine): TensorRT-LLM cannot run here." in told
+    assert "The Python package tensorrt_llm is not installed." in told
+
+
 @pytest.mark.usefixtures("vllm")
 def test_a_worker_asks_the_hub_before_it_imports_its_engine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

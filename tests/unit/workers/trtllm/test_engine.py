@@ -483,7 +483,7 @@ async def test_parameters_that_cannot_be_used_fail_as_a_transfer(tmp_path: Path,
     "options",
     [
         {"guided": {"regex": "[0-9]{4}"}, "max_tokens": 10},
-        {"logprobs": 1, "max_tokens": 3},
+        {"logprobs": 1, "max_tokens": 3},  # the context side was not asked for them
         {"sampling": Sampling(max_tokens=3, temperature=0.7, seed=4)},
         {"sampling": Sampling(max_tokens=3, temperature=0.0, min_tokens=2)},
     ],
@@ -497,6 +497,19 @@ async def test_a_request_whose_first_token_the_context_side_cannot_choose_is_com
         await bench.run(sequence("d", handover=Handover(kind="decode", params=params), **options))
         assert bench.ids("d") == bench.ids("alone")
         assert bench.last("d").finish == bench.last("alone").finish
+
+
+@versions
+async def test_the_log_probability_of_the_first_token_comes_from_where_it_was_sampled(tmp_path: Path, version: str) -> None:
+    async with running(tmp_path, version=version, **HANDS_OVER) as bench:
+        assert bench.info.prefill_samples
+        params = await _prefilled(bench, "j", logprobs=2)
+        params["first_logprobs"][0][1] = -0.75
+        await bench.run(sequence("d", logprobs=2, max_tokens=3, handover=Handover(kind="decode", params=params)))
+        entries = [entry for output in bench.outputs("d") for entry in output.logprobs or ()]
+        assert [entry.logprob for entry in entries] == [-0.75, -0.25, -0.25]
+        assert [entry.id for entry in entries] == bench.ids("d")
+        assert [len(entry.top) for entry in entries] == [2, 2, 2]
 
 
 async def test_an_answer_that_is_over_with_the_first_token_needs_no_second_engine(tmp_path: Path) -> None:
