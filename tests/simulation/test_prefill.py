@@ -45,7 +45,7 @@ SCENARIOS = {
     "kept for ever": scenario("kept for ever", Shape(lease_s=10_000.0), kinds=(*KINDS, "crash", "cancel")),
     "roles": scenario("roles", Shape(requests=8), kinds=("role", "role", "drain", "crash"), faults=6),
 }
-LEAVES_WHAT_IT_PROMISED = (("params", 3057), ("roles", 1095), ("long prompts", 1138))
+LEAVES_WHAT_IT_PROMISED = (("roles", 103), ("roles", 205), ("long prompts", 3356))
 WORKER_LEAVES_BEFORE_THE_ACK = (("no dedupe", 1539), ("params", 1146), ("roles", 1146), ("one each", 1037))
 SMALL = scenario("small", Shape(prefill=1, decode=1, requests=2, lengths=(200,), first_s=1.0))
 SMALL_ROOM = scenario(
