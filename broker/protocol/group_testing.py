@@ -1,12 +1,14 @@
 """Finds the poison among jobs that crashed together: by group testing, so that innocent jobs are neither lost nor held up.
 
 A worker's death says little about each of its jobs: with k of them on board it is evidence of 1/k against each.  So suspects
-run again in groups, each at most a quarter of the smallest group in which one of them has crashed: 64, 16, 4, 1.  A group that
-goes on clears its members; a group that crashes is tried in smaller ones.  Only a job that crashed alone, and on trial before,
-or repeatedly in groups of two, ends as poison, and none before its third crash (the second, if the engine named it).
+run again in groups, each at most a fifth of the smallest group in which one of them has crashed: 64, 12, 2, 1.  Those of a
+group of ten or fewer run alone.  A group that goes on clears its members; a group that crashes is tried in smaller ones.  Only
+a job that crashed alone, and on trial before, or repeatedly in groups of two, ends as poison, and none before its third crash
+(the second, if the engine named it).
 
 Testing in groups: R. Dorfman, "The Detection of Defective Members of Large Populations", Annals of Mathematical Statistics 14
-(1943).  A quarter and not a half, because every round costs a worker: a poison among 64 is found with five crashes.
+(1943).  A fifth and not a half, because every round costs a worker: a poison among 64 is found with five crashes, five of them
+with 20.
 
 Pure: the judge decides by these functions alone (`judge.py`).
 """
@@ -22,7 +24,8 @@ SUSPECT_WEIGHT = 2
 """A job is suspect from this weight of crashes on; a crash weighs 1, one of which the engine named the job 2."""
 
 POISON_WEIGHT = 3
-SHRINK = 4  # a group is tried in groups of this part
+SHRINK = 5  # a group is tried in groups of this part
+ALONE = 10  # of a group of at most so many each is tried alone
 PAIR = 2
 PROOFS = 2
 
@@ -33,7 +36,8 @@ def group_limit(crashes: Sequence[Crash]) -> int:
         return 0
     if any(crash.weight >= SUSPECT_WEIGHT for crash in crashes):
         return 1
-    return max(1, min(crash.group for crash in crashes) // SHRINK)
+    smallest = min(crash.group for crash in crashes)
+    return smallest // SHRINK if smallest > ALONE else 1
 
 
 def is_poison(crashes: Sequence[Crash]) -> bool:

@@ -238,7 +238,7 @@ def crash(judge: Judge, attempt: int, worker: str, group: int = 0) -> HistoryEnt
 
 def test_a_job_that_crashes_alone_in_the_end_is_poison_with_its_history(judge: Judge, port: Port) -> None:
     sink = opened(judge)
-    history = [crash(judge, n, f"w{n}", 20) for n in (1, 2)]
+    history = [crash(judge, n, f"w{n}", 25) for n in (1, 2)]
     reply = claim(judge, attempt=3, run=1, worker="w3", history=history, group=5)
     assert (reply.verdict, reply.crashes, reply.limit) == ("go", 2, 5)
     history.append(HistoryEntry(3, "w3", 9))  # four of them only waited there
@@ -246,15 +246,15 @@ def test_a_job_that_crashes_alone_in_the_end_is_poison_with_its_history(judge: J
     assert claim(judge, attempt=4, run=2, worker="w4", history=history, group=1).verdict == "go"
     history.append(HistoryEntry(4, "w4", 3))
     assert claim(judge, attempt=5, run=3, history=history).verdict == "unknown"
-    assert port.poison == [("q", [20, 20, 5, 1])]
+    assert port.poison == [("q", [25, 25, 5, 1])]
     assert sink.ended[0] is not None
     assert sink.ended[0].code == "poison"
-    assert "among 20, 20, 5 and 1 of their jobs" in sink.ended[0].message
+    assert "among 25, 25, 5 and 1 of their jobs" in sink.ended[0].message
 
 
 def test_a_job_beside_others_is_never_convicted(judge: Judge, port: Port) -> None:
     opened(judge)
-    history = [crash(judge, n, f"w{n}", 20) for n in (1, 2)]
+    history = [crash(judge, n, f"w{n}", 25) for n in (1, 2)]
     for attempt in range(3, 9):
         worker = f"w{attempt}"
         assert claim(judge, attempt, attempt, worker, history, group=1, beside=True).verdict == "go"
@@ -280,7 +280,7 @@ def run_on(judge: Judge, *, run: int, attempt: int, worker: str, start: int, at:
 )
 def test_a_run_that_goes_on_clears_its_job(judge: Judge, at: tuple[float, ...], *, cleared: bool) -> None:
     opened(judge)
-    history = [crash(judge, n, f"w{n}", 20) for n in (1, 2)]
+    history = [crash(judge, n, f"w{n}", 25) for n in (1, 2)]
     assert claim(judge, 3, 8, "w3", history, group=5).clear_s == 1.0
     run_on(judge, run=8, attempt=3, worker="w3", start=0, at=at)
     query = SuspicionQuery(id="q", history=history)
@@ -290,7 +290,7 @@ def test_a_run_that_goes_on_clears_its_job(judge: Judge, at: tuple[float, ...], 
 
 def test_a_job_with_few_tokens_more_is_not_cleared_however_long_they_take(judge: Judge) -> None:
     opened(judge)
-    history = [crash(judge, n, f"w{n}", 20) for n in (1, 2)]
+    history = [crash(judge, n, f"w{n}", 25) for n in (1, 2)]
     claim(judge, 3, 8, "w3", history, group=5)
     frame(judge, row([1] * 3, attempt=3, run=8), worker="w3", now=2.0)
     frame(judge, row([1] * 4, offset=3, attempt=3, run=8), worker="w3", now=60.0)
@@ -299,7 +299,7 @@ def test_a_job_with_few_tokens_more_is_not_cleared_however_long_they_take(judge:
 
 def test_a_stream_whose_reader_is_full_is_cleared_all_the_same(judge: Judge) -> None:
     sink = opened(judge)
-    history = [crash(judge, n, f"w{n}", 20) for n in (1, 2)]
+    history = [crash(judge, n, f"w{n}", 25) for n in (1, 2)]
     claim(judge, 3, 8, "w3", history, group=5)
     sink.room = False
     run_on(judge, run=8, attempt=3, worker="w3", start=0, at=(2.0, 2.5, 3.0))
@@ -394,11 +394,11 @@ def test_a_worker_that_comes_back_and_is_told_that_its_run_is_stale_never_counts
 
 def test_a_suspect_is_given_only_to_a_worker_that_promises_a_small_enough_group(judge: Judge) -> None:
     opened(judge)
-    history = [crash(judge, n, f"w{n}", 12) for n in (1, 2)]
+    history = [crash(judge, n, f"w{n}", 15) for n in (1, 2)]
     for group in (0, 4):
         refused = claim(judge, attempt=3, run=8, worker="w3", history=history, group=group)
         assert (refused.verdict, refused.crashes, refused.limit) == ("wait", 2, 3)
-    third = [*history, HistoryEntry(3, "w3", 12)]
+    third = [*history, HistoryEntry(3, "w3", 15)]
     reply = claim(judge, attempt=4, run=9, history=third, group=3)
     assert (reply.verdict, reply.crashes) == ("go", 2), "it crashed of something else while this one waited"
 

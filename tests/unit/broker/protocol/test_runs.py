@@ -81,7 +81,7 @@ def test_ordinary_runs_do_not_start_while_suspects_run_or_wait() -> None:
     table.add(late)
     assert table.turn(late) == ORDINARY
     table.add(hot)
-    assert (table.on_trial, table.group_limit) == (True, 16), "a group of unknown size counts as one of 64"
+    assert (table.on_trial, table.group_limit) == (True, 12), "a group of unknown size counts as one of 64"
     assert table.turn(late) is None, "or the suspect would wait for ever on a busy worker"
     hot.state = RunState.RUNNING
     assert table.turn(late) is None

@@ -33,7 +33,7 @@ def test_a_placed_request_that_does_not_arrive_gives_its_slot_back() -> None:
 
 def test_a_worker_on_trial_has_room_for_suspects_only() -> None:
     one = state()
-    one.runs.add(make(1, attempt=3, history=[HistoryEntry(1, "x", 12), HistoryEntry(2, "y", 20)]))
+    one.runs.add(make(1, attempt=3, history=[HistoryEntry(1, "x", 15), HistoryEntry(2, "y", 20)]))
     assert (one.free_slots, one.open_slots, one.room) == (2, 0, 0)
     (suspect,) = one.runs.suspects
     one.runs.suspect(suspect, 1, 2)

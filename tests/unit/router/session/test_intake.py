@@ -101,7 +101,7 @@ async def test_a_request_that_cannot_be_read_becomes_a_dead_letter_and_does_not_
     assert scheduler.offered == ["right"]
 
 
-CRASHES = (HistoryEntry(1, "w1", 30), HistoryEntry(2, "w2", 20))
+CRASHES = (HistoryEntry(1, "w1", 30), HistoryEntry(2, "w2", 25))
 
 
 @pytest.mark.parametrize(
