@@ -74,7 +74,8 @@ async def test_entries_that_are_lost_are_not_waited_for() -> None:
     await held.writer.append("ok")
 
 
-async def test_a_job_that_has_to_end_does_not_wait_for_its_entries() -> None:
+async def test_a_job_that_has_to_end_does_not_wait_for_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_run, "READ_AGAIN_S", 3600.0)
     streams = FakeStreams()
     held = await stream_of_two(streams)
     del streams.messages[1]
