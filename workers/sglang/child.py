@@ -17,6 +17,7 @@ from typing import Any
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.health.process_guard import set_parent_death_signal
 from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
+from headrace.workers.sglang.disagg_rendezvous import rendezvous_args
 from headrace.workers.sglang.frames import Frames
 from headrace.workers.sglang.messages import Start, Started, StartFailed, ToChild
 from headrace.workers.sglang.settings import check_names, computes_on_cpu, prepare_environment, server_args
@@ -48,7 +49,8 @@ def build(start: Start) -> Any:
         ) from error
     check_names(config.args, [field.name for field in msgspec.structs.fields(ServerArgs)])
     try:
-        return Engine(**server_args(config, cpu=cpu, kv_events=start.kv_events))
+        with rendezvous_args(config) as rendezvous:
+            return Engine(**server_args(config, cpu=cpu, kv_events=start.kv_events, rendezvous=rendezvous))
     except EngineStartFailed:
         raise
     except Exception as error:

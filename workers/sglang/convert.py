@@ -28,7 +28,7 @@ def to_request(sequence: Sequence, *, seeds: bool, bootstrap: Mapping[str, Any] 
     """
     _check_extra(sequence.extra)
     fields: dict[str, Any] = {
-        "rid": sequence.id,
+        "rid": request_id(sequence.id),
         "input_ids": sequence.token_ids,
         "sampling_params": to_sampling(sequence, seeds=seeds),
         "stream": True,
@@ -49,11 +49,14 @@ def to_request(sequence: Sequence, *, seeds: bool, bootstrap: Mapping[str, Any] 
     return fields
 
 
+def request_id(sequence_id: str) -> str:
+    """Return SGLang's id of a sequence. None is the beginning of another, because SGLang aborts all that begin with an id."""
+    return f"{sequence_id}."
+
+
 def to_sampling(sequence: Sequence, *, seeds: bool) -> dict[str, Any]:
     """Return SGLang's sampling parameters. Raises RequestInvalid, UnsupportedByEngine, naming the parameter."""
     sampling = sequence.sampling
-    if sequence.handover is not None and sequence.handover.kind == "prefill":
-        return {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}  # a token that is thrown away
     if sampling.allowed_token_ids is not None:
         raise UnsupportedByEngine("SGLang cannot restrict answers to some tokens", param="allowed_token_ids")
     if sampling.bad_words:
@@ -133,8 +136,7 @@ def to_output(
         output.cached_tokens = about.get("cached_tokens") or 0
         if sequence.prompt_logprobs is not None and sequence.handover is None:
             output.prompt_logprobs = to_prompt_logprobs(about, sequence.prompt_logprobs, token_bytes)
-    prefill = sequence.handover is not None and sequence.handover.kind == "prefill"
-    if sequence.logprobs is not None and output.ids and not prefill:
+    if sequence.logprobs is not None and output.ids:
         output.logprobs = to_logprobs(about, len(output.ids), sequence.logprobs, token_bytes)
     reason = about.get("finish_reason")
     if reason is None:

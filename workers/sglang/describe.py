@@ -10,6 +10,14 @@ from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS, adapters_of
 from headrace.workers.sglang.convert import GUIDED
+from headrace.workers.sglang.disagg_rendezvous import (
+    bootstrap_address,
+    handover_word,
+    hands_over,
+    reachable_host,
+    role_of,
+    with_handovers,
+)
 
 OPERATIONS = frozenset({"reset_prefix_cache"})
 
@@ -34,13 +42,14 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
         kinds=("chat", "completion") if model.is_generation else ("embedding",),
         step_tokens=_step_tokens(args),
         adapters=tuple(adapters_of(config)),
+        **_handovers(engine, version),
         default_sampling={} if not model.is_generation else _default_sampling(model),
         extra={"dtype": str(model.dtype).removeprefix("torch."), "kv_cache_tokens": tokens},
     )
 
 
 def capabilities(engine: Any) -> Capabilities:
-    """Return what the engine can do as it was started; KV events and hand-overs are added by the worker's side."""
+    """Return what the engine can do as it was started; KV events are added by the worker's side."""
     args = engine.server_args
     priority = bool(args.enable_priority_scheduling)
     if args.is_embedding:
@@ -54,7 +63,28 @@ def capabilities(engine: Any) -> Capabilities:
         cache_salt=True,
         priority=priority,
         operations=OPERATIONS | ADAPTER_OPERATIONS if args.enable_lora else OPERATIONS,
+        **with_handovers(role_of(args.disaggregation_mode)),
     )
+
+
+def _handovers(engine: Any, version: str) -> dict[str, Any]:
+    """Return the fields that other workers need to hand over to this engine."""
+    args, model = engine.server_args, engine.tokenizer_manager.model_config
+    role = role_of(args.disaggregation_mode)
+    if not hands_over(role):
+        return {}
+    parts = (model.num_hidden_layers, model.get_total_num_kv_heads(), model.head_dim, str(args.kv_cache_dtype))
+    return {
+        "handover": handover_word(
+            version,
+            backend=args.disaggregation_transfer_backend,
+            dtype=str(model.dtype).removeprefix("torch."),
+            page_size=args.page_size,
+            model=(Path(args.model_path).name, *parts),
+        ),
+        "address": bootstrap_address(role, reachable_host(args.host), args.disaggregation_bootstrap_port),
+        "prefill_samples": True,
+    }
 
 
 def honours_seeds(engine: Any) -> bool:

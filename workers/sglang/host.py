@@ -19,6 +19,7 @@ from headrace.workers.errors import EngineError, EngineOverloaded, RequestInvali
 from headrace.workers.sglang import convert
 from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS, read_adapter
 from headrace.workers.sglang.describe import honours_seeds
+from headrace.workers.sglang.disagg_rendezvous import as_transfer_failed, bootstrap_fields, role_of
 from headrace.workers.sglang.frames import Frames
 from headrace.workers.sglang.load import LoadMeter
 from headrace.workers.sglang.messages import (
@@ -58,6 +59,7 @@ class EngineHost:
         self._eos = frozenset(info.eos_token_ids)
         self._token_bytes = token_table(info.tokenizer_dir).token_bytes
         self._seeds = honours_seeds(engine)
+        self._role = role_of(engine.server_args.disaggregation_mode)
         self._meter = LoadMeter(page_size=info.block_size, blocks=info.blocks)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._dropped: set[str] = set()
@@ -119,7 +121,8 @@ class EngineHost:
 
         if not self._manager.model_config.is_generation:
             raise UnsupportedByEngine(f"this SGLang serves {', '.join(self._info.kinds)} and generates nothing")
-        return GenerateReqInput(**convert.to_request(sequence, seeds=self._seeds))
+        bootstrap = bootstrap_fields(sequence.handover, role=self._role, address=self._info.address)
+        return GenerateReqInput(**convert.to_request(sequence, seeds=self._seeds, bootstrap=bootstrap))
 
     async def _run(self, sequence: Sequence, request: Any) -> None:
         first = True
@@ -129,6 +132,7 @@ class EngineHost:
                     if sequence.id in self._dropped:
                         continue
                     output = convert.to_output(sequence, chunk, first=first, eos=self._eos, token_bytes=self._token_bytes)
+                    output = as_transfer_failed(sequence, output, first=first)
                     first = False
                     self._put(output)
                     if output.finish is not None or output.fault is not None:
@@ -164,7 +168,7 @@ class EngineHost:
         for name in ids:
             if name in self._running:
                 self._dropped.add(name)
-                self._manager.abort_request(rid=name)
+                self._manager.abort_request(rid=convert.request_id(name))
         self._batch[:] = [output for output in self._batch if output.id not in ids]
 
     async def _pool(self, item: PoolItem) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.workers.engine import EngineConfig, Role
+from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.sglang.adapters import ADAPTERS_ARG, adapters_of, lora_args
 
@@ -57,8 +57,17 @@ def kv_events_wanted(config: EngineConfig) -> bool:
     return not settled and args.get("dp_size", 1) == 1
 
 
-def server_args(config: EngineConfig, *, cpu: bool, kv_events: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the fields of SGLang's `ServerArgs`. Raises EngineStartFailed for adapters that cannot be loaded."""
+def server_args(
+    config: EngineConfig,
+    *,
+    cpu: bool,
+    kv_events: Mapping[str, Any] | None = None,
+    rendezvous: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of SGLang's `ServerArgs`. Raises EngineStartFailed for adapters that cannot be loaded.
+
+    `kv_events` and `rendezvous` are SGLang's settings for publishing its KV events and for the engine's role.
+    """
     given = {name: value for name, value in config.args.items() if name != ADAPTERS_ARG}
     args: dict[str, Any] = {
         "model_path": config.model,
@@ -73,8 +82,7 @@ def server_args(config: EngineConfig, *, cpu: bool, kv_events: Mapping[str, Any]
     args |= lora_args(adapters_of(config))
     if kv_events is not None:
         args["kv_events_config"] = msgspec.json.encode(kv_events).decode()
-    if config.role in (Role.PREFILL, Role.DECODE):
-        args |= {"disaggregation_mode": config.role.value, "disaggregation_transfer_backend": "nixl"}
+    args |= rendezvous or {}
     if cpu:
         args |= {
             "device": "cpu",

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import Handover, Sequence
+from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
-from headrace.workers.sglang.convert import GUIDED, to_grammar, to_output, to_request, to_sampling
+from headrace.workers.sglang.convert import GUIDED, request_id, to_grammar, to_output, to_request, to_sampling
 
 EOS = frozenset({2})
 
@@ -34,7 +34,7 @@ def test_a_request_has_ids_and_no_text_to_encode_again() -> None:
     fields = to_request(sequence(cache_salt="t", session_id="s", priority=3, adapter="fr"), seeds=False)
     assert fields["input_ids"] == [5, 6, 7]
     assert "text" not in fields
-    assert (fields["rid"], fields["stream"], fields["priority"]) == ("r-1-0", True, 3)
+    assert (fields["rid"], fields["stream"], fields["priority"]) == ("r-1-0.", True, 3)
     assert (fields["cache_salt"], fields["session_id"], fields["lora_path"]) == ("t", "s", "fr")
     assert "return_logprob" not in fields
 
@@ -142,13 +142,10 @@ def test_structured_output_waits_for_the_end_of_the_reasoning_only_where_there_i
     assert not waits(reasoning_ended=False)
 
 
-def test_a_prefill_computes_one_token_whatever_the_request_asks_for() -> None:
-    sampling = Sampling(max_tokens=100, temperature=1.0, seed=4)
-    assert to_sampling(sequence(sampling=sampling, handover=Handover(kind="prefill")), seeds=False) == {
-        "temperature": 0.0,
-        "max_new_tokens": 1,
-        "ignore_eos": True,
-    }
+def test_no_id_is_the_beginning_of_another() -> None:
+    one, ten = request_id("r-1-1"), request_id("r-1-10")
+    assert not ten.startswith(one)
+    assert to_request(sequence(), seeds=False)["rid"] == request_id(sequence().id)
 
 
 def test_prompt_and_output_logprobs_share_sglangs_number_and_are_cut_apart() -> None:

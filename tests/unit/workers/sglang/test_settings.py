@@ -53,9 +53,9 @@ def test_options_that_only_sglang_knows_are_passed_on_unchanged() -> None:
 
 
 def test_events_and_role_become_settings() -> None:
-    made = server_args(config(role=Role.PREFILL), cpu=False, kv_events={"publisher": "zmq"})
+    made = server_args(config(), cpu=False, kv_events={"publisher": "zmq"}, rendezvous={"disaggregation_mode": "prefill"})
     assert json.loads(made["kv_events_config"]) == {"publisher": "zmq"}
-    assert (made["disaggregation_mode"], made["disaggregation_transfer_backend"]) == ("prefill", "nixl")
+    assert made["disaggregation_mode"] == "prefill"
 
 
 @pytest.mark.parametrize(

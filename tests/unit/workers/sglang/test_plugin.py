@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.sglang.cpu_plugin import hooks
+from headrace.workers.sglang import local_prefill, plugin
 from headrace.workers.sglang.cpu_plugin.pinned_memory import stay, unpinned
 
 
@@ -44,15 +44,15 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 def test_all_hooks_are_registered_on_the_cpu(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
-    hooks.install()
-    assert registry.targets == [hook.target for hook in hooks.HOOKS]
+    plugin.install()
+    assert registry.targets == [hook.target for hook in (*local_prefill.HOOKS, *plugin.HOOKS)]
     assert "torch.Tensor.pin_memory" in registry.targets
 
 
-def test_nothing_is_registered_on_a_gpu(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_only_the_local_prefill_is_registered(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
-    hooks.install()
-    assert registry.targets == []
+    plugin.install()
+    assert registry.targets == [hook.target for hook in local_prefill.HOOKS]
 
 
 def test_pinned_memory_is_not_asked_for() -> None:
