@@ -34,7 +34,9 @@ class Means:
     kill: Callable[[Engine], Awaitable[None]] | None = None  # what ends a started engine as a crash would
     start_s: float = 60.0
     end_s: float = 60.0  # the longest wait for the end of a sequence
-    fill_tokens: int = 0  # prompt tokens that certainly drop everything from the cache; 0 = the whole of it
+    events_have_salts: bool = True  # else they tell blocks of salted prompts as those of plain ones
+    computes_penalties: bool = True  # a stand-in may not: then nothing can be said of them
+    offers_are_counted: bool = True  # the load of an idle prefill side shows the blocks on offer
 
 
 @dataclass(kw_only=True)

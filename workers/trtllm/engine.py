@@ -137,10 +137,12 @@ class TrtllmEngine:
         if sequence.id in self._requests:
             raise RequestInvalid(f"a sequence with id {sequence.id!r} is running", param="id")
         if sequence.media or sequence.prompt_embeds is not None:
-            raise UnsupportedByEngine("this engine takes token ids only", param="messages")
+            given = "media" if sequence.media else "prompt_embeds"
+            raise UnsupportedByEngine(f"this engine takes token ids only, no {given}", param="messages")
         if sequence.prompt_logprobs is not None:
             raise UnsupportedByEngine(
-                "TensorRT-LLM does not tell the log probability of a prompt's own tokens", param="prompt_logprobs"
+                "prompt_logprobs: TensorRT-LLM does not tell the log probability of a prompt's own tokens",
+                param="prompt_logprobs",
             )
         if len(sequence.token_ids) >= started.info.context_length:
             raise RequestInvalid(
@@ -170,7 +172,8 @@ class TrtllmEngine:
         """
         given = sequence.handover
         if given is None or not started.info.handover:
-            raise UnsupportedByEngine("this TensorRT-LLM was started without cache_transceiver_config")
+            side = f": it cannot be the {given.kind} side" if given is not None else ""
+            raise UnsupportedByEngine(f"this TensorRT-LLM was started without cache_transceiver_config{side}")
         api = started.model.api
         if given.kind == "prefill":
             media = media_fields(given.params) if given.params is not None else None

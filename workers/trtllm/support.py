@@ -30,7 +30,7 @@ SUPPORT = EngineSupport(
         "role prefill": "role `prefill`, or `cache_transceiver_config` and `disable_overlap_scheduler=true`",
         "role decode": _TRANSCEIVER,
         "handover params": _TRANSCEIVER,
-        "kv_events": "block reuse on",
+        "kv_events": "block reuse on; in 1.2 without the salts of blocks",
         "lora dynamic": _ADAPTERS,
         "operation load_adapter": _ADAPTERS,
         "operation unload_adapter": _ADAPTERS,

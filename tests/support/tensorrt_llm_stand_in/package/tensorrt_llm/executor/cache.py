@@ -117,7 +117,7 @@ class BlockCache:
 
     def _make_room(self) -> None:
         while self.on_device >= self.capacity:
-            victim = next((one for one in reversed(self._idle())), None)
+            victim = next(iter(self._idle()), None)
             if victim is None:
                 return
             if self._host_capacity:
@@ -128,10 +128,10 @@ class BlockCache:
                 self._drop(victim)
 
     def _idle(self) -> list[Block]:
-        """Blocks on the device that no request holds, those without children on the device last."""
+        """Blocks on the device that no request holds, those without children there first, the oldest before others."""
         idle = [one for one in self._blocks.values() if one.level == DEVICE and not one.holders]
         parents = {one.parent for one in self._blocks.values() if one.level == DEVICE}
-        return sorted(idle, key=lambda one: one.hash not in parents)
+        return sorted(idle, key=lambda one: one.hash in parents)
 
     def _move(self, block: Block, level: int) -> None:
         if level == DEVICE:
