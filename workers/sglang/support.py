@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from headrace.workers.engine import Capabilities
+from headrace.workers.engine import Capabilities, DisaggStyle, Role
 from headrace.workers.engine_support import EngineSupport, words
 from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS
 from headrace.workers.sglang.convert import GUIDED
 from headrace.workers.sglang.describe import OPERATIONS
 
 _MOST = Capabilities(
+    roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
+    disagg=DisaggStyle.RENDEZVOUS,
     kv_events=True,
     logprobs=True,
     prompt_logprobs=True,
@@ -27,6 +29,9 @@ SUPPORT = EngineSupport(
     title="SGLang 0.5.23",
     words=_WORDS,
     conditions={
+        "role prefill": "role `prefill`",
+        "role decode": "role `decode`",
+        "handover rendezvous": "role `prefill` or `decode`",
         "seeds": "`enable_deterministic_inference=true`",
         "kv_events": "prefix caching on, one data-parallel rank",
         "lora dynamic": _ADAPTERS,
