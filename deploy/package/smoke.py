@@ -18,7 +18,13 @@ from pathlib import Path
 
 START_S = 60.0
 STOP_S = 30.0
-ENGINES = ("headrace.workers.vllm", "headrace.workers.sim.transfer.nixl", "headrace.workers.dequantize")
+ENGINES = (
+    "headrace.workers.vllm",
+    "headrace.workers.sglang",
+    "headrace.workers.kv.zmq_listener",
+    "headrace.workers.sim.transfer.nixl",
+    "headrace.workers.dequantize",
+)
 COMMAND = [sys.executable, "-P", "-m", "headrace"]
 
 
