@@ -60,6 +60,7 @@ class EngineHost:
         self._token_bytes = token_table(info.tokenizer_dir).token_bytes
         self._seeds = honours_seeds(engine)
         self._role = role_of(engine.server_args.disaggregation_mode)
+        self._adapters = set(info.adapters)
         self._meter = LoadMeter(page_size=info.block_size, blocks=info.blocks)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._dropped: set[str] = set()
@@ -121,6 +122,8 @@ class EngineHost:
 
         if not self._manager.model_config.is_generation:
             raise UnsupportedByEngine(f"this SGLang serves {', '.join(self._info.kinds)} and generates nothing")
+        if sequence.adapter is not None and sequence.adapter not in self._adapters:  # SGLang serves some after their unloading
+            raise RequestInvalid(f"the adapter {sequence.adapter!r} is not loaded", param="model")
         bootstrap = bootstrap_fields(sequence.handover, role=self._role, address=self._info.address)
         return GenerateReqInput(**convert.to_request(sequence, seeds=self._seeds, bootstrap=bootstrap))
 
@@ -198,8 +201,11 @@ class EngineHost:
         match operation:
             case "load_adapter":
                 adapter = read_adapter(args["name"], args["source"])
-                return _checked(await self._engine.async_load_lora_adapter(adapter.name, adapter.folder))
+                changed = _checked(await self._engine.async_load_lora_adapter(adapter.name, adapter.folder))
+                self._adapters.add(adapter.name)
+                return changed
             case "unload_adapter":
+                self._adapters.discard(args["name"])
                 return _checked(await self._engine.async_unload_lora_adapter(args["name"]))
             case "reset_prefix_cache":
                 return bool((await self._manager.flush_cache()).success)
