@@ -46,11 +46,11 @@ from headrace.workers.vllm.settings import kv_events_wanted
 from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
 from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
+from headrace.workers.vllm.support import OPERATIONS
 
 _log = structlog.get_logger()
 
 _CORE_GONE = "vLLM's engine core is gone; its own log lines say why"
-OPERATIONS = frozenset({"reset_prefix_cache", "pause", "resume", "is_paused"})
 _DEATH_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
 
 

@@ -6,7 +6,8 @@ from headrace.workers.engine import Capabilities, DisaggStyle, Role
 from headrace.workers.engine_support import EngineSupport, words
 from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS
 from headrace.workers.vllm.convert import GUIDED
-from headrace.workers.vllm.engine import OPERATIONS
+
+OPERATIONS = frozenset({"reset_prefix_cache", "pause", "resume", "is_paused"})
 
 _MOST = Capabilities(
     roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
