@@ -160,21 +160,21 @@ def what_resumes_is_claimed(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_canceller_is_told_the_end_that_stands(patch: pytest.MonkeyPatch) -> None:
-    real = OutsideEnds.end
+    real = OutsideEnds.end_either
 
-    async def end(self: OutsideEnds, job: Any, result: JobResult, fault: Any = None) -> str:
+    async def end_either(self: OutsideEnds, job: Any, result: JobResult, fault: Any = None) -> str:
         await real(self, job, result, fault)
         return result.status
 
-    patch.setattr(OutsideEnds, "end", end)
+    patch.setattr(OutsideEnds, "end_either", end_either)
 
 
 @guard
 def a_stream_is_cancelled_in_the_stream(patch: pytest.MonkeyPatch) -> None:
-    async def end(self: OutsideEnds, job: Any, result: JobResult, fault: Any = None) -> str:
+    async def end_either(self: OutsideEnds, job: Any, result: JobResult, fault: Any = None) -> str:
         return (await self._results.commit(job.tenant, job.token, result)).status
 
-    patch.setattr(OutsideEnds, "end", end)
+    patch.setattr(OutsideEnds, "end_either", end_either)
 
 
 @guard
