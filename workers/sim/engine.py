@@ -78,9 +78,13 @@ class SimEngine:
         self._pooling: SimPooling | None = None
         self._media = frozenset(MEDIA_KINDS)  # fewer if the tokenizer lacks placeholders
         self._adapters: dict[str, str] = {}  # name → where it was loaded from; answers differ by the name alone
+        self._capabilities: Capabilities | None = None  # kept from the start on: every sequence asks for them
 
     @property
     def capabilities(self) -> Capabilities:
+        return self._capabilities or self._declare()
+
+    def _declare(self) -> Capabilities:
         operations = OPERATIONS if self._member is not None else OPERATIONS - {HANDOVER_OPERATION}
         if self._pooling is not None:
             return Capabilities(
@@ -124,6 +128,7 @@ class SimEngine:
         self._adapters = dict.fromkeys(settings.adapters, "")
         slots = media_slots(vocabulary.table, settings.media_tokens) if self._pooling is None else {}
         self._media = frozenset(slots)
+        self._capabilities = self._declare()
         self._driver = driver = StepDriver(scheduler, self._events, sink, self._work)
         self._operations = Operations(
             scheduler,
