@@ -38,6 +38,9 @@ SETTLED = Counter("headrace_worker_settled_total", "Runs by how they ended", ["h
 settled = cache(SETTLED.labels)  # a label look-up costs several times as much as the count
 PREEMPTED = Counter("headrace_worker_preempted_total", "Batch runs handed back because interactive work needed their place")
 PREEMPTED_TOKENS = Counter("headrace_worker_preempted_tokens_total", "Tokens of preempted runs that have to be computed again")
+UNKNOWN_RANKS = Counter(
+    "headrace_worker_unknown_ranks_total", "Requests placed on a rank that this worker's engine does not have"
+)
 PREFILL_JOBS = Counter("headrace_worker_prefill_jobs_total", "Jobs of a prefill worker by how they ended", ["how"])
 SUBMIT_S = Histogram(
     "headrace_ingress_submit_seconds",

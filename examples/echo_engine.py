@@ -131,10 +131,10 @@ class EchoEngine:
 
     # What an engine without cache events, hand-over, vectors and operations of its own says.
 
-    def kv_events(self) -> AsyncGenerator[KvBatch]:
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
         raise UnsupportedByEngine("the echo engine has no cache")
 
-    async def replay_kv(self, start: int) -> list[KvBatch]:
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
         raise UnsupportedByEngine("the echo engine has no cache")
 
     def meet(self, peers: Mapping[str, bytes]) -> None:

@@ -154,14 +154,15 @@ class Subjects:
         """Return the core subject on which the progress and the end of a job are told, once, to those who listen."""
         return f"{self.prefix}.jobev.{check_token(tenant, 'tenant')}.{check_token(job, 'job')}"
 
-    def kv(self, pool: str, worker: str) -> str:
-        return f"{self.prefix}.kv.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
+    def kv(self, pool: str, place: str) -> str:
+        """Return the subject of the cache events of a worker, or of one of its data-parallel ranks (`<worker>~<rank>`)."""
+        worker, mark, rank = place.partition("~")
+        if mark and not rank.isdecimal():
+            raise SubjectError(f"place {place!r} has no rank behind its `~`")
+        return f"{self.prefix}.kv.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}{mark}{rank}"
 
     def kv_filter(self, pool: str) -> str:
         return f"{self.prefix}.kv.{check_token(pool, 'pool')}.*"
-
-    def parse_kv(self, subject: str) -> WorkerSubject:
-        return WorkerSubject(*self._parse(subject, "kv", 2))
 
     def route(self, pool: str) -> str:
         """Return the subject of recorded placements, which are kept for replay."""

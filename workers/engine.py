@@ -109,6 +109,7 @@ class EngineInfo:
     transfer_card: bytes = b""  # lets engines of other workers reach this engine's memory (`Engine.meet`); some KB at most
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     prompt_embeds: bool = False  # accepts prompts as embeddings
+    ranks: int = 1  # data-parallel ranks, each with a KV cache and a queue of its own; `blocks` and `slots` are those of all
     media: Mapping[str, MediaSlot] = field(default_factory=dict)  # accepted kinds of media and their form in a prompt
     hands_over_media: bool = False  # whether blocks of prompts with media can be handed over
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -151,6 +152,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     session_id: str | None = None
     priority: int = 0
+    rank: int | None = None  # the data-parallel rank to compute it; None = the engine chooses
     media: Seq[Mapping[str, Any]] = ()
     prompt_embeds: StoredTensor | None = None  # a row per prompt token, whose ids are placeholders then
     handover: Handover | None = None
@@ -237,6 +239,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0  # duration of the last step, in seconds
     step_prefill_tokens: int = 0  # prompt tokens computed in the last step
     step_decodes: int = 0  # sequences that decoded in the last step
+    ranks: tuple[Load, ...] = ()  # of each data-parallel rank, as far as the engine tells
 
 
 Tier = Literal["device", "host", "disk"]
@@ -307,14 +310,14 @@ class Engine(Protocol):
         An exception or a lack of memory may name them. Requests that are named are tried alone next; others count as innocent.
         """
 
-    def kv_events(self) -> AsyncGenerator[KvBatch]:
-        """Yield the changes of the KV cache, a batch per step, to one reader at a time.
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
+        """Yield the changes of the KV cache of a data-parallel rank, a batch per step, to one reader at a time.
 
         The first batch is `cleared` and everything that is cached now. Only with capability `kv_events`. Raises EngineDead.
         """
 
-    async def replay_kv(self, start: int) -> list[KvBatch]:
-        """Return the kept batches from number `start` on; the first may have a higher number. Raises EngineError."""
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
+        """Return the kept batches of a rank from number `start` on; the first may have a higher number. Raises EngineError."""
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
         """Replace the known peers by `peers`: the transfer cards of the pool's live workers, without this worker's own.

@@ -14,8 +14,9 @@ from typing import Any
 import structlog
 
 from headrace.broker.messages import WorkerMember
+from headrace.broker.places import place_name, ranks_of
 from headrace.broker.settings import SessionSettings, Timing
-from headrace.broker.worker.ports import EnginePorts
+from headrace.broker.worker.ports import EnginePorts, KvPort
 from headrace.broker.worker.session import WorkerSession
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection, ConnectOptions
@@ -34,6 +35,7 @@ from headrace.workers.health.canary import Canary
 from headrace.workers.health.warmup import warm_up
 from headrace.workers.kv.feed import KvFeed
 from headrace.workers.kv.publisher import KvPublisher
+from headrace.workers.kv.rank_publishers import RankPublishers
 from headrace.workers.kv.translator import Translator
 from headrace.workers.parsing.selection import Chosen, ParserFamily, choose
 from headrace.workers.registration import build_card, build_member, read_card_files, register_card, worker_id
@@ -143,8 +145,8 @@ async def _serve(
         keeper = CardKeeper(connection, subjects, wanted, files)
         member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
         structlog.contextvars.bind_contextvars(worker=member.worker)
-        publisher, feed, cache = _cache_events(connection, subjects, engine, info, member, runtime)
-        prefill = create_prefill_side(engine, info, runtime, worker=member.worker, cache=cache)
+        publisher, feeds, caches = _cache_events(connection, subjects, engine, info, member, runtime)
+        prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
         deps = WorkerDeps(messaging=connection, subjects=subjects, settings=_session_settings(settings, info), frames=frames)
         ports = EnginePorts(
             executor=runtime, kv=publisher, prefill=prefill, set_role=runtime.set_role, adapters=EngineAdapters(engine)
@@ -162,7 +164,7 @@ async def _serve(
             timeout_s=settings.canary_timeout_s,
             serving=lambda: session.registered and session.state.taking,
         )
-        await _run_session(settings, session, runtime, [feed, handovers, keeper, canary], card.model)
+        await _run_session(settings, session, runtime, [*feeds, handovers, keeper, canary], card.model)
 
 
 def _cache_events(
@@ -172,24 +174,37 @@ def _cache_events(
     info: EngineInfo,
     member: WorkerMember,
     runtime: Runtime,
-) -> tuple[KvPublisher, KvFeed, Callable[[], Container[int]]] | tuple[None, None, None]:
-    """Create the publisher and the feed of cache events and the source of cached blocks, or None for an engine without them."""
+) -> tuple[KvPort | None, list[KvFeed], list[Callable[[], Container[int]]]]:
+    """Create the publisher of cache events, and per rank their feed and the source of cached blocks.
+
+    There are none for an engine without cache events.
+    """
     if not member.kv_events:
         if not POOLING_KINDS & set(info.kinds):
             log.warning(
                 "worker.no_kv_events", engine=info.engine, meaning="routers guess from their own placements what it caches"
             )
-        return None, None, None
-    translator = Translator(member.block_size, blocks=info.blocks)
-    publisher = KvPublisher(
-        connection, subjects, pool=member.pool, worker=member.worker, epoch=member.epoch, inventory=translator.inventory
-    )
+        return None, [], []
+    publishers, feeds, caches = [], [], []
+    for rank in ranks_of(info.ranks):
+        translator = Translator(member.block_size, blocks=info.blocks // info.ranks)
+        publisher = KvPublisher(
+            connection,
+            subjects,
+            pool=member.pool,
+            worker=place_name(member.worker, rank),
+            epoch=member.epoch,
+            inventory=translator.inventory,
+        )
+        publishers.append(publisher)
+        feeds.append(KvFeed(engine, translator, publisher.step, rank=rank or 0))
+        caches.append(_device_of(translator))
+    runtime.watch_cache(*caches)
+    return (publishers[0] if len(publishers) == 1 else RankPublishers(publishers)), feeds, caches
 
-    def cache() -> Container[int]:
-        return translator.device
 
-    runtime.watch_cache(cache)
-    return publisher, KvFeed(engine, translator, publisher.step), cache
+def _device_of(translator: Translator) -> Callable[[], Container[int]]:
+    return lambda: translator.device
 
 
 @contextlib.asynccontextmanager

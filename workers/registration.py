@@ -145,6 +145,7 @@ def build_member(
         step_tokens=info.step_tokens,
         roles=sorted(capabilities.roles),
         handover=info.handover,
+        ranks=info.ranks,
         transfer_card=info.transfer_card,
         tool_parser=card.tool_parser,
         reasoning_parser=card.reasoning_parser,

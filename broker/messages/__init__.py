@@ -62,7 +62,7 @@ from headrace.broker.messages.durable import (
     ResultTokens,
     StreamEntry,
 )
-from headrace.broker.messages.events import Cancel, EventKind, JobEvent, JobEvents, LoadReport
+from headrace.broker.messages.events import Cancel, EventKind, JobEvent, JobEvents, LoadReport, RankLoad
 from headrace.broker.messages.frames import Finish, FinishReason, Frame, JobFault, Part, Row, Text, TokenLogprob
 from headrace.broker.messages.kv import KvMessage, KvReset, KvStep
 from headrace.broker.messages.members import IngressMember, RouterMember, WorkerMember
@@ -72,6 +72,7 @@ from headrace.broker.messages.requests import (
     HEADER_HISTORY,
     HEADER_KEPT,
     HEADER_PREFILL,
+    HEADER_RANK,
     Envelope,
     Generation,
     Parsing,
@@ -94,6 +95,7 @@ __all__ = [
     "HEADER_JOB",
     "HEADER_KEPT",
     "HEADER_PREFILL",
+    "HEADER_RANK",
     "HEADER_REPLY",
     "HEADER_STREAM",
     "WIRE_VERSION",
@@ -144,6 +146,7 @@ __all__ = [
     "PoolingInput",
     "PoolingTask",
     "PrefillDecision",
+    "RankLoad",
     "Record",
     "Refuse",
     "RefuseReply",

@@ -19,13 +19,14 @@ EventKind = Literal["placed", "started", "prefilled", "settled", "moved"]
 
 
 class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A step in the life of a job: [kind, id, attempt, worker, tokens, uncached, blocks, by, hashes, prefill].
+    """A step in the life of a job: [kind, id, attempt, worker, tokens, uncached, blocks, by, hashes, prefill, rank].
 
     `tokens`: of the prompt, in `settled` of the answer. `uncached`: prompt tokens to be prefilled, predicted in `placed`,
     measured in `prefilled`. `by`: the router that placed it.
     `hashes` (only in `placed`): chain values that the worker is about to hold and has not reported yet, at most 512 of them,
     so that all routers send the requests of a burst with one prefix to the same worker.
     `prefill` (only in `placed`): the worker that prefills the prompt, or `*` for any prefill worker; empty = the worker itself.
+    `rank`: the data-parallel rank of the worker; None = it has only one, or the sender does not know it.
     """
 
     kind: EventKind
@@ -38,12 +39,28 @@ class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     by: str = ""
     hashes: bytes = b""
     prefill: str = ""
+    rank: int | None = None
 
 
 class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
     """Job events of a pool, on hr.ev.<pool>."""
 
     events: list[JobEvent]
+
+
+class RankLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The load of a data-parallel rank, with the fields of the report: an array in this order."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    queued_prefill_tokens: int = 0
+    step_prefill_tokens: int = 0
+    step_decodes: int = 0
+    batch: int = 0
+    yielding: int = 0
+    yielding_blocks: int = 0
 
 
 class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -69,3 +86,4 @@ class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     batch: int = 0  # runs of class batch among `running`
     yielding: int = 0  # batch runs among `running` that make way for interactive work
     yielding_blocks: int = 0  # KV blocks that these hold, about
+    ranks: list[RankLoad] = []  # the same per data-parallel rank; empty for a worker with one

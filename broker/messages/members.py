@@ -30,6 +30,7 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     step_tokens: int = 0  # most tokens of an engine step, 0 = unknown
     roles: list[str] = []  # roles that it can change to
     handover: str = ""  # KV transfer method; workers with the same one can transfer blocks; empty = none
+    ranks: int = 1  # data-parallel ranks of its engine, each with a KV cache and a queue of its own
     transfer_card: bytes = b""  # data that other engines need to reach its memory
     tool_parser: str | None = None  # parser of its answers; the card names the parsers of the worker that joined last
     reasoning_parser: str | None = None

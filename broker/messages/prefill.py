@@ -38,6 +38,7 @@ class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
     hashes: bytes = b""  # block chain values of the prompt, u64 little endian
     payload: bytes = b""
     spill: Spill | None = None
+    rank: int | None = None  # data-parallel rank of the prefill worker; None = its engine chooses
 
 
 # To the decode worker, which answers with PrefillVerdict:

@@ -12,6 +12,7 @@ HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker, group]; absent = []
 HEADER_KEPT = "Hr-Kept"  # present: the worker does not preempt this batch request
 HEADER_PREFILL = "Hr-Prefill"  # JSON `PrefillDecision`; absent = no router has decided
+HEADER_RANK = "Hr-Rank"  # decimal: the data-parallel rank of the worker; absent = the worker chooses
 
 
 class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -135,13 +136,14 @@ class Pooling(Record, frozen=True, omit_defaults=True, kw_only=True):
 class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The router's decision on where a placed request is prefilled, in the header `Hr-Prefill` of its message.
 
-    `worker`: the prefill worker that should do it; empty = any. `wait_s`: the time that the decode worker waits for a prefill
-    worker to take the job before it prefills the prompt itself; its own setting is the least. `refuse`: the request ends if
-    remote prefill is not possible.
+    `worker`: the prefill worker that should do it; empty = any. `rank`: its data-parallel rank, if it has several. `wait_s`:
+    the time that the decode worker waits for a prefill worker to take the job before it prefills the prompt itself; its own
+    setting is the least. `refuse`: the request ends if remote prefill is not possible.
     """
 
     remote: bool = False
     refuse: bool = False
     worker: str = ""
+    rank: int | None = None
     reason: str = ""
     wait_s: float = 0.0

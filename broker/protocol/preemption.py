@@ -7,7 +7,7 @@ job gets on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.broker.protocol.resume import GENERATION
@@ -22,6 +22,7 @@ class Yielding(NamedTuple):
     runs: int = 0
     slots: int = 0
     blocks: int = 0
+    found: Sequence[Run] = ()
 
 
 def moves_of(attempt: int) -> int:

@@ -104,6 +104,7 @@ class Run:
         "limit",
         "prefill",
         "progress_s",
+        "rank",
         "ref",
         "resent_s",
         "run",
@@ -139,6 +140,7 @@ class Run:
         self.resent_s = 0.0
         self.due_s = inf  # its deadline on the loop's clock, which does not jump; set by whoever reads the wall clock
         self.prefill: PrefillDecision | None = None  # of the router, if it has decided
+        self.rank: int | None = None  # data-parallel rank of the engine; None = it has only one
         self.kept = False  # a batch run that makes way for nothing, because it was placed for the share of batch work
 
     # State transitions. Each raises IllegalTransition if the table does not have it.

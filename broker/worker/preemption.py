@@ -44,7 +44,8 @@ class Preemption:
         """Describe the runs that would make way, for the load report."""
         found = [run for run in self._candidates() if self._executor.resumable(run)]
         size = self._state.member.block_size
-        return Yielding(len(found), sum(run.envelope.choices for run in found), sum(blocks_of(run, size) for run in found))
+        slots, blocks = sum(run.envelope.choices for run in found), sum(blocks_of(run, size) for run in found)
+        return Yielding(len(found), slots, blocks, found)
 
     def make_room(self, arrived: Run) -> None:
         """Preempt what this new run needs. To be called before it is admitted; a batch run may have to leave itself."""

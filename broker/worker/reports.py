@@ -9,6 +9,7 @@ from headrace.broker.codec import encode
 from headrace.broker.messages import EventKind, JobEvent, JobEvents, LoadReport
 from headrace.broker.protocol.preemption import Yielding
 from headrace.broker.worker.ports import Executor
+from headrace.broker.worker.ranks import loads_by_rank
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 
@@ -29,11 +30,13 @@ class EventSender:
         self._events: list[JobEvent] = []
         self._urgent = False
 
-    def add(self, kind: EventKind, request_id: str, attempt: int, tokens: int, *, uncached: int = 0) -> None:
+    def add(
+        self, kind: EventKind, request_id: str, attempt: int, tokens: int, *, uncached: int = 0, rank: int | None = None
+    ) -> None:
         """Send an event of this worker within `EVENTS_GATHER_S`, and `started` in this turn of the event loop."""
         if not self._events:
             asyncio.get_running_loop().call_later(EVENTS_GATHER_S, self._send)
-        self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens, uncached))
+        self._events.append(JobEvent(kind, request_id, attempt, self._worker, tokens, uncached, rank=rank))
         if kind == "started" and not self._urgent:
             self._urgent = True
             asyncio.get_running_loop().call_soon(self._send)
@@ -98,5 +101,6 @@ class LoadReporter:
                 batch=len(state.runs.batch),
                 yielding=yielding.runs,
                 yielding_blocks=yielding.blocks,
+                ranks=loads_by_rank(state.runs, yielding.found, ranks=state.member.ranks, block_size=state.member.block_size),
             )
         )

@@ -20,6 +20,7 @@ from headrace.broker.spill import fetch_payload
 from headrace.broker.worker.consumers import WorkerConsumers
 from headrace.broker.worker.judge_client import JudgeClient
 from headrace.broker.worker.preemption import Preemption
+from headrace.broker.worker.ranks import choose_rank
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
@@ -250,5 +251,6 @@ class WorkIntake:
         run = Run(envelope=envelope, attempt=attempt, history=history, run=self._deps.random_bits(64), delivery=delivery)
         run.prefill = decision
         run.kept = HEADER_KEPT in (delivery.headers or ())
+        run.rank = choose_rank(delivery.headers, self._state.runs, ranks=self._state.member.ranks)
         run.due_s = asyncio.get_running_loop().time() + envelope.deadline - self._deps.wall()
         return run

@@ -55,12 +55,12 @@ class RunLifecycle:
         """Give a run with open logs to the engine."""
         run.start()
         log.debug("run.started", **log_ids(run.envelope), attempt=run.attempt, worker=self._state.worker)
-        self._events.add("started", run.id, run.attempt, run.envelope.tokens)
+        self._events.add("started", run.id, run.attempt, run.envelope.tokens, rank=run.rank)
         self._executor.start(run, payload)
 
     def prefilled(self, run: Run, uncached: int) -> None:
         """Report the first token of a run; `uncached` prompt tokens had to be computed for it."""
-        self._events.add("prefilled", run.id, run.attempt, run.envelope.tokens, uncached=uncached)
+        self._events.add("prefilled", run.id, run.attempt, run.envelope.tokens, uncached=uncached, rank=run.rank)
         self._state.load_changed()
 
     def retry_elsewhere(self, run: Run, fault: JobFault) -> None:
@@ -147,5 +147,5 @@ class RunLifecycle:
         if runs.remove(run):
             metrics.settled(how).inc()
             metrics.RUNS.set(len(runs))
-            self._events.add("settled", run.id, run.attempt, run.made)
+            self._events.add("settled", run.id, run.attempt, run.made, rank=run.rank)
             self._state.changed()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import xxhash
 
+from headrace.broker.places import worker_of
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.types import Waiting
 
@@ -15,7 +16,7 @@ def why_not(request: Waiting, load: WorkerLoad) -> str:
     info = load.info
     if info.draining:
         return "draining"
-    if request.worker and request.worker != info.worker:
+    if request.worker and request.worker not in (info.worker, worker_of(info.worker)):
         return "another worker is named"
     if missing := request.require - info.labels:
         return f"no label {', '.join(sorted(missing))}"

@@ -140,8 +140,17 @@ class WorkerLoad:
     @property
     def suspects(self) -> int:
         """Suspects that the worker has or is about to have, and that are not cleared."""
-        told = self.report.suspects if self.report is not None else 0
-        return told + sum(entry.limit > 0 for entry in self.entries.values())
+        return self.reported_suspects + self.suspects_on_way
+
+    @property
+    def reported_suspects(self) -> int:
+        """Suspects that the worker has reported."""
+        return self.report.suspects if self.report is not None else 0
+
+    @property
+    def suspects_on_way(self) -> int:
+        """Suspects that were placed there and are in no report yet."""
+        return sum(entry.limit > 0 for entry in self.entries.values())
 
     @property
     def group_limit(self) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from headrace.broker.places import worker_of
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.types import Waiting
 
@@ -80,19 +81,34 @@ class Trials:
         """
         limit = suspect.limit or 0
         able = [load for load in self._loads if load.column in columns and _open(load)]
-        room = [load for load in able if load.on_trial and load.suspects < min(limit, load.group_limit)]
-        if not room and sum(load.on_trial for load in self._loads) < max(1, len(self._loads) // TRIAL_SHARE):
-            room = [load for load in able if not load.on_trial]
+        room = [load for load in able if load.on_trial and self._takes_suspect(load, limit)]
+        if not room:
+            tried = {worker_of(load.info.worker) for load in self._loads if load.on_trial}
+            workers = {worker_of(load.info.worker) for load in self._loads}
+            if len(tried) < max(1, len(workers) // TRIAL_SHARE):
+                room = [load for load in able if worker_of(load.info.worker) not in tried]
         return min(room, key=lambda load: (load.running, load.info.worker), default=None)
+
+    def _takes_suspect(self, load: WorkerLoad, limit: int) -> bool:
+        """Return whether one more suspect may run on this worker. Its ranks die together, so they count together."""
+        ranks = self._ranks_of(load)
+        there = load.reported_suspects + sum(rank.suspects_on_way for rank in ranks)
+        return there < min(limit, *(rank.group_limit for rank in ranks))
+
+    def _ranks_of(self, load: WorkerLoad) -> list[WorkerLoad]:
+        worker = worker_of(load.info.worker)
+        return [other for other in self._loads if worker_of(other.info.worker) == worker]
 
     @property
     def only_worker(self) -> bool:
         """True where a trial would leave no worker for ordinary requests, of those that stay."""
-        return sum(not load.info.draining for load in self._loads) == 1
+        return len({worker_of(load.info.worker) for load in self._loads if not load.info.draining}) == 1
 
     def keep(self, load: WorkerLoad) -> None:
-        """Keep a worker on trial as long as suspects wait: otherwise ordinary requests would come in between two groups."""
-        load.kept_on_trial = bool(self._waiting) and len(self._loads) > 1
+        """Keep a worker, all its ranks, on trial while suspects wait: else ordinary requests would come between two groups."""
+        ranks = self._ranks_of(load)
+        for rank in ranks:
+            rank.kept_on_trial = bool(self._waiting) and len(self._loads) > len(ranks)
 
     def release_workers(self) -> None:
         """Let workers have ordinary requests as soon as no suspect is there."""

@@ -12,9 +12,9 @@ from headrace.jetstream.subjects import BATCH_CLASSES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A worker as its lease describes it."""
+    """A place, as its worker's lease describes it: a worker, or one data-parallel rank of it (`headrace.broker.places`)."""
 
-    worker: str
+    worker: str  # of a rank `<worker>~<rank>`; so wherever a router names a worker
     slots: int
     blocks: int = 0  # KV blocks it has in all, 0 = unknown
     block_size: int = 0

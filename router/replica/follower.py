@@ -14,6 +14,7 @@ import structlog
 from headrace.broker.codec import encode
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import KvDump
+from headrace.broker.places import places_of, worker_of
 from headrace.jetstream.errors import JetStreamError, StreamTrimmed
 from headrace.jetstream.ports import Follow
 from headrace.router.index.types import CacheView, PrefixIndex
@@ -197,12 +198,12 @@ class KvFollower:
             if self._ready:
                 for worker in self.reader.sources.asks(now):
                     log.info("kv.inventory_wanted", pool=self.pool, worker=worker)
-                    self._messaging.send(self._subjects.control(worker), encode(KvDump()))
+                    self._messaging.send(self._subjects.control(worker_of(worker)), encode(KvDump()))
 
     def _sync_members(self, now: float) -> None:
         if self._members is None:
             return
-        live = self._members.workers(self.pool)
+        live = places_of(self._members.workers(self.pool))
         for worker in self._put - live.keys():
             self._put.discard(worker)
             self.reader.sources.remove_worker(worker, now)

@@ -12,6 +12,7 @@ from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Cancel, Decided, Explain, Explanation, JobEvents, LoadReport, RouterControl
+from headrace.broker.places import place_name, reports_of
 from headrace.jetstream.ports import Message
 from headrace.router.session import metrics
 from headrace.router.session.deps import RouterDeps
@@ -64,7 +65,8 @@ class RouterInbox:
             self._malformed("load", error)
             return
         metrics.REPORTS.inc()
-        self._scheduler.on_report(report, self._loop.time())
+        for part in reports_of(report):
+            self._scheduler.on_report(part, self._loop.time())
         self._state.changed.set()
 
     def on_events(self, message: Message) -> None:
@@ -75,8 +77,11 @@ class RouterInbox:
             self._malformed("event", error)
             return
         now = self._loop.time()
-        for event in events:
+        for told in events:
+            event = told
             metrics.JOB_EVENTS_OF[event.kind].inc()
+            if event.rank is not None:
+                event = msgspec.structs.replace(event, worker=place_name(event.worker, event.rank))
             self._scheduler.on_event(event, now)
             self._accuracy.on_event(event, now)
             self._roster.on_event(event, now)

@@ -44,6 +44,7 @@ IN_FLIGHT = Gauge("headrace_router_placements_in_flight", "Placements not yet co
 RETRIES = Counter("headrace_router_placement_retries_total", "Placements sent again", ["why"])
 
 WORKERS = Gauge("headrace_router_workers", "Workers known", ["pool"])
+PLACES = Gauge("headrace_router_places", "Data-parallel ranks of all workers known, where requests can be put", ["pool"])
 APPROXIMATE = Gauge("headrace_router_approximate_workers", "Workers whose cache is guessed from placements", ["pool"])
 INDEX_ENTRIES = Gauge("headrace_router_index_entries", "Blocks in the index, counted once per worker and tier", ["pool"])
 INDEX_READY = Gauge("headrace_router_index_ready", "1 while the index has caught up with the stream", ["pool"])

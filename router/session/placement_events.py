@@ -6,6 +6,7 @@ import asyncio
 
 from headrace.broker.codec import encode, pack_u64
 from headrace.broker.messages import JobEvent, JobEvents
+from headrace.broker.places import rank_of, worker_of
 from headrace.router.placement.disagg_planner import announced
 from headrace.router.placement.types import Placement
 from headrace.router.session.deps import RouterDeps
@@ -33,13 +34,14 @@ class Announcer:
                 "placed",
                 held.id,
                 held.attempt,
-                placement.worker,
+                worker_of(placement.worker),
                 held.head.tokens,
                 placement.uncached,
                 len(placement.new_blocks),
                 self._router,
                 pack_u64(placement.new_blocks[:MAX_HASHES]),
                 announced(placement),
+                rank_of(placement.worker),
             )
         )
 

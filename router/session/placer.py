@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import structlog
 
 from headrace.broker.codec import job_headers, prefill_header
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
-from headrace.broker.messages import HEADER_KEPT, JobFault
+from headrace.broker.messages import HEADER_KEPT, HEADER_RANK, JobFault
+from headrace.broker.places import rank_of, worker_of
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
 from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement
@@ -71,10 +73,13 @@ class Placer:
 
     async def _publish(self, held: HeldRequest, placement: Placement) -> str | JobFault:
         """Return `stored`, `duplicate`, `full`, or the fault of a message that the server can never store."""
-        subject = self._subjects.work(self._pool, placement.worker)
+        subject = self._subjects.work(self._pool, worker_of(placement.worker))
         headers = job_headers(held.attempt, held.history)
-        if placement.prefill is not None:
-            headers |= prefill_header(placement.prefill)
+        if (rank := rank_of(placement.worker)) is not None:
+            headers[HEADER_RANK] = str(rank)
+        if (prefill := placement.prefill) is not None:
+            named = msgspec.structs.replace(prefill, worker=worker_of(prefill.worker), rank=rank_of(prefill.worker))
+            headers |= prefill_header(named)
         if placement.kept:
             headers[HEADER_KEPT] = "1"
         msg_id = f"{held.id}.{held.attempt}@{held.delivery.stream_seq}"

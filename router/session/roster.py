@@ -1,7 +1,8 @@
-"""The workers of a pool by their leases, handed on to the scheduler, and the detection of workers without cache events.
+"""The places of a pool by its workers' leases, handed on to the scheduler, and the detection of those without cache events.
 
-A worker whose engine cannot publish cache events says so in its lease.  A worker that promises them and then serves request
-after request without a single event is detected here.  Either way its cache is guessed from placements until an event comes.
+A place is a worker or, where its engine has several, one of its data-parallel ranks (`headrace.broker.places`).  A worker whose
+engine cannot publish cache events says so in its lease.  A worker that promises them and then serves request after request
+without a single event is detected here.  Either way its cache is guessed from placements until an event comes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from headrace.broker.messages import JobEvent, WorkerMember
+from headrace.broker.places import places_of, worker_of
 from headrace.router.placement.types import WorkerInfo
 from headrace.router.session import metrics
 from headrace.router.session.deps import RouterDeps
@@ -63,7 +65,7 @@ class Roster:
 
     def refresh(self, now_s: float) -> bool:
         """Compare with the leases and tell the scheduler. Return whether something has changed."""
-        live = self._members.workers(self._pool)
+        live = places_of(self._members.workers(self._pool))
         changed = False
         for worker in [name for name in self._workers if name not in live]:
             del self._workers[worker]
@@ -76,9 +78,10 @@ class Roster:
             self._put(member, known, now_s)
             changed = True
         if changed:
-            serving = sum(known.member.serves for known in self._workers.values())
-            metrics.WORKERS.labels(self._pool).set(serving)
-            metrics.PREFILL_WORKERS.labels(self._pool).set(len(self._workers) - serving)
+            serving = {worker_of(place) for place, known in self._workers.items() if known.member.serves}
+            metrics.WORKERS.labels(self._pool).set(len(serving))
+            metrics.PREFILL_WORKERS.labels(self._pool).set(len({worker_of(place) for place in self._workers} - serving))
+            metrics.PLACES.labels(self._pool).set(len(self._workers))
             self._count()
         return changed
 

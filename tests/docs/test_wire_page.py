@@ -34,7 +34,7 @@ def test_every_field_of_a_message_is_on_the_page(kind: type[msgspec.Struct]) -> 
 
 
 def test_every_header_of_a_stored_job_is_on_the_page() -> None:
-    for header in (messages.HEADER_ATTEMPT, messages.HEADER_HISTORY, messages.HEADER_PREFILL):
+    for header in (messages.HEADER_ATTEMPT, messages.HEADER_HISTORY, messages.HEADER_PREFILL, messages.HEADER_RANK):
         assert f"`{header}`" in PAGE
 
 

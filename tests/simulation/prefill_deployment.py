@@ -118,7 +118,7 @@ class Deployment:
             info,
             runtime.raw,
             worker=machine.id,
-            cache=None,
+            caches=(),
             clocks=Clocks(wall=machine.wall, monotonic=machine.loop.time),
         )
         member = WorkerMember(

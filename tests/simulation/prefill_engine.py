@@ -116,7 +116,7 @@ class ScriptedEngine:
     def blamed(self) -> frozenset[str]:
         return frozenset()
 
-    def kv_events(self) -> AsyncGenerator[KvBatch]:
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
         raise NotImplementedError
 
     # -- what it does -------------------------------------------------------------------------------------------

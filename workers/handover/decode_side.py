@@ -151,7 +151,7 @@ class RemotePrefillRun:
 
     async def _try(self, directed: str) -> None:
         """Have one prefill worker compute the prompt and fetch its blocks. Raises PrefillFailed."""
-        job = self._make_job()
+        job = self._make_job(directed)
         began_s = self._wall()
         await self._client.publish(job, directed=directed)
         taken = await self._client.taken(job.job, wait_s=max(self._decision.wait_s, self._settings.wait_s))
@@ -169,7 +169,7 @@ class RemotePrefillRun:
         await self._first_token(first_token)
         self._observe(done, began_s, handed_s)
 
-    def _make_job(self) -> PrefillJob:
+    def _make_job(self, directed: str) -> PrefillJob:
         choice = self._choice
         envelope = choice.run.envelope
         emitted = choice.run.choices[choice.choice].ids
@@ -189,6 +189,7 @@ class RemotePrefillRun:
             hashes=envelope.hashes,
             payload=b"" if envelope.spill is not None else self._payload,
             spill=envelope.spill,
+            rank=self._decision.rank if directed and directed == self._decision.worker else None,
         )
 
     def _hand_over(self, handover: Handover) -> asyncio.Future[Fault | None]:

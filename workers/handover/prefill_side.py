@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,15 +62,15 @@ class PrefillSide:
         raw: RawSequences,
         *,
         worker: str,
-        cache: Callable[[], Container[int]] | None,
+        caches: Seq[Callable[[], Container[int]]],
         clocks: Clocks = CLOCKS,
     ) -> None:
-        """`cache` returns the chain values of the blocks that the engine has cached."""
+        """`caches`: per rank, returns the chain values of the blocks that the engine has cached; empty = that is not known."""
         self._engine = engine
         self._info = info
         self._raw = raw
         self._worker = worker
-        self._cache = cache
+        self._caches = caches
         self._wall = clocks.wall
         self._clock = clocks.monotonic
         self._running: dict[str, _RunningPrefill] = {}
@@ -83,13 +84,15 @@ class PrefillSide:
         return self._info.address
 
     def uncached(self, job: PrefillJob) -> int:
-        if self._cache is None or job.block_size != self._info.block_size or not job.hashes:
+        if not self._caches or job.block_size != self._info.block_size or not job.hashes:
             return job.tokens
         try:
             chain = unpack_u64(job.hashes)
         except WireError:
             return job.tokens
-        return job.tokens - cached_tokens(chain, job.tokens, block_size=job.block_size, cache=self._cache())
+        return job.tokens - cached_tokens(
+            chain, job.tokens, block_size=job.block_size, cache=self._caches[self._rank(job) or 0]()
+        )
 
     def start(self, job: PrefillJob, payload: bytes, finished: OnFinished) -> None:
         try:
@@ -104,6 +107,10 @@ class PrefillSide:
     def stop(self, job: str) -> None:
         self._running.pop(job, None)
         self._raw.abort_raw(job)
+
+    def _rank(self, job: PrefillJob) -> int | None:
+        """Return the rank that a job names, None if the engine has only one or not that one."""
+        return job.rank if job.rank is not None and 1 < self._info.ranks > job.rank else None
 
     def _sequence(self, job: PrefillJob, payload: bytes) -> Sequence:
         """Build the engine's sequence for a job. Raises WireError."""
@@ -125,6 +132,7 @@ class PrefillSide:
             cache_salt=generation.cache_salt,
             session_id=generation.session_id,
             priority=job.priority,
+            rank=self._rank(job),
             media=generation.media,
             handover=Handover(kind="prefill", room=job.room),
             expected_cached=len(tokens) - self.uncached(job),

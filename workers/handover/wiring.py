@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from headrace.broker.worker.ports import HandoverSession
 from headrace.workers.engine import Engine, EngineInfo, Role
@@ -15,10 +15,10 @@ from headrace.workers.settings import WorkerSettings
 
 
 def create_prefill_side(
-    engine: Engine, info: EngineInfo, runtime: Runtime, *, worker: str, cache: Callable[[], Container[int]] | None
+    engine: Engine, info: EngineInfo, runtime: Runtime, *, worker: str, caches: Sequence[Callable[[], Container[int]]]
 ) -> PrefillSide | None:
     """Create the prefill side, or return None for an engine without hand-overs."""
-    return PrefillSide(engine, info, runtime.raw, worker=worker, cache=cache) if info.handover else None
+    return PrefillSide(engine, info, runtime.raw, worker=worker, caches=caches) if info.handover else None
 
 
 class Handovers:

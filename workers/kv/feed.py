@@ -26,10 +26,13 @@ MISTRUST_S = 10.0  # least time between two readings because of a contradiction
 
 
 class KvFeed:
-    """Feeds the cache events of an engine to a translator, and the resulting changes to a callback."""
+    """Feeds the cache events of one rank of an engine to a translator, and the resulting changes to a callback."""
 
-    def __init__(self, engine: Engine, translator: Translator, on_change: Callable[[CacheChange], None]) -> None:
+    def __init__(
+        self, engine: Engine, translator: Translator, on_change: Callable[[CacheChange], None], *, rank: int = 0
+    ) -> None:
         self._engine = engine
+        self._rank = rank
         self._translator = translator
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -54,7 +57,7 @@ class KvFeed:
     async def _read(self) -> None:
         """Read batches. Returns when the cache has to be read anew."""
         self._next = None
-        async with contextlib.aclosing(self._engine.kv_events()) as batches:
+        async with contextlib.aclosing(self._engine.kv_events(self._rank)) as batches:
             async for batch in batches:
                 if not await self._on_batch(batch) or self._contradicted():
                     return
@@ -70,7 +73,7 @@ class KvFeed:
         return await self._repair(self._next, batch)
 
     async def _repair(self, start: int, batch: KvBatch) -> bool:
-        missing = await self._engine.replay_kv(start)
+        missing = await self._engine.replay_kv(start, self._rank)
         metrics.KV_TROUBLE.labels("gap").inc()
         log.warning("kv.gap", expected=start, number=batch.number, replayed=len(missing))
         for one in (*missing, batch):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
+from headrace.broker.places import rank_of
 from headrace.broker.settings import Timing
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
 from headrace.jetstream.ports import Messaging
@@ -47,10 +48,11 @@ class KvPublisher:
         inventory: Inventory,
         timing: Timing | None = None,
     ) -> None:
-        """`inventory` returns the blocks that the engine has cached after all steps so far."""
+        """`worker` is the place whose blocks these are. `inventory` returns those that are cached after all steps so far."""
         self._messaging = messaging
         self._subject = subjects.kv(pool, worker)
         self._worker = worker
+        self._rank = str(rank_of(worker) or 0)
         self._epoch = epoch
         self._inventory = inventory
         self._timing = timing or Timing()
@@ -111,7 +113,7 @@ class KvPublisher:
                 messages = self._outbox.seal(inventory, max_bytes=most)
             self._begun = True
             for tier, values in inventory.items():
-                metrics.KV_BLOCKS.labels(tier).set(len(values))
+                metrics.KV_BLOCKS.labels(tier, self._rank).set(len(values))
             metrics.KV_WAITING.set(0)
             for message in messages:
                 if not await self._store(message, lease_held):

@@ -113,6 +113,7 @@ class ChoiceRun:
             cache_salt=generation.cache_salt,
             session_id=generation.session_id,
             priority=self.run.engine_priority,
+            rank=self.run.rank,
             media=generation.media,
             prompt_embeds=self.prompt_embeds,
             handover=handover,

@@ -28,6 +28,7 @@ from headrace.workers.runtime.intake import Intake
 from headrace.workers.runtime.internal_sequences import RawSubmissions
 from headrace.workers.runtime.outputs import Outputs
 from headrace.workers.runtime.pooling import PoolRuns
+from headrace.workers.runtime.rank_loads import rank_loads
 from headrace.workers.runtime.refusal import refuse
 from headrace.workers.runtime.runs import RemotePrefills, Runs
 from headrace.workers.runtime.sequences import Sequences
@@ -64,7 +65,7 @@ class Runtime:
         self.raw = RawSubmissions(engine, self._commands, self.watchdog, self.sequences.active)
         self._pooling = PoolRuns(engine, self.watchdog, self._scope, refused=self._refused)
         self._sink: RunSink | None = None
-        self._cache: Callable[[], Container[int]] | None = None
+        self._caches: tuple[Callable[[], Container[int]], ...] = ()
         self._remotes: RemotePrefills | None = None
         self._tapped: Callable[[list[Output]], None] | None = None
 
@@ -84,9 +85,9 @@ class Runtime:
         self._outputs = Outputs(sink, self.sequences)
         self._runs = Runs(self._engine, sink, Intake(info, table, parsers), self.sequences, self._outputs, remotes)
 
-    def watch_cache(self, device: Callable[[], Container[int]]) -> None:
-        """Set the source of the chain values that the engine has cached, by which cached parts of prompts are known."""
-        self._cache = device
+    def watch_cache(self, *devices: Callable[[], Container[int]]) -> None:
+        """Set, per rank, the source of the chain values that are cached, by which cached parts of prompts are known."""
+        self._caches = devices
 
     def tap(self, sink: Callable[[list[Output]], None] | None) -> None:
         """Send the engine's outputs to `sink` instead; None ends that. Used by the warm-up, before any job is accepted."""
@@ -128,7 +129,7 @@ class Runtime:
         if run.envelope.kind == "pool":
             self._pooling.start(run, payload, sink=self._sink, info=self._info)
         else:
-            self._runs.start(run, payload, cache=self._cache)
+            self._runs.start(run, payload, cache=self._caches[run.rank or 0] if self._caches else None)
 
     def stop(self, run: Run) -> None:
         self._pooling.stop(run)
@@ -156,6 +157,7 @@ class Runtime:
             step_s=load.step_s,
             step_prefill_tokens=load.step_prefill_tokens,
             step_decodes=load.step_decodes,
+            ranks=rank_loads(report.ranks, load, self.sequences.unsubmitted_by),
         )
 
     async def set_role(self, role: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -36,14 +37,19 @@ class Sequences:
         self._refused = refused
         self.scope = scope
         self.active: dict[str, ChoiceRun] = {}
-        self.unsubmitted = 0  # tokens to be computed of the sequences that are still in `commands`
+        self.unsubmitted_by: Counter[int] = Counter()  # tokens to be computed of the sequences still in `commands`, by rank
+
+    @property
+    def unsubmitted(self) -> int:
+        """Return the tokens to be computed of the sequences that the engine has not got yet."""
+        return sum(self.unsubmitted_by.values())
 
     # -- into the engine ---------------------------------------------------------------------------------------
 
     def begin_here(self, choice: ChoiceRun) -> None:
         """Have this engine compute the prompt of a choice."""
         self._activate(choice)
-        self.unsubmitted += choice.uncached
+        self.unsubmitted_by[choice.run.rank or 0] += choice.uncached
         self._commands.put(partial(self._submit_here, choice))
 
     def hand_over(self, choice: ChoiceRun, handover: Handover) -> asyncio.Future[Fault | None]:
@@ -63,7 +69,7 @@ class Sequences:
         self.active.pop(choice.id, None)
 
     async def _submit_here(self, choice: ChoiceRun) -> None:
-        self.unsubmitted -= choice.uncached
+        self.unsubmitted_by[choice.run.rank or 0] -= choice.uncached
         if choice.generation.media or choice.prompt_embeds is not None:
             # The engine takes a while to read these. Other commands need not wait, and an abort may come in between.
             self.scope.spawn(self._submit_aside(choice))

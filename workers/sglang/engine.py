@@ -124,10 +124,10 @@ class SglangEngine:
     def blamed(self) -> frozenset[str]:
         return frozenset()  # SGLang says which request it died of in its log alone
 
-    def kv_events(self) -> AsyncGenerator[KvBatch]:
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
         return self._listener().read()
 
-    async def replay_kv(self, start: int) -> list[KvBatch]:
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
         return await self._listener().replay(start)
 
     def _listener(self) -> KvListener:

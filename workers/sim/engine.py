@@ -292,7 +292,7 @@ class SimEngine:
     def blamed(self) -> frozenset[str]:
         return self._blamed
 
-    def kv_events(self) -> AsyncGenerator[KvBatch]:
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
         """Read KV events, beginning with what is cached now. Only one reader at a time is supported."""
         manager = self._alive().manager
         return self._read(manager)
@@ -304,7 +304,7 @@ class SimEngine:
             async for batch in batches:
                 yield batch
 
-    async def replay_kv(self, start: int) -> list[KvBatch]:
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
         return self._events.replay(start)
 
     def meet(self, peers: Mapping[str, bytes]) -> None:

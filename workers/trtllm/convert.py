@@ -111,7 +111,7 @@ def scheduling_of(sequence: Sequence, model: Model) -> dict[str, Any] | None:
     """Return the fields of TensorRT-LLM's `SchedulingParams`, None without a wish. Raises RequestInvalid for a bad rank."""
     rank = sequence.extra.get(RANK)
     if rank is None:
-        return None
+        return None if sequence.rank is None else {RANK: sequence.rank, RELAX: False}
     if model.ranks == 1:
         raise UnsupportedByEngine("this TensorRT-LLM was started without enable_attention_dp", param=RANK)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < model.ranks:

@@ -36,7 +36,7 @@ from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.trtllm import convert, handover
 from headrace.workers.trtllm.adapters import ADAPTER_OPERATIONS
 from headrace.workers.trtllm.encoder import media_fields
-from headrace.workers.trtllm.kv_feed import KvFeed
+from headrace.workers.trtllm.kv_feed import KvFeed, KvFeeds
 from headrace.workers.trtllm.polling import keep_polling
 from headrace.workers.trtllm.prefilled import HeldPrefills
 from headrace.workers.trtllm.start import Started, start_trtllm
@@ -55,7 +55,7 @@ class TrtllmEngine:
     def __init__(self) -> None:
         self._started: Started | None = None
         self._streams: ResultStreams | None = None
-        self._feed: KvFeed | None = None
+        self._feeds: KvFeeds | None = None
         self._held = HeldPrefills()
         self._requests: dict[str, Request] = {}
         self._pollers: list[asyncio.Task[None]] = []
@@ -71,7 +71,7 @@ class TrtllmEngine:
         return Capabilities(
             roles=started.roles if started is not None else frozenset({Role.AGGREGATED}),
             disagg=DisaggStyle.PARAMS if hands_over else DisaggStyle.NONE,
-            kv_events=self._feed is not None,
+            kv_events=self._feeds is not None,
             logprobs=True,
             guided=convert.GUIDED,
             lora="dynamic" if lora else "none",
@@ -96,10 +96,9 @@ class TrtllmEngine:
 
         stats = keep_polling(started.llm.get_stats_async, started.meter.note, busy, what="statistics")
         self._pollers.append(asyncio.create_task(stats, name="trtllm-statistics"))
-        if started.ledger is not None:
-            self._feed = KvFeed(started.ledger)
-            self._feed.put(started.events)
-            events = keep_polling(started.llm.get_kv_cache_events_async, self._feed.put, busy, what="kv events")
+        if started.feeds is not None:
+            self._feeds = started.feeds
+            events = keep_polling(started.llm.get_kv_cache_events_async, self._feeds.put, busy, what="kv events")
             self._pollers.append(asyncio.create_task(events, name="trtllm-kv-events"))
         return started.info
 
@@ -130,7 +129,7 @@ class TrtllmEngine:
             raise
         request = Request(progress, result)
         self._requests[sequence.id] = request
-        started.meter.queued(sequence.id, len(sequence.token_ids) - sequence.expected_cached)
+        started.meter.queued(sequence.id, len(sequence.token_ids) - sequence.expected_cached, rank=sequence.rank)
         streams.follow(request)
 
     def _check(self, started: Started, sequence: Sequence) -> None:
@@ -308,17 +307,17 @@ class TrtllmEngine:
 
     # -- the cache, hand-overs and operations ----------------------------------------------------------------
 
-    def kv_events(self) -> AsyncGenerator[KvBatch]:
-        return self._told().read()
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
+        return self._told(rank).read()
 
-    async def replay_kv(self, start: int) -> list[KvBatch]:
-        return self._told().replay(start)
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
+        return self._told(rank).replay(start)
 
-    def _told(self) -> KvFeed:
+    def _told(self, rank: int) -> KvFeed:
         self._alive()
-        if self._feed is None:
+        if self._feeds is None:
             raise UnsupportedByEngine("this TensorRT-LLM was started without KV events")
-        return self._feed
+        return self._feeds[rank]
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
         """Do nothing: the engines find each other by the state of a hand-over."""

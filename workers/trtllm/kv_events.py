@@ -53,36 +53,26 @@ class Block:
 
 
 @dataclass(slots=True)
-class _Rank:
-    """The cache of one attention data-parallel rank, parents before their children."""
-
-    next_id: int = 0
-    window: int | None = None  # the largest
-    blocks: dict[int, Block] = field(default_factory=dict)
-    partial: set[int] = field(default_factory=set)
-    lost: bool = False  # events were lost, so that the rank may hold more
-
-
-@dataclass(slots=True)
 class Changes:
-    """The changes that a poll has brought. After a loss the first event is `cleared`, and what is still known follows it."""
+    """The changes that a poll has brought. After a loss the first event is `cleared`."""
 
     events: list[KvEvent] = field(default_factory=list)
 
 
 class CacheLedger:
-    """Everything that the engine's cache is known to hold, by rank. `adapters`: the names by the engine's numbers."""
+    """Everything that the cache of one rank is known to hold, parents before their children."""
 
-    def __init__(self, block_size: int, adapters: Mapping[int, str] | None = None) -> None:
+    def __init__(self, block_size: int, adapters: Mapping[int, str] | None = None, *, rank: int | None = None) -> None:
+        """`adapters`: the names by the engine's numbers. `rank` None: the engine has one, which its events need not name."""
         self._block_size = block_size
         self._adapters = adapters if adapters is not None else {}
-        self._ranks: dict[int, _Rank] = {}
+        self._rank = rank
+        self._next_id = 0
+        self._window: int | None = None  # the largest
+        self._blocks: dict[int, Block] = {}
+        self._partial_blocks: set[int] = set()
+        self.partial = False  # events were lost, so that the cache may hold more than is known
         self.levels: tuple[int, ...] = ()  # blocks per cache level, as the engine has told
-
-    @property
-    def partial(self) -> bool:
-        """Return true when events were lost, so that the cache may hold more than is known."""
-        return any(rank.lost for rank in self._ranks.values())
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> Changes:
         """Apply events in the order in which they were polled. Those that cannot be read count as lost."""
@@ -93,56 +83,53 @@ class CacheLedger:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 metrics.KV_TROUBLE.labels("malformed").inc()
                 _log.error("kv.malformed", engine="trtllm", error=repr(error))
-                self._forget(self._rank_of(event), changes, lost=True)
+                self._forget(changes, lost=True)
         return changes
 
     def inventory(self) -> list[KvEvent]:
         """Return `stored` events for all that is cached, parents before their children."""
-        return [block.stored() for rank in self._ranks.values() for block in rank.blocks.values()]
-
-    def _rank_of(self, event: Any) -> _Rank:
-        number = event.get("attention_dp_rank") if isinstance(event, Mapping) else None
-        return self._ranks.setdefault(number if isinstance(number, int) else 0, _Rank())
+        return [block.stored() for block in self._blocks.values()]
 
     def _apply(self, event: Mapping[str, Any], changes: Changes) -> None:
-        rank = self._rank_of(event)
+        if self._rank is not None and event.get("attention_dp_rank", 0) != self._rank:
+            raise ValueError(f"an event of the rank {event.get('attention_dp_rank')!r}, which the engine does not have")
         number, data = int(event["event_id"]), event["data"]
         kind = data["type"]
-        if number != rank.next_id:
+        if number != self._next_id:
             if number == 0 and kind == "created":
-                _log.warning("kv.cache_made_anew", engine="trtllm", after=rank.next_id)
-                rank.window = None
-                self._forget(rank, changes, lost=False)
+                _log.warning("kv.cache_made_anew", engine="trtllm", after=self._next_id)
+                self._window = None
+                self._forget(changes, lost=False)
             else:
                 metrics.KV_TROUBLE.labels("gap").inc()
-                _log.warning("kv.events_lost", engine="trtllm", expected=rank.next_id, got=number)
-                self._forget(rank, changes, lost=True)
-        rank.next_id = number + 1
+                _log.warning("kv.events_lost", engine="trtllm", expected=self._next_id, got=number)
+                self._forget(changes, lost=True)
+        self._next_id = number + 1
         window = event.get("window_size")
         if kind == "created":
-            if window is None or rank.window is None or window >= rank.window:
-                rank.window = window
+            if window is None or self._window is None or window >= self._window:
+                self._window = window
                 self.levels = tuple(int(count) for count in data["num_blocks_per_cache_level"])
             return
-        if window is not None and rank.window is not None and window != rank.window:
+        if window is not None and self._window is not None and window != self._window:
             return
         if kind == "stored":
-            changes.events += self._stored(rank, data)
+            changes.events += self._stored(data)
         elif kind == "removed":
-            changes.events += self._removed(rank, data["block_hashes"])
+            changes.events += self._removed(data["block_hashes"])
         elif kind == "updated":
-            changes.events += self._updated(rank, data)
+            changes.events += self._updated(data)
         else:
             raise ValueError(f"an event of the kind {kind!r} is unknown")
 
-    def _forget(self, rank: _Rank, changes: Changes, *, lost: bool) -> None:
-        """Drop what is known of a rank. `cleared` covers all ranks, so what the others hold is told again behind it."""
-        rank.blocks.clear()
-        rank.partial.clear()
-        rank.lost = lost
-        changes.events = [KvEvent(kind="cleared"), *self.inventory()]
+    def _forget(self, changes: Changes, *, lost: bool) -> None:
+        """Drop all that is known."""
+        self._blocks.clear()
+        self._partial_blocks.clear()
+        self.partial = lost
+        changes.events = [KvEvent(kind="cleared")]
 
-    def _stored(self, rank: _Rank, data: Mapping[str, Any]) -> Iterator[KvEvent]:
+    def _stored(self, data: Mapping[str, Any]) -> Iterator[KvEvent]:
         parent = None if data.get("parent_hash") is None else hash_number(data["parent_hash"])
         if parent == 0:  # the root's hash in some versions
             parent = None
@@ -154,11 +141,11 @@ class CacheLedger:
             if len(tokens) > self._block_size:
                 raise ValueError(f"a block of {len(tokens)} tokens, and tokens_per_block is {self._block_size}")
             if len(tokens) < self._block_size:
-                rank.partial.add(name)
+                self._partial_blocks.add(name)
                 return
             block = self._block(one, name, parent, data)
-            if name not in rank.blocks:
-                rank.blocks[name] = block
+            if name not in self._blocks:
+                self._blocks[name] = block
                 yield block.stored()
             parent = name
 
@@ -182,22 +169,22 @@ class CacheLedger:
             media=media,
         )
 
-    def _removed(self, rank: _Rank, hashes: Iterable[Any]) -> Iterator[KvEvent]:
+    def _removed(self, hashes: Iterable[Any]) -> Iterator[KvEvent]:
         for one in hashes:
             name = hash_number(one)
-            if name in rank.partial:
-                rank.partial.discard(name)
-            elif (block := rank.blocks.pop(name, None)) is not None:
+            if name in self._partial_blocks:
+                self._partial_blocks.discard(name)
+            elif (block := self._blocks.pop(name, None)) is not None:
                 yield KvEvent(kind="removed", tier=block.tier, hashes=(name,))
 
-    def _updated(self, rank: _Rank, data: Mapping[str, Any]) -> Iterator[KvEvent]:
+    def _updated(self, data: Mapping[str, Any]) -> Iterator[KvEvent]:
         name, level = hash_number(data["block_hash"]), data.get("cache_level")
-        block = rank.blocks.get(name)
+        block = self._blocks.get(name)
         if block is None or level is None:  # a partial block, or only its priority has changed
             return
         moved = replace(block, tier=_tier(level["new_value"]))
         if moved.tier != block.tier:
-            rank.blocks[name] = moved
+            self._blocks[name] = moved
             yield moved.stored()
             yield KvEvent(kind="removed", tier=block.tier, hashes=(name,))
 

@@ -9,6 +9,7 @@ be null.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ class RankRow:
     """The last iteration of a rank."""
 
     active: int = 0
+    waiting: int = 0
     blocks: int = 0
     used: int = 0
     step_s: float = 0.0
@@ -35,6 +37,7 @@ class RankRow:
         batch = row.get("inflightBatchingStats") or {}
         return cls(
             active=int(row.get("numActiveRequests") or 0),
+            waiting=int(row.get("numQueuedRequests") or 0),
             blocks=int(cache.get("maxNumBlocks") or 0),
             used=int(cache.get("usedNumBlocks") or 0),
             step_s=float(row.get("iterLatencyMS") or 0.0) / 1000,
@@ -51,8 +54,8 @@ class LoadMeter:
         self._clock = clock
         self._rows: dict[int, RankRow] = {}
         self._at = float("-inf")
-        self._queue: dict[str, int] = {}  # prompt tokens to be computed, by sequence without a token
-        self._queued = 0
+        self._queue: dict[str, tuple[int | None, int]] = {}  # sequence without a token → its rank, prompt tokens to be computed
+        self._queued: Counter[int | None] = Counter()  # these tokens by rank; None: the engine chooses the rank
 
     @property
     def blocks(self) -> int:
@@ -66,19 +69,20 @@ class LoadMeter:
             self._rows |= dict.fromkeys(range(self._ranks) if number is None else (int(number),), RankRow.read(row))
             self._at = self._clock()
 
-    def queued(self, sequence_id: str, tokens: int) -> None:
+    def queued(self, sequence_id: str, tokens: int, *, rank: int | None = None) -> None:
         """Record a submitted sequence of which `tokens` are to be computed."""
-        self._queue[sequence_id] = max(0, tokens)
-        self._queued += max(0, tokens)
+        self._queue[sequence_id] = rank, max(0, tokens)
+        self._queued[rank] += max(0, tokens)
 
     def gone(self, sequence_id: str) -> None:
         """Record that a sequence has its first token, or has ended."""
-        self._queued -= self._queue.pop(sequence_id, 0)
+        rank, tokens = self._queue.pop(sequence_id, (None, 0))
+        self._queued[rank] -= tokens
 
     def read(self, *, mine: int, blocks: int, slots: int) -> Load:
         """Return the load. `mine` is the number of sequences in the engine; the statistics of an idle one are stale."""
         if mine == 0:
-            return Load(blocks_total=blocks)
+            return self._idle(blocks)
         rows = self._rows.values()
         fresh = self._clock() - self._at <= FRESH_S
         active = sum(row.active for row in rows) if fresh else slots
@@ -88,8 +92,28 @@ class LoadMeter:
             waiting=mine - running,
             blocks_used=sum(row.used for row in rows),
             blocks_total=blocks,
-            queued_prefill_tokens=self._queued,
+            queued_prefill_tokens=self._queued.total(),
             step_s=max((row.step_s for row in rows), default=0.0),
             step_prefill_tokens=sum(row.prefill_tokens for row in rows),
             step_decodes=sum(row.decodes for row in rows),
+            ranks=tuple(self._rank(rank, blocks // self._ranks) for rank in range(self._ranks)) if self._ranks > 1 else (),
+        )
+
+    def _idle(self, blocks: int) -> Load:
+        """Return the load of an engine without sequences."""
+        part = Load(blocks_total=blocks // self._ranks)
+        return Load(blocks_total=blocks, ranks=(part,) * self._ranks if self._ranks > 1 else ())
+
+    def _rank(self, rank: int, blocks: int) -> Load:
+        """Return the load of a rank by its last statistics. Prompts without a rank are shared out evenly."""
+        row = self._rows.get(rank, RankRow())
+        return Load(
+            running=row.active,
+            waiting=row.waiting,
+            blocks_used=row.used,
+            blocks_total=blocks,
+            queued_prefill_tokens=self._queued[rank] + self._queued[None] // self._ranks,
+            step_s=row.step_s,
+            step_prefill_tokens=row.prefill_tokens,
+            step_decodes=row.decodes,
         )

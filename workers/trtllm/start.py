@@ -19,7 +19,7 @@ from headrace.workers.text.tokens import token_table
 from headrace.workers.trtllm.adapters import Adapters, adapters_of
 from headrace.workers.trtllm.convert import Model
 from headrace.workers.trtllm.installed_check import Installed, load_installed
-from headrace.workers.trtllm.kv_events import CacheLedger
+from headrace.workers.trtllm.kv_feed import KvFeeds
 from headrace.workers.trtllm.launch import attention_ranks, check_launch
 from headrace.workers.trtllm.load_meter import LoadMeter
 from headrace.workers.trtllm.logits import LogitsProcessors
@@ -42,8 +42,7 @@ class Started:
     adapters: Adapters
     roles: frozenset[Role]
     meter: LoadMeter
-    ledger: CacheLedger | None  # None: it tells no KV events
-    events: list[Mapping[str, Any]]  # KV events of the first request, not applied yet
+    feeds: KvFeeds | None  # with the KV events of the first request; None: it tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +74,16 @@ async def start_trtllm(config: EngineConfig) -> Started:
         )
         meter = LoadMeter(model.ranks)
         told = cache.enable_block_reuse and cache.event_buffer_max_size > 0
-        ledger = CacheLedger(cache.tokens_per_block, adapters.names_by_number) if told else None
+        feeds = KvFeeds(cache.tokens_per_block, adapters.names_by_number, ranks=model.ranks) if told else None
         events = await _first_request(built.llm, model, meter, told=told)
-        blocks = _created(events) or meter.blocks or (cache.max_tokens or 0) // cache.tokens_per_block
+        blocks = _created(events, model.ranks) or meter.blocks or (cache.max_tokens or 0) // cache.tokens_per_block
         if not blocks:
             raise EngineStartFailed(
                 f"TensorRT-LLM has not told its number of KV blocks within {_TOLD_WITHIN_S:g} s; "
                 "give enable_iter_perf_stats=true, or max_tokens in kv_cache_config"
             )
+        if feeds is not None:
+            feeds.put(events)
         info = _describe(config, installed, built, blocks=blocks, adapters=adapters)
     except BaseException:
         await run_in_thread(built.llm.shutdown, name="trtllm-stop")
@@ -95,8 +96,7 @@ async def start_trtllm(config: EngineConfig) -> Started:
         adapters=adapters,
         roles=roles_of(built.args),
         meter=meter,
-        ledger=ledger,
-        events=events,
+        feeds=feeds,
     )
 
 
@@ -150,14 +150,14 @@ async def _first_request(llm: Any, model: Model, meter: LoadMeter, *, told: bool
     return events
 
 
-def _created(events: list[Mapping[str, Any]]) -> int:
-    """Return the blocks on the device of all ranks, from the events that announce the caches of their largest windows."""
-    largest: dict[int, tuple[int, int]] = {}
-    for event in events:
-        if event["data"]["type"] == "created":
-            rank, window = event.get("attention_dp_rank") or 0, event.get("window_size") or 0
-            largest[rank] = max(largest.get(rank, (0, 0)), (window, int(event["data"]["num_blocks_per_cache_level"][0])))
-    return sum(blocks for _, blocks in largest.values())
+def _created(events: list[Mapping[str, Any]], ranks: int) -> int:
+    """Return the blocks on the device of all ranks, from the events that announce the cache of the largest window.
+
+    All ranks have as many, and the events of some may not have come yet.
+    """
+    announced = [event for event in events if event["data"]["type"] == "created"]
+    caches = [(one.get("window_size") or 0, int(one["data"]["num_blocks_per_cache_level"][0])) for one in announced]
+    return max(caches)[1] * ranks if caches else 0
 
 
 def _describe(config: EngineConfig, installed: Installed, built: _Built, *, blocks: int, adapters: Adapters) -> EngineInfo:
@@ -180,6 +180,7 @@ def _describe(config: EngineConfig, installed: Installed, built: _Built, *, bloc
         handover=hands_over,
         lease_s=lease_s(built.args) if hands_over else 0.0,
         prefill_samples=bool(hands_over),
+        ranks=ranks,
         default_sampling=files.default_sampling,
-        extra={"release_line": installed.line, "attention_dp_ranks": ranks, "host_cache_bytes": cache.host_cache_size or 0},
+        extra={"release_line": installed.line, "host_cache_bytes": cache.host_cache_size or 0},
     )

@@ -262,10 +262,10 @@ class VllmEngine:
     def blamed(self) -> frozenset[str]:
         return frozenset()  # vLLM's EngineDeadError names no request, and its log of the failed step names the whole batch
 
-    def kv_events(self) -> AsyncGenerator[KvBatch]:
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
         return self._listener().read()
 
-    async def replay_kv(self, start: int) -> list[KvBatch]:
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
         return await self._listener().replay(start)
 
     def _listener(self) -> KvListener:

@@ -126,11 +126,11 @@ async def test_a_batch_run_takes_no_blocks_from_another() -> None:
 async def test_the_report_names_only_runs_that_can_really_leave() -> None:
     one, other = batch_run(1, made=5), batch_run(2, choices=2)
     bench = Bench(one, other, interactive(3))
-    assert bench.preemption.yielding() == Yielding(runs=2, slots=3, blocks=7 + 14)
+    assert bench.preemption.yielding() == Yielding(runs=2, slots=3, blocks=7 + 14, found=[one, other])
     bench.engine.fixed.add(other)
-    assert bench.preemption.yielding() == Yielding(runs=1, slots=1, blocks=7)
+    assert bench.preemption.yielding() == Yielding(runs=1, slots=1, blocks=7, found=[one])
     bench.state.draining = True
-    assert bench.preemption.yielding() == Yielding()
+    assert bench.preemption.yielding() == Yielding(found=[])
 
 
 def preempted_within(seconds: float, bench: Bench) -> int:

@@ -6,11 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
 from headrace.broker.codec import decode, parse_prefill_header
-from headrace.broker.messages import HEADER_KEPT, HEADER_PREFILL, JobEvent, JobEvents, JobFault, PrefillDecision
+from headrace.broker.messages import HEADER_KEPT, HEADER_PREFILL, HEADER_RANK, JobEvent, JobEvents, JobFault, PrefillDecision
 from headrace.jetstream.tasks import TaskScope
 from headrace.router.placement.types import Placement, Waiting
 from headrace.router.session.credit import RequestCredit
@@ -57,10 +58,10 @@ class Undone:
         self.unplaced.append(placement.request.id)
 
 
-def placement(prefill: PrefillDecision | None, *, kept: bool = False) -> Placement:
+def placement(prefill: PrefillDecision | None, *, kept: bool = False, place: str = "w") -> Placement:
     return Placement(
         request=Waiting(id="r", tokens=500, chain=[1, 2]),
-        worker="w",
+        worker=place,
         uncached=500,
         new_blocks=[1, 2],
         predicted_ttft_s=0.5,
@@ -97,13 +98,13 @@ class Parts:
         self.placer = Placer(deps, self.tasks, self.outcomes)
 
 
-async def place(prefill: PrefillDecision | None, *, kept: bool = False) -> FakeMessaging:
+async def place(prefill: PrefillDecision | None, *, kept: bool = False, where: str = "w") -> FakeMessaging:
     messaging = FakeMessaging()
     parts = Parts(messaging)
     one = held()
     parts.state.window.add(one)
     async with asyncio.timeout(5), parts.tasks:
-        parts.placer.place(one, placement(prefill, kept=kept))
+        parts.placer.place(one, placement(prefill, kept=kept, place=where))
     await asyncio.sleep(0)
     return messaging
 
@@ -113,6 +114,21 @@ async def test_the_decision_travels_with_the_placed_message_beside_its_attempt(d
     headers = (await place(decision)).published[0]["headers"]
     assert parse_prefill_header(headers) == decision
     assert headers["Hr-Attempt"] == "2"
+
+
+async def test_a_request_for_a_rank_goes_to_its_worker_with_the_rank_beside_it() -> None:
+    made = await place(None, where="w~1")
+    assert (made.published[0]["subject"], made.published[0]["headers"][HEADER_RANK]) == ("hr.work.p.w", "1")
+    (event,) = decode(JobEvents, made.sent[0]).events
+    assert (event.worker, event.rank) == ("w", 1)
+    assert HEADER_RANK not in (await place(None)).published[0]["headers"]
+
+
+async def test_a_rank_that_computes_the_prompt_is_named_beside_its_worker() -> None:
+    headers = (await place(msgspec.structs.replace(NAMED, worker="p1~3"))).published[0]["headers"]
+    decision = parse_prefill_header(headers)
+    assert decision is not None
+    assert (decision.worker, decision.rank) == ("p1", 3)
 
 
 async def test_where_there_is_nothing_to_decide_nothing_is_said() -> None:

@@ -88,6 +88,20 @@ def test_workers_that_come_change_and_go_are_told_to_the_scheduler() -> None:
     assert made.scheduler.workers == {}
 
 
+def test_each_rank_of_a_worker_is_a_place_and_the_worker_is_counted_once() -> None:
+    made = Made(msgspec.structs.replace(MEMBER, ranks=2))
+    assert {place: (info.slots, info.blocks) for place, info in made.scheduler.workers.items()} == {
+        "w1~0": (2, 50),
+        "w1~1": (2, 50),
+    }
+    assert made.view.told == [("w1~0", False, 50), ("w1~1", False, 50)]
+    assert REGISTRY.get_sample_value("headrace_router_workers", {"pool": "p"}) == 1
+    assert REGISTRY.get_sample_value("headrace_router_places", {"pool": "p"}) == 2
+    made.members.live.clear()
+    made.roster.refresh(1.0)
+    assert made.scheduler.workers == {}
+
+
 def test_a_worker_whose_engine_has_no_cache_events_is_approximate_and_that_is_said() -> None:
     with structlog.testing.capture_logs() as logs:
         made = Made(msgspec.structs.replace(MEMBER, kv_events=False))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from headrace.broker.codec import encode, pack_u32
 from headrace.broker.messages import Generation, Sampling
 from headrace.broker.messages.prefill import PrefillJob
@@ -15,7 +17,7 @@ from tests.support.runtime_bench import INFO
 ASKED = Sampling(temperature=0.7, max_tokens=50, min_tokens=3, stop_token_ids=[5], seed=8, logit_bias={1: 2.0})
 
 
-def submitted(*, emitted: list[int], **info: Any) -> Sequence:
+def submitted(*, emitted: list[int], rank: int | None = None, **info: Any) -> Sequence:
     """The sequence of a job, as the engine gets it."""
     given: list[Sequence] = []
 
@@ -31,7 +33,7 @@ def submitted(*, emitted: list[int], **info: Any) -> Sequence:
         dataclasses.replace(INFO, handover="h", **info),
         Raw(),
         worker="p",
-        cache=None,
+        caches=(),
     )
     payload = encode(Generation(token_ids=pack_u32([1, 2, 3]), sampling=ASKED, logprobs=2))
     job = PrefillJob(
@@ -46,6 +48,7 @@ def submitted(*, emitted: list[int], **info: Any) -> Sequence:
         room=7,
         emitted=pack_u32(emitted),
         payload=payload,
+        rank=rank,
     )
     side.start(job, payload, lambda done: None)
     (sequence,) = given
@@ -70,3 +73,10 @@ def test_a_token_that_is_the_answers_first_is_sampled_as_asked() -> None:
 def test_the_tokens_that_an_answer_must_have_are_those_still_missing() -> None:
     assert submitted(emitted=[4, 5], prefill_samples=True).sampling.min_tokens == 1
     assert submitted(emitted=[4, 5, 6], prefill_samples=True).sampling.min_tokens == 0
+
+
+@pytest.mark.parametrize(("ranks", "named", "used"), [(1, None, None), (1, 0, None), (2, None, None), (2, 1, 1), (2, 2, None)])
+def test_a_prompt_is_computed_on_the_rank_that_its_job_names_if_the_engine_has_it(
+    ranks: int, named: int | None, used: int | None
+) -> None:
+    assert submitted(emitted=[], ranks=ranks, rank=named).rank == used

@@ -37,7 +37,7 @@ class FakeEngine:
         self.readings = 0
         self.last = -1
 
-    async def kv_events(self) -> AsyncGenerator[KvBatch]:
+    async def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
         self.readings += 1
         yield KvBatch([KvEvent(kind="cleared"), *self.cached], self.last, partial=self.partial)
         while True:
@@ -46,7 +46,7 @@ class FakeEngine:
                 raise batch
             yield batch
 
-    async def replay_kv(self, start: int) -> list[KvBatch]:
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
         return [batch for batch in self.kept if batch.number >= start]
 
     def make(self, token: int, *, parent: int | None = None) -> KvBatch:

@@ -276,13 +276,13 @@ async def test_where_the_package_is_not_installed_the_start_names_what_is_missin
 
 def inventory(bench: EngineBench) -> list[KvEvent]:
     started = bench.engine._started
-    return started.ledger.inventory() if started is not None and started.ledger is not None else []
+    return started.feeds[0].inventory() if started is not None and started.feeds is not None else []
 
 
-async def _view(bench: EngineBench, view: CacheView, met: Any) -> None:
+async def _view(bench: EngineBench, view: CacheView, met: Any, *, rank: int = 0) -> None:
     """Read the engine's KV events until what they say is as expected."""
     async with asyncio.timeout(10):
-        async for batch in bench.engine.kv_events():
+        async for batch in bench.engine.kv_events(rank):
             view.apply(batch)
             view.numbers.append(batch.number)
             view.partial = batch.partial
@@ -371,14 +371,17 @@ async def test_the_load_is_what_the_statistics_say(tmp_path: Path, version: str)
 async def test_requests_go_to_the_attention_rank_they_name_and_its_blocks_are_told(tmp_path: Path, version: str) -> None:
     args = {"tensor_parallel_size": 2, "enable_attention_dp": True}
     async with running(tmp_path, version=version, **args) as bench:
-        assert (bench.info.extra["attention_dp_ranks"], bench.info.blocks, bench.info.slots) == (2, 1024, 32)
-        for rank in (0, 1):
-            await bench.run(sequence(f"r{rank}", max_tokens=1, extra={"attention_dp_rank": rank}))
-        await bench.run(sequence("again", max_tokens=1, extra={"attention_dp_rank": 1, "attention_dp_relax": False}))
+        assert (bench.info.ranks, bench.info.blocks, bench.info.slots) == (2, 1024, 32)
+        await bench.run(sequence("r0", max_tokens=1, rank=0))
+        await bench.run(sequence("other", list(range(900, 940)), max_tokens=1, rank=1))
+        await bench.run(sequence("r1", max_tokens=1, rank=0, extra={"attention_dp_rank": 1}))  # what the client says counts
+        await bench.run(sequence("again", max_tokens=1, rank=1))
         assert [bench.outputs(name)[0].cached_tokens for name in ("r0", "r1", "again")] == [0, 0, 64]
-        view = CacheView()
-        await _view(bench, view, lambda view: sum(view.held.values()) == 4)  # the same two blocks in both caches
-        assert len(view.held) == (2)
+        for rank, held in ((0, 2), (1, 3)):
+            view = CacheView()
+            await _view(bench, view, lambda view, held=held: len(view.held) == held, rank=rank)
+            assert tuple(PROMPT[:32]) in view.tier("device")
+            assert (tuple(range(900, 932)) in view.tier("device")) == (rank == 1)
         with pytest.raises(RequestInvalid, match="ranks 0 to 1"):
             await bench.engine.submit(sequence("x", extra={"attention_dp_rank": 2}))
 

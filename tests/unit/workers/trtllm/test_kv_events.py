@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.workers.engine import KvEvent
 from headrace.workers.trtllm.kv_events import CacheLedger, hash_number
-from headrace.workers.trtllm.kv_feed import KvFeed
+from headrace.workers.trtllm.kv_feed import KvFeed, KvFeeds
 from tests.unit.workers.trtllm.engine_bench import CacheView
 
 SIZE = 4
@@ -76,12 +76,23 @@ def test_a_change_of_priority_alone_changes_nothing() -> None:
 
 
 def test_a_gap_clears_what_is_known_of_that_rank_and_keeps_the_others() -> None:
-    ledger = CacheLedger(SIZE)
+    feeds = KvFeeds(SIZE, ranks=2)
     for rank in (0, 1):
-        ledger.apply([created(attention_dp_rank=rank), stored(1, None, block(10 + rank, [1, 2, 3, 4]), attention_dp_rank=rank)])
-    events = ledger.apply([stored(5, None, block(20, [9, 9, 9, 9]), attention_dp_rank=0)]).events
-    assert kinds(events) == [("cleared", "device", ()), ("stored", "device", (11,)), ("stored", "device", (20,))]
-    assert ledger.partial
+        feeds.put([created(attention_dp_rank=rank), stored(1, None, block(10 + rank, [1, 2, 3, 4]), attention_dp_rank=rank)])
+    feeds.put([stored(5, None, block(20, [9, 9, 9, 9]), attention_dp_rank=0)])
+    assert kinds(feeds[0].inventory()) == [("stored", "device", (20,))]
+    assert kinds(feeds[1].inventory()) == [("stored", "device", (11,))]
+    assert [batch.partial for batch in (feeds[0].replay(0)[-1], feeds[1].replay(0)[-1])] == [True, False]
+
+
+@pytest.mark.parametrize("bad", [stored(2, None, block(20, [9, 9, 9, 9]), attention_dp_rank=2), "nonsense"])
+def test_an_event_of_no_rank_that_the_engine_has_leaves_nothing_certain_of_any_rank(bad: Any) -> None:
+    feeds = KvFeeds(SIZE, ranks=2)
+    for rank in (0, 1):
+        feeds.put([created(attention_dp_rank=rank), stored(1, None, block(10 + rank, [1, 2, 3, 4]), attention_dp_rank=rank)])
+    feeds.put([bad])
+    assert [feeds[rank].inventory() for rank in (0, 1)] == [[], []]
+    assert all(feeds[rank].replay(0)[-1].partial for rank in (0, 1))
 
 
 def test_a_first_event_that_is_not_the_first_is_a_gap() -> None:

@@ -23,6 +23,20 @@ def test_the_rows_of_all_ranks_are_added() -> None:
     assert (load.step_s, load.step_prefill_tokens, load.step_decodes, meter.blocks) == (0.02, 128, 5, 200)
 
 
+def test_each_rank_has_its_own_load_and_prompts_without_a_rank_are_shared_out() -> None:
+    meter = LoadMeter(2, clock=lambda: 0.0)
+    meter.note([row(2, 10, attentionDpRank=0, numQueuedRequests=4), row(3, 20, attentionDpRank=1)])
+    meter.queued("a", 100, rank=1)
+    meter.queued("b", 50)
+    first, second = meter.read(mine=7, blocks=200, slots=8).ranks
+    assert (first.running, first.waiting, first.blocks_used, first.blocks_total) == (2, 4, 10, 100)
+    assert (second.running, second.blocks_used, second.step_decodes) == (3, 20, 3)
+    assert (first.queued_prefill_tokens, second.queued_prefill_tokens) == (25, 125)
+    meter.gone("a")
+    assert meter.read(mine=7, blocks=200, slots=8).ranks[1].queued_prefill_tokens == 25
+    assert [part.blocks_total for part in meter.read(mine=0, blocks=200, slots=8).ranks] == [100, 100]
+
+
 def test_rows_without_a_rank_stand_for_all_ranks() -> None:
     meter = LoadMeter(2, clock=lambda: 0.0)
     meter.note([row(2, 10)])
