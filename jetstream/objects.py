@@ -95,7 +95,8 @@ class ObjectStore:
         sequences = self._sequences(info)
         skipped = offset // info.options.max_chunk_size if sequences else 0
         skip = offset - skipped * info.options.max_chunk_size
-        async for chunk in self._read(info, sequences[skipped:], CHUNKS_PER_STEP, timeout_s):
+        wanted = -(-(skip + left) // info.options.max_chunk_size)
+        async for chunk in self._read(info, sequences[skipped : skipped + wanted], CHUNKS_PER_STEP, timeout_s):
             if not left:
                 return
             part = chunk[skip : skip + left]

@@ -19,6 +19,7 @@ from headrace.broker.batches import metrics
 from headrace.broker.batches.bounded import for_each
 from headrace.broker.batches.errors import BatchUnknown, InputGone, InputInvalid
 from headrace.broker.batches.fan_out import FanOut
+from headrace.broker.batches.input_copies import InputCopies, InputCopy
 from headrace.broker.batches.lines import closed_line, custom_id_of, large_line
 from headrace.broker.batches.plan import VERSION, LinePlan
 from headrace.broker.batches.ports import BatchFiles, EndNotice, JobStopper, LineResults
@@ -63,6 +64,7 @@ class BatchParts:
     settings: BatchSettings
     limits: InputLimits
     others: Callable[[], Iterable[BatchRecord]]
+    copies: InputCopies | None = None  # of input files; None: they are read from the store
     slots: Callable[[str], int] | None = None  # of the workers that serve a model; None: not known
     wall: Callable[[], float] = time.time
 
@@ -77,6 +79,7 @@ class BatchRun:
         self._id = batch_id
         self._me = me
         self._plan: LinePlan | None = None
+        self._copy: InputCopy | None = None  # of the input file
         self._progress: LineProgress | None = None
         self._tries: list[str] = []  # of this owner
         self._counted_at = 0.0
@@ -85,6 +88,12 @@ class BatchRun:
 
     async def run(self) -> None:
         """Carry the batch on until it is over, or another's."""
+        try:
+            await self._carry_on()
+        finally:
+            self._drop_copy()
+
+    async def _carry_on(self) -> None:
         wait_s = RETRY_S
         while True:
             try:
@@ -148,7 +157,16 @@ class BatchRun:
 
     async def _read_plan(self, record: BatchRecord) -> tuple[LinePlan, str]:
         chunks = self._parts.files.read(record.tenant, record.input_file_id)
+        self._drop_copy()
+        if self._parts.copies is not None:
+            self._copy = self._parts.copies.begin(record.id)
+            chunks = self._copy.copied(chunks)
         return await validate(chunks, record.endpoint, self._parts.limits)
+
+    def _drop_copy(self) -> None:
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
 
     async def _planned(self, record: BatchRecord) -> LinePlan:
         """Return the plan, from another pass over the input file if need be. Raises InputGone if that has changed."""
@@ -245,7 +263,7 @@ class BatchRun:
         record = stored.record
         numbers = plan.published(record.cursor, record.cursor + room)
         wanted = progress.open(numbers)
-        lines = await self._parts.fan_out.lines(record, plan, wanted)
+        lines = await self._parts.fan_out.lines(record, plan, wanted, self._copy)
         published = await self._parts.fan_out.publish(record, lines)
         for number in published.too_large:
             result = large_line(record.id, number, custom_id_of(lines[number]), self._now())
@@ -300,7 +318,7 @@ class BatchRun:
         how = closing(record.status)
         assert how is not None  # noqa: S101  # only called in states that close
         try:
-            lines = await self._parts.fan_out.lines(record, plan, numbers) if plan is not None else {}
+            lines = await self._parts.fan_out.lines(record, plan, numbers, self._copy) if plan is not None else {}
         except InputGone:
             lines = {}
 
@@ -318,6 +336,7 @@ class BatchRun:
         if not progress.complete:
             await asyncio.sleep(LOOK_S)
             return
+        self._drop_copy()
         nonce = new_try()
         self._tries.append(nonce)
         stored = await self._write(stored, msgspec.structs.replace(record, tries=[*record.tries, nonce][-KEPT_TRIES:]))

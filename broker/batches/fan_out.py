@@ -8,6 +8,7 @@ from typing import NamedTuple
 from headrace.broker.batches import metrics
 from headrace.broker.batches.bounded import for_each
 from headrace.broker.batches.errors import InputGone
+from headrace.broker.batches.input_copies import InputCopy
 from headrace.broker.batches.plan import LinePlan
 from headrace.broker.batches.ports import BatchFiles
 from headrace.broker.batches.record import BatchRecord, line_name
@@ -35,8 +36,12 @@ class FanOut:
         self._subjects = subjects
         self._files = files
 
-    async def lines(self, record: BatchRecord, plan: LinePlan, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Return lines of the input file by their numbers. Raises InputGone, JetStreamError."""
+    async def lines(
+        self, record: BatchRecord, plan: LinePlan, numbers: Sequence[int], copy: InputCopy | None = None
+    ) -> dict[int, bytes]:
+        """Return lines of the input file by their numbers, from its copy if that is whole. Raises InputGone, JetStreamError."""
+        if copy is not None and (copied := await copy.lines({number: plan.place(number) for number in numbers})) is not None:
+            return copied
         found: dict[int, bytes] = {}
         for start, length, inside in plan.ranges(numbers):
             parts = [p async for p in self._files.read(record.tenant, record.input_file_id, offset=start, length=length)]

@@ -10,4 +10,7 @@ GIVEN_UP = Counter("headrace_batch_given_up_total", "Batches that this frontend 
 ENDED = Counter("headrace_batch_ended_total", "Batches that this frontend has ended, by their status", ["status"])
 LINES = Counter("headrace_batch_lines_total", "Lines of batches by what this frontend did with them", ["what"])
 RETRIES = Counter("headrace_batch_retries_total", "Steps of a batch that failed and are done again", ["why"])
+NOT_COPIED = Counter(
+    "headrace_batch_inputs_not_copied_total", "Input files without a copy on the local disk, read from the store"
+)
 NOTICES = Counter("headrace_batch_webhooks_total", "Webhook calls about ends of batches by outcome", ["outcome"])

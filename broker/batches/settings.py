@@ -19,6 +19,15 @@ class BatchSettings:
         200 * 1024 * 1024
     )
     max_inputs: Annotated[int, Setting("Most inputs of all lines of an embeddings batch.", least=1)] = 50_000
+    copied_bytes: Annotated[
+        int,
+        Setting(
+            "Most bytes of input files that one frontend copies to its temporary folder while their batches run; others are "
+            "read from the store line by line, which costs the broker more. 0: no copies.",
+            least=0,
+            metavar="BYTES",
+        ),
+    ] = 2 * 1024 * 1024 * 1024
     tenant_batches: Annotated[int, Setting("Batches of a tenant that have not ended.", least=1)] = 100
     tenant_batches_per_hour: Annotated[int, Setting("Batches that a tenant may create in an hour.", least=1)] = 2000
     tenant_lines: Annotated[int, Setting("Lines without a result in all batches of a tenant.", least=1)] = 500_000

@@ -7,6 +7,7 @@ from functools import partial
 
 from headrace.broker.batches.batch_run import BatchParts
 from headrace.broker.batches.fan_out import FanOut
+from headrace.broker.batches.input_copies import InputCopies
 from headrace.broker.batches.owner import BatchOwner
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.service import Batches
@@ -53,6 +54,7 @@ class BatchCarrying:
                 embedding_inputs=settings.max_inputs,
             ),
             others=self.view.records,
+            copies=InputCopies(settings.copied_bytes),
             slots=partial(_slots_of, ingress),
         )
         self._owner = BatchOwner(parts, self.view, _IngressLeases(ingress), me=ingress.id)

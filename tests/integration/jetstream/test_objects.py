@@ -158,6 +158,24 @@ def chunk_counts(connection: Connection, subjects: Subjects) -> Any:
     return connection.subject_counts(f"OBJ_{bucket}", f"$O.{bucket}.C.>")
 
 
+async def test_a_range_is_read_without_the_chunks_behind_it(files: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random.Random(9).randbytes(20 * CHUNK)
+    async with files.writer("x") as writer:
+        await writer.write(data)
+        await writer.commit()
+    sizes: list[int] = []
+    page = ObjectStore._page
+
+    async def counted(self: ObjectStore, nuid: str, first: int, size: int, timeout_s: float) -> Any:
+        sizes.append(size)
+        return await page(self, nuid, first, size, timeout_s)
+
+    monkeypatch.setattr(ObjectStore, "_page", counted)
+    assert await range_of(files, "x", 3 * CHUNK - 2, 4) == data[3 * CHUNK - 2 :][:4]
+    assert await range_of(files, "x", 3 * CHUNK, CHUNK) == data[3 * CHUNK :][:CHUNK]
+    assert sizes == [2, 1]
+
+
 async def range_of(files: ObjectStore, name: str, offset: int, length: int | None = None) -> bytes:
     return b"".join([piece async for piece in files.chunks(name, offset=offset, length=length)])
 
