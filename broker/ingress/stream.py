@@ -167,6 +167,12 @@ class JobStream:
             self._dispatcher.readers -= 1
             self._waiter = self._sink = None
 
+    def let_go(self) -> None:
+        """Have `deliver_to` return before its time, if the reader waits there."""
+        waiter = self._waiter
+        if self._sink is not None and waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
     def deliver(self) -> None:
         """Give the rows that have arrived to the sink, if the reader still waits in `deliver_to`."""
         sink, waiter = self._sink, self._waiter
@@ -192,6 +198,11 @@ class JobStream:
     def finished(self) -> bool:
         """True if every choice has ended well and every row was read."""
         return self._ended and self._fault is None and not self._rows
+
+    @property
+    def ended(self) -> bool:
+        """True once no more rows come; some, and the fault, may not have been read."""
+        return self._ended
 
     def cancel(self) -> None:
         """Give the request up; its work stops wherever it is. May be called at any time, and twice."""

@@ -26,7 +26,7 @@ class CrashWriter:
         missing = set(crashes) - self._stored
         if missing - self._due:
             self._due |= missing
-            self._held.wake.set()
+            self._held.rouse()
         return not missing
 
     async def write(self) -> None:

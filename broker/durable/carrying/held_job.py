@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from headrace.broker.durable.fold import JobState
@@ -37,6 +37,7 @@ class HeldJob:
         self.phase: Phase = "waiting"
         self.stop: Stop = ""
         self.wake = asyncio.Event()
+        self.on_wake: Callable[[], None] | None = None  # has the job's loop look, where that does not wait for `wake`
         self.rendered: RenderedJob | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -50,7 +51,13 @@ class HeldJob:
         """End what is being done for this job. The first call counts."""
         if not self.stop:
             self.stop = how
-            self.wake.set()
+            self.rouse()
+
+    def rouse(self) -> None:
+        """Have the job's loop look at what has changed."""
+        self.wake.set()
+        if self.on_wake is not None:
+            self.on_wake()
 
 
 def has_precedence(held: HeldJob, nonce: str) -> bool:

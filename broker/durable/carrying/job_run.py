@@ -142,6 +142,8 @@ class JobRunner:
         for entry in held.stored.entries:
             rendered.take(entry.rows)
         crashes = CrashWriter(self._deps, held)
+        if rendered.open and len(rendered.requests) == 1 and not held.job.durable:
+            return await self._carry_plain(held, rendered, crashes)
         buffer = RowBuffer(held.wake, None if held.job.durable else rendered.take)
         streams: list[JobStream] = []
         reading: list[asyncio.Task[None]] = []
@@ -166,6 +168,33 @@ class JobRunner:
             for stream in streams:
                 stream.cancel()
 
+    async def _carry_plain(self, held: HeldJob, rendered: RenderedJob, crashes: CrashWriter) -> bool:
+        """Carry a plain job of one request, as nearly all are: this task takes its rows itself. Raises TryLater."""
+
+        def sink(rows: list[Row]) -> bool:
+            rendered.take(rows)
+            return True
+
+        stream = await self._submit(held, rendered.requests[0], crashes)
+        held.rendered, held.on_wake = rendered, stream.let_go
+        self._deps.notices.step(held.ref, "started")
+        try:
+            while True:
+                await crashes.write()
+                if held.stop:
+                    return await self._stopped(held, rendered)
+                if stream.ended:
+                    break
+                await stream.deliver_to(sink)
+            while not stream.finished and (rows := await stream.rows()):
+                rendered.take(rows)
+        except JobError as error:
+            return await self._faulted(held, rendered, error, [])
+        finally:
+            held.on_wake = None
+            stream.cancel()
+        return await self._ender.end(held, "done", rendered=rendered, events=await rendered.finish())
+
     async def _submit(self, held: HeldJob, request: Job, crashes: CrashWriter) -> JobStream:
         state, choices = held.stored, request.choices
         resume = Resume(emitted=state.emitted_of(choices), finished=state.finished_of(choices), history=state.history)
@@ -189,7 +218,8 @@ class JobRunner:
             held.wake.clear()
             await crashes.write()
             if buffer.error is not None:
-                return await self._faulted(held, rendered, buffer, buffer.error)
+                rows, buffer.rows = buffer.rows, []
+                return await self._faulted(held, rendered, buffer.error, rows)
             if not buffer.open:
                 break
             if buffer.rows:
@@ -213,13 +243,13 @@ class JobRunner:
         await held.writer.append("rows", rows=_bare(rows), events=events, first_event=held.stored.events if events else 0)
         held.stored.events += len(events)
 
-    async def _faulted(self, held: HeldJob, rendered: RenderedJob, buffer: RowBuffer, error: JobError) -> bool:
+    async def _faulted(self, held: HeldJob, rendered: RenderedJob, error: JobError, rows: list[Row]) -> bool:
+        """End a job whose request has failed; `rows` were not taken yet. Raises TryLater."""
         emitted = held.job.durable and (bool(held.stored.events) or bool(held.stored.emitted))
         status = end_of(error, emitted=emitted)
         if status == "retry":
             raise TryLater(fault_of(error).code)
         fault = fault_of(error)
-        rows, buffer.rows = buffer.rows, []
         events = (rendered.take(rows) if held.job.durable and rows else []) + rendered.fail(fault)
         return await self._ender.end(held, status, rendered=rendered, rows=_bare(rows), events=events, fault=fault)
 

@@ -35,7 +35,9 @@ class JobNotices:
         self._carrier = carrier
 
     def step(self, job: JobRef, event: Literal["taken", "started", "progress"], tokens: int = 0) -> None:
-        """Tell of a step of a job."""
+        """Tell of a step of a job. Lines of a batch tell of their end only: the batch counts them."""
+        if job.batch:
+            return
         self._send(job, JobProgress(id=job.name, event=event, tokens=tokens, carrier=self._carrier))
 
     def finished(self, job: JobRef, result: JobResult, reply: str = "") -> None:

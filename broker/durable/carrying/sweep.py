@@ -110,6 +110,8 @@ class JobSweeper:
         metrics.SWEPT.labels(status).inc()
         log.warning("job.swept", stored_job=job.id, tenant=job.tenant, status=status)
         stands = await deps.results.get(job.tenant, job.token)
+        if stands is None and status == result.status == "failed":  # an earlier sweeper died here, and the model has no carrier
+            stands = await deps.results.commit(job.tenant, job.token, result)
         if stands is not None:  # of a stream that had ended well its carrier makes the result
             await deps.messaging.delete_message(self._stream, message.seq)
             deps.notices.finished(job.ref, stands, job.reply)
