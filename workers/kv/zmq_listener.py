@@ -8,9 +8,7 @@ anyone listens. Any process on this machine can connect to it, so messages witho
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 
 import structlog
 import zmq
@@ -21,6 +19,7 @@ from headrace.workers.errors import EngineError
 
 log = structlog.get_logger()
 
+HOST = "127.0.0.1"
 KEPT_STEPS = 10_000  # batches that an engine keeps for replays
 REPLAY_TIMEOUT_S = 5.0
 _SIGNED_END = (-1).to_bytes(8, "big", signed=True)
@@ -39,17 +38,26 @@ class ReplayFailed(EngineError):
 class ZmqKvListener:
     """Listens to an engine's KV events. Create it before the engine starts. Used on one event loop."""
 
-    def __init__(self, folder: Path, *, engine: str, read_batch: BatchReader) -> None:
-        """`folder` holds the socket for replays; only this user may be able to enter it. `engine` is a name for people."""
+    def __init__(self, replay_endpoint: str, *, engine: str, read_batch: BatchReader, topic: str, port: int = 0) -> None:
+        """`replay_endpoint`: where the engine will answer for lost batches. `engine`: a name for people. `port` 0: a free one.
+
+        Raises zmq.ZMQError if the port is taken.
+        """
         self._engine = engine
         self._read_batch = read_batch
         self._context = zmq.asyncio.Context()
-        self.topic = secrets.token_hex(8)
+        self.topic = topic
         self._socket = self._context.socket(zmq.SUB)
         self._socket.set_hwm(0)  # A slow reader must not lose events; an engine makes at most one batch per step.
         self._socket.subscribe(self.topic.encode())
-        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
-        self.replay_endpoint = f"ipc://{folder}/replay"
+        try:
+            self._socket.bind(f"tcp://{HOST}:{port or '*'}")
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.port = int(self.endpoint.rpartition(":")[2])
+        self.replay_endpoint = replay_endpoint
         self._closed = False
         self._read_before = False
 

@@ -37,6 +37,7 @@ def to_request(sequence: Sequence, *, seeds: bool, bootstrap: Mapping[str, Any] 
         "session_id": sequence.session_id,
         "lora_path": sequence.adapter,
         "require_reasoning": sequence.reasoning_ended is False and sequence.guided is not None,
+        **({} if sequence.rank is None else {"routed_dp_rank": sequence.rank}),
         **{name: sequence.extra[name] for name in PASSED_REQUEST if name in sequence.extra},
         **(bootstrap or {}),
     }

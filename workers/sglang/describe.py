@@ -18,6 +18,7 @@ from headrace.workers.sglang.disagg_rendezvous import (
     role_of,
     with_handovers,
 )
+from headrace.workers.sglang.settings import ranks
 
 OPERATIONS = frozenset({"reset_prefix_cache"})
 
@@ -35,8 +36,9 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
         # The longest prompt that the scheduler takes has a token less than this.
         context_length=min(model.context_len, int(scheduler["max_req_input_len"])),
         block_size=args.page_size,
-        blocks=tokens // args.page_size,
+        blocks=tokens // args.page_size * ranks(config),
         slots=_slots(engine),
+        ranks=ranks(config),
         vocab_size=model.vocab_size,
         eos_token_ids=_eos_ids(manager),
         kinds=("chat", "completion") if model.is_generation else ("embedding",),

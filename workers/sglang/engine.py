@@ -34,11 +34,12 @@ from headrace.workers.engine import (
 )
 from headrace.workers.errors import EngineDead, UnsupportedByEngine
 from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.kv.zmq_listener import ZmqKvListener
 from headrace.workers.sglang.child_process import ChildProcess
 from headrace.workers.sglang.kv_listener import KvListener
 from headrace.workers.sglang.messages import Abort, Control, Pool, Start, Submit
 from headrace.workers.sglang.metrics import EngineMetrics
-from headrace.workers.sglang.settings import kv_events_wanted
+from headrace.workers.sglang.settings import kv_events_wanted, ranks
 
 _log = structlog.get_logger()
 
@@ -73,7 +74,7 @@ class SglangEngine:
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-sglang-"))  # only this user may enter it
         self._metrics = EngineMetrics(self._folder)
         if kv_events_wanted(config):
-            self._kv = KvListener(self._folder)
+            self._kv = KvListener(self._folder, ranks=ranks(config))
         child = ChildProcess(self)
         try:
             order = Start(config, self._kv.config() if self._kv is not None else None)
@@ -125,16 +126,16 @@ class SglangEngine:
         return frozenset()  # SGLang says which request it died of in its log alone
 
     def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        return self._listener().read()
+        return self._listener(rank).read()
 
     async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        return await self._listener().replay(start)
+        return await self._listener(rank).replay(start)
 
-    def _listener(self) -> KvListener:
+    def _listener(self, rank: int) -> ZmqKvListener:
         self._alive()
         if self._kv is None:
             raise UnsupportedByEngine("this SGLang was started without KV events")
-        return self._kv
+        return self._kv[rank]
 
     def _deafen(self) -> None:
         if self._kv is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from headrace.workers.engine import Load
@@ -51,4 +51,22 @@ class LoadMeter:
             step_s=self._step.step_s,
             step_prefill_tokens=self._step.step_prefill_tokens,
             step_decodes=self._step.step_decodes,
+            ranks=self._of_ranks(known) if len(known) > 1 else (),
+        )
+
+    def _of_ranks(self, known: Sequence[Any]) -> tuple[Load, ...]:
+        """Return the load of each data-parallel rank. The last step is known of all together and is shared out evenly."""
+        blocks = self._blocks // len(known)
+        return tuple(
+            Load(
+                running=snapshot.num_running_reqs,
+                waiting=snapshot.num_waiting_reqs,
+                blocks_used=min(blocks, -(-snapshot.num_used_tokens // self._page_size)),
+                blocks_total=blocks,
+                queued_prefill_tokens=snapshot.num_waiting_uncached_tokens,
+                step_s=self._step.step_s,
+                step_prefill_tokens=self._step.step_prefill_tokens // len(known),
+                step_decodes=self._step.step_decodes // len(known),
+            )
+            for snapshot in known
         )

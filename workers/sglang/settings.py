@@ -50,11 +50,17 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str],
 def kv_events_wanted(config: EngineConfig) -> bool:
     """Return whether to listen to SGLang's KV events.
 
-    Not if the operator configured them, if several ranks have a cache each, or if there is no prefix cache to route by.
+    Not if the operator configured them, if ranks on other machines have a cache each, or if there is no prefix cache to route
+    by.
     """
     args = config.args
     settled = "kv_events_config" in args or args.get("disable_radix_cache") or args.get("is_embedding")
-    return not settled and args.get("dp_size", 1) == 1
+    return not settled and (ranks(config) == 1 or int(args.get("nnodes") or 1) == 1)
+
+
+def ranks(config: EngineConfig) -> int:
+    """Return the number of data-parallel ranks, each with a KV cache of its own."""
+    return int(config.args.get("dp_size") or 1)
 
 
 def server_args(

@@ -33,6 +33,7 @@ from headrace.workers.engine import (
 )
 from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine
 from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.kv.zmq_listener import ZmqKvListener
 from headrace.workers.text.tokens import token_table
 from headrace.workers.vllm import convert
 from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS, Adapters
@@ -42,7 +43,7 @@ from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media import MediaReader
 from headrace.workers.vllm.media_support import MediaSupport
 from headrace.workers.vllm.pooling import VllmPooling
-from headrace.workers.vllm.settings import kv_events_wanted
+from headrace.workers.vllm.settings import kv_events_wanted, ranks
 from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
 from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
@@ -110,7 +111,7 @@ class VllmEngine:
     async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
         self._sockets = SocketFolder()
         if kv_events_wanted(config):
-            self._kv = KvListener(self._sockets.path)
+            self._kv = KvListener(self._sockets.path, ranks=ranks(config))
         try:
             with self._sockets.given(os.environ):
                 started = await start_vllm(config, self._meter, self._kv.config() if self._kv is not None else None)
@@ -179,6 +180,7 @@ class VllmEngine:
                 params,
                 lora_request=adapter,
                 priority=sequence.priority if self._priority else 0,
+                data_parallel_rank=sequence.rank,
                 session_id=sequence.session_id,
                 reasoning_ended=sequence.reasoning_ended,
                 reasoning_parser_kwargs=sequence.reasoning_kwargs,
@@ -245,7 +247,8 @@ class VllmEngine:
         if self._started is None:
             return Load()
         pooling = self._pooling.running if self._pooling is not None else 0
-        return self._meter.read(mine=len(self._runs) + pooling, blocks=self._started.info.blocks)
+        info = self._started.info
+        return self._meter.read(mine=len(self._runs) + pooling, blocks=info.blocks, ranks=info.ranks)
 
     async def healthy(self) -> None:
         self._alive()
@@ -263,16 +266,16 @@ class VllmEngine:
         return frozenset()  # vLLM's EngineDeadError names no request, and its log of the failed step names the whole batch
 
     def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
-        return self._listener().read()
+        return self._listener(rank).read()
 
     async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
-        return await self._listener().replay(start)
+        return await self._listener(rank).replay(start)
 
-    def _listener(self) -> KvListener:
+    def _listener(self, rank: int) -> ZmqKvListener:
         self._alive()
         if self._kv is None:
             raise UnsupportedByEngine("this vLLM was started without KV events")
-        return self._kv
+        return self._kv[rank]
 
     def _deafen(self) -> None:
         if self._kv is not None:

@@ -48,14 +48,31 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str])
         environ.setdefault(name, value)
 
 
+_EXTERNAL_RANKS = frozenset(
+    {
+        "data_parallel_rank",
+        "data_parallel_start_rank",
+        "data_parallel_size_local",
+        "data_parallel_address",
+        "data_parallel_external_lb",
+        "data_parallel_hybrid_lb",
+    }
+)
+
+
 def kv_events_wanted(config: EngineConfig) -> bool:
     """Return whether to listen to vLLM's KV events.
 
-    Not if the operator configured them, if several ranks have a cache each, or if there is no prefix cache to route by.
+    Not if the operator configured them, if this engine is one rank of several, or if there is no prefix cache to route by.
     """
     args = config.args
     settled = "kv_events_config" in args or not args.get("enable_prefix_caching", True) or pools(config)
-    return not settled and args.get("data_parallel_size", 1) == 1
+    return not settled and int(args.get("data_parallel_size") or 1) == ranks(config)
+
+
+def ranks(config: EngineConfig) -> int:
+    """Return the number of data-parallel ranks that this engine balances: one if others, or other machines, run the rest."""
+    return 1 if _EXTERNAL_RANKS & config.args.keys() else int(config.args.get("data_parallel_size") or 1)
 
 
 def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = None) -> Any:

@@ -23,7 +23,14 @@ from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_
 from headrace.workers.vllm.missing_packages import missing_code
 from headrace.workers.vllm.model_check import hub_folder
 from headrace.workers.vllm.pooling import class_labels, pooling_kinds
-from headrace.workers.vllm.settings import computes_in_core, engine_args, prepare_children, prepare_environment, size_kv_cache
+from headrace.workers.vllm.settings import (
+    computes_in_core,
+    engine_args,
+    prepare_children,
+    prepare_environment,
+    ranks,
+    size_kv_cache,
+)
 from headrace.workers.vllm.side_channel import side_channel
 
 _log = structlog.get_logger()
@@ -115,10 +122,10 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     except Exception as error:
         told = missing_code(str(error)) or str(error)
         raise EngineStartFailed(f"vLLM could not start {config.model}: {told}") from error
-    return Started(llm, _describe(llm, vllm.__version__, transfer), transfer)
+    return Started(llm, _describe(llm, vllm.__version__, transfer, ranks=ranks(config)), transfer)
 
 
-def _describe(llm: Any, version: str, transfer: ConnectorChoice | None) -> EngineInfo:
+def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks: int) -> EngineInfo:
     vllm_config = llm.vllm_config
     model, cache = vllm_config.model_config, vllm_config.cache_config
     return EngineInfo(
@@ -128,7 +135,8 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None) -> Engin
         context_length=model.max_model_len,
         block_size=cache.block_size,
         blocks=cache.num_gpu_blocks or 0,  # an encoder has none
-        slots=vllm_config.scheduler_config.max_num_seqs,
+        slots=vllm_config.scheduler_config.max_num_seqs * ranks,
+        ranks=ranks,
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_ids(llm),
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,

@@ -40,7 +40,7 @@ SUPPORT = EngineSupport(
         "role prefill": _CONNECTOR,
         "role decode": _CONNECTOR,
         "handover params": _CONNECTOR,
-        "kv_events": "prefix caching on, one data-parallel rank",
+        "kv_events": "prefix caching on, all ranks in this engine",
         "lora dynamic": _ADAPTERS,
         "operation load_adapter": _ADAPTERS,
         "operation unload_adapter": _ADAPTERS,

@@ -6,7 +6,6 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -60,7 +59,7 @@ class Core:
 @pytest_asyncio.fixture
 async def listener() -> AsyncIterator[ZmqKvListener]:
     with tempfile.TemporaryDirectory() as folder:  # pytest's has too long a name for a socket
-        made = ZmqKvListener(Path(folder), engine="an engine", read_batch=read_batch)
+        made = ZmqKvListener(f"ipc://{folder}/replay", engine="an engine", read_batch=read_batch, topic="0a1b")
         yield made
         made.close()
         made.close()

@@ -108,6 +108,9 @@ def test_an_unknown_option_of_a_request_is_refused_by_name() -> None:
 
 def test_a_data_parallel_rank_is_passed_on() -> None:
     assert to_request(sequence(extra={"routed_dp_rank": 1}), seeds=False)["routed_dp_rank"] == 1
+    assert to_request(sequence(rank=0), seeds=False)["routed_dp_rank"] == 0
+    assert to_request(sequence(rank=0, extra={"routed_dp_rank": 1}), seeds=False)["routed_dp_rank"] == 1
+    assert "routed_dp_rank" not in to_request(sequence(), seeds=False)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,15 @@ def test_ranks_are_added_up() -> None:
     assert (load.running, load.waiting, load.blocks_used) == (3, 1, 3)
 
 
+def test_each_rank_has_its_own_load() -> None:
+    meter = LoadMeter(page_size=16, blocks=20)
+    load = meter.stepped([Snapshot(1, 1, 16, 40), Snapshot(2, 0, 17, 0, 64)], decodes=4, mine=4)
+    first, second = load.ranks
+    assert (first.running, first.waiting, first.blocks_used, first.queued_prefill_tokens) == (1, 1, 1, 40)
+    assert (second.running, second.waiting, second.blocks_used, second.blocks_total) == (2, 0, 2, 10)
+    assert (first.step_prefill_tokens, second.step_decodes) == (32, 2)
+
+
 def test_sequences_that_no_snapshot_knows_yet_are_waiting() -> None:
     load = LoadMeter(page_size=16, blocks=10).read([Snapshot(1)], mine=4)
     assert (load.running, load.waiting) == (1, 3)

@@ -65,7 +65,8 @@ def test_events_and_role_become_settings() -> None:
         ({"kv_events_config": "{}"}, False),
         ({"disable_radix_cache": True}, False),
         ({"is_embedding": True}, False),
-        ({"dp_size": 2}, False),
+        ({"dp_size": 2}, True),  # a cache and a socket per rank
+        ({"dp_size": 2, "nnodes": 2}, False),  # some of them on another machine
     ],
 )
 def test_events_are_wanted_where_there_is_one_cache_to_route_by(args: dict[str, Any], wanted: bool) -> None:

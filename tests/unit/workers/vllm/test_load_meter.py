@@ -63,6 +63,25 @@ def test_the_step_time_is_measured_between_steps_of_a_busy_engine() -> None:
     assert meter.step_s == idle_from
 
 
+def test_each_rank_has_its_own_load_and_all_are_added_up() -> None:
+    meter = LoadMeter()
+    meter.queued("a", 100)
+    meter.note(stats(3, waiting=1, usage=0.5, prefill=64, decodes=2), 0)
+    meter.note(stats(1, usage=0.25, prefill=0, decodes=1), 1)
+    load = meter.read(mine=5, blocks=200, ranks=2)
+    assert (load.running, load.waiting, load.blocks_used, load.step_decodes) == (4, 1, 75, 3)
+    first, second = load.ranks
+    assert (first.running, first.waiting, first.blocks_used, first.blocks_total) == (3, 1, 50, 100)
+    assert (second.running, second.blocks_used, second.step_decodes) == (1, 25, 1)
+
+
+def test_one_rank_of_several_engines_counts_under_any_number() -> None:
+    meter = LoadMeter()
+    meter.note(stats(2, usage=0.5), 3)
+    load = meter.read(mine=2, blocks=100)
+    assert (load.running, load.blocks_used, load.ranks) == (2, 50, ())
+
+
 def test_a_step_says_what_it_did() -> None:
     meter = LoadMeter()
     meter.note(stats(2, prefill=64, decodes=1))

@@ -77,7 +77,9 @@ def test_without_a_gpu_the_core_computes_by_itself_where_nothing_is_gained_by_mo
         ({"kv_events_config": None}, False),  # switched off
         ({"kv_events_config": {"publisher": "zmq"}}, False),  # the operator's own
         ({"enable_prefix_caching": False}, False),
-        ({"data_parallel_size": 2}, False),  # a cache per rank, and requests go to either
+        ({"data_parallel_size": 2}, True),  # a cache and a socket per rank
+        ({"data_parallel_size": 2, "data_parallel_rank": 1}, False),  # one rank of several engines
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, False),  # some on another machine
     ],
 )
 def test_cache_events_are_on_unless_the_operator_or_the_shape_of_the_engine_is_against_it(
