@@ -82,9 +82,11 @@ class HttpExchange:
     `started` is True once the head of the answer was sent; its status is then in the scope, for the log. `more_headers` are
     added to the head; `stream_headers` are those of a stream, of server-sent events by default. `asked_bytes` is the size of
     the body and of stored items that it refers to. `durable`: the answer's events will be stored, and the whole answer too.
+    `from_publisher`: of a stored job that no frontend has taken from a client.
     """
 
     durable = False
+    from_publisher = False
     job_token = ""  # of the stored job that is planned
     stored_job = ""  # its id inside Headrace
 

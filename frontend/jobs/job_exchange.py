@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from starlette.types import Message
 
-from headrace.broker.durable.client_names import made_at
+from headrace.broker.durable.client_names import is_made_for, made_at
 from headrace.broker.durable.names import RUN_MARK, job_of_run, run_id
 from headrace.broker.durable.stored_job import StoredJob
 from headrace.frontend.generation.job_options import TENANT_HEADER
@@ -26,6 +26,7 @@ class JobExchange(HttpExchange):
         self._run = run
         self._parts = 0
         self.durable = job.durable
+        self.from_publisher = not is_made_for(job.name, job.tenant)
         self.job_token = job.token
         self.stored_job = job.id
 

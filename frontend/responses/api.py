@@ -78,6 +78,9 @@ class ResponsesApi:
         """
         request = await decode_request(_decoder, body)
         refuse_unknown(request)
+        if exchange.durable and exchange.from_publisher and request.conversation_id is not None:
+            what = "in a durable job of a publisher: a later carrier would read later items. Send its items as input"
+            raise unsupported("conversation", f"is not supported {what}")
         tenant = tenant_of(exchange)
         past = await self._kept(request, exchange, tenant) or await self._before(request, tenant)
         exchange.asked_bytes += past.size

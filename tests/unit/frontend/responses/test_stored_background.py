@@ -6,10 +6,12 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
 from headrace.broker.codec import unpack_u32
+from headrace.broker.durable.errors import JobRejected
 from headrace.broker.errors import Overloaded, ResponseNotStored
 from headrace.broker.messages import JobFault, JobResult, ResultError
 from headrace.frontend.jobs.rendered import RenderedAnswer
@@ -309,6 +311,18 @@ async def test_every_carrier_has_the_conversation_as_it_was_when_the_response_wa
     items = (await site.client.call("GET", f"/v1/conversations/{made}/items?order=asc")).json()["data"]
     assert [item["content"][0]["text"] for item in items] == ["before", "behind", "one", "Hello"]
     assert site.client.store.held[name].before == b"", "it is kept only until the response has ended"
+
+
+async def test_a_durable_job_of_a_publisher_cannot_name_a_conversation_which_nobody_keeps_as_it_was() -> None:
+    site = Site()
+    made = (await site.client.call("POST", "/v1/conversations", {})).json()["id"]
+    await site.start(input="one", conversation=made)
+    taken = site.jobs.job()
+    job = msgspec.structs.replace(taken, name="my-own")
+    with pytest.raises(JobRejected, match="conversation"):
+        await rendered(site.client.frontend.renderer, job, "a" * 16)
+    plain = msgspec.structs.replace(job, durable=False, body=job.body.replace(b'"background":true', b'"background":false'))
+    await rendered(site.client.frontend.renderer, plain, "a" * 16)
 
 
 @pytest.mark.parametrize("query", ["stream=true&starting_after=x", "stream=true&starting_after=-1", "starting_after=3"])
