@@ -4,40 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from headrace.frontend.api_description.operations import generation, json_answer, operation
-from headrace.frontend.ollama.schema import (
-    OllamaChatAnswer,
-    OllamaChatRequest,
-    OllamaEmbedAnswer,
-    OllamaEmbedRequest,
-    OllamaFault,
-    OllamaModels,
-    OllamaPromptAnswer,
-    OllamaPromptRequest,
-    OllamaShown,
-    OllamaShowRequest,
-    OllamaVectorAnswer,
-    OllamaVectorRequest,
-    OllamaVersion,
-)
+from headrace.frontend.ollama.schema import SCHEMAS
 
-TYPES: tuple[type[msgspec.Struct], ...] = (
-    OllamaChatAnswer,
-    OllamaChatRequest,
-    OllamaEmbedAnswer,
-    OllamaEmbedRequest,
-    OllamaFault,
-    OllamaModels,
-    OllamaPromptAnswer,
-    OllamaPromptRequest,
-    OllamaShown,
-    OllamaShowRequest,
-    OllamaVectorAnswer,
-    OllamaVectorRequest,
-    OllamaVersion,
-)
+TYPES = SCHEMAS
 
 
 def paths() -> dict[str, Any]:

@@ -8,17 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from headrace.broker.batches.record import BatchRecord
-from headrace.frontend.schema.stored import Metadata
+from headrace.frontend.schema.answers import CachedTokens, CompletionTokens
+from headrace.frontend.schema.stored import ExpiresAfter, Metadata, Page
 
 Endpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions"]
 BatchState = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-
-
-class OutputExpiresAfter(msgspec.Struct, kw_only=True):
-    """For how long the result files of a batch are kept after their creation."""
-
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Meta(ge=3600, le=2_592_000)]
 
 
 class NewBatchRequest(msgspec.Struct, kw_only=True):
@@ -28,7 +22,7 @@ class NewBatchRequest(msgspec.Struct, kw_only=True):
     endpoint: Endpoint
     completion_window: str
     metadata: Metadata | None = None
-    output_expires_after: OutputExpiresAfter | None = None
+    output_expires_after: ExpiresAfter | None = None
 
 
 class BatchError(msgspec.Struct, kw_only=True):
@@ -55,25 +49,13 @@ class BatchCounts(msgspec.Struct, kw_only=True):
     failed: int
 
 
-class CachedTokens(msgspec.Struct, kw_only=True):
-    """Prompt tokens that were cached."""
-
-    cached_tokens: int
-
-
-class ReasoningTokens(msgspec.Struct, kw_only=True):
-    """Output tokens that are reasoning."""
-
-    reasoning_tokens: int
-
-
 class BatchUsage(msgspec.Struct, kw_only=True):
     """Tokens of all requests that have a result."""
 
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
-    output_tokens_details: ReasoningTokens
+    output_tokens_details: CompletionTokens
     total_tokens: int
 
 
@@ -132,21 +114,17 @@ class BatchObject(msgspec.Struct, kw_only=True):
                 input_tokens=tokens.prompt,
                 input_tokens_details=CachedTokens(cached_tokens=tokens.cached),
                 output_tokens=tokens.completion,
-                output_tokens_details=ReasoningTokens(reasoning_tokens=tokens.reasoning),
+                output_tokens_details=CompletionTokens(reasoning_tokens=tokens.reasoning),
                 total_tokens=tokens.prompt + tokens.completion,
             ),
             metadata=record.metadata,
         )
 
 
-class BatchList(msgspec.Struct, kw_only=True):
+class BatchList(Page, kw_only=True):
     """A page of batches."""
 
-    object: Literal["list"] = "list"
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 SCHEMAS = (NewBatchRequest, BatchObject, BatchList)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.broker.files.records import FileRecord, UploadRecord
+from headrace.frontend.schema.stored import ExpiresAfter, Page
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 
@@ -38,14 +39,10 @@ class FileObject(msgspec.Struct, kw_only=True):
         )
 
 
-class FileList(msgspec.Struct, kw_only=True):
+class FileList(Page, kw_only=True):
     """A page of files."""
 
-    object: Literal["list"] = "list"
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(msgspec.Struct, kw_only=True):
@@ -54,13 +51,6 @@ class DeletedFile(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["file"] = "file"
     deleted: bool = True
-
-
-class ExpiresAfter(msgspec.Struct, kw_only=True):
-    """For how long a file is kept after its creation."""
-
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Meta(ge=3600, le=2_592_000)]
 
 
 class NewUpload(msgspec.Struct, kw_only=True):

@@ -247,3 +247,20 @@ class OllamaFault(msgspec.Struct, kw_only=True):
     """The shape of every error, also as the last line of a stream that broke."""
 
     error: str
+
+
+SCHEMAS: tuple[type[msgspec.Struct], ...] = (
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaEmbedAnswer,
+    OllamaEmbedRequest,
+    OllamaFault,
+    OllamaModels,
+    OllamaPromptAnswer,
+    OllamaPromptRequest,
+    OllamaShown,
+    OllamaShowRequest,
+    OllamaVectorAnswer,
+    OllamaVectorRequest,
+    OllamaVersion,
+)

@@ -1,4 +1,4 @@
-"""Stored chat completions and conversations: records, and the requests and answers of the routes over them."""
+"""Stored objects: records of chat completions, and the requests and answers of the routes over them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,22 @@ from headrace.frontend.schema.answers import UNSET, UnsetType, Usage
 from headrace.frontend.schema.common import MetadataKey, MetadataValue
 
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
+
+
+class Page(msgspec.Struct, kw_only=True):
+    """A page of stored objects: those from `first_id` to `last_id`."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ExpiresAfter(msgspec.Struct, kw_only=True):
+    """For how long a file is kept after its creation."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=3600, le=2_592_000)]
 
 
 class ChatRecord(msgspec.Struct, kw_only=True):
@@ -45,14 +61,10 @@ class StoredChat(msgspec.Struct, kw_only=True):
     prompt_text: str | UnsetType = UNSET
 
 
-class ChatList(msgspec.Struct, kw_only=True):
+class ChatList(Page, kw_only=True):
     """A page of stored completions."""
 
-    object: Literal["list"] = "list"
     data: list[StoredChat]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedChat(msgspec.Struct, kw_only=True):
@@ -75,11 +87,7 @@ class StoredMessage(msgspec.Struct, kw_only=True):
     tool_call_id: str | UnsetType = UNSET
 
 
-class ChatMessageList(msgspec.Struct, kw_only=True):
+class ChatMessageList(Page, kw_only=True):
     """A page of the messages of a stored completion."""
 
-    object: Literal["list"] = "list"
     data: list[StoredMessage]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
