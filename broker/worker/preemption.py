@@ -38,6 +38,8 @@ class Preemption:
     @property
     def slots(self) -> int:
         """Slots that interactive work can have although batch runs hold them."""
+        if not self._state.runs.batch:
+            return 0
         return sum(run.envelope.choices for run in self._candidates())
 
     def yielding(self) -> Yielding:

@@ -65,6 +65,7 @@ class SelfPlacer:
         self._preemption = preemption
         self.enabled = deps.settings.self_place
         self._pulls: dict[RequestClass, PullLoop] = {}
+        self._asking = False  # requests are open: most workers have a router, and nothing to ask for
         self._holding: dict[Delivery, None] = {}
         self._tasks = TaskScope()
         self._loop = asyncio.get_running_loop()
@@ -96,10 +97,16 @@ class SelfPlacer:
 
         When only the room shrinks, open requests stay open: withdrawing them costs more than giving back what they may bring.
         """
-        allowed = self._may_place()
+        if not self._may_place():
+            if self._asking:
+                self._asking = False
+                for pull in self._pulls.values():
+                    pull.add_credit(-pull.credit)
+            return
+        self._asking = True
         for request_class, pull in self._pulls.items():
-            wanted = max(0, min(self._room(request_class), self._burst)) if allowed else 0
-            if pull.credit < wanted or (pull.credit and not allowed):
+            wanted = max(0, min(self._room(request_class), self._burst))
+            if pull.credit < wanted:
                 pull.add_credit(wanted - pull.credit)
 
     def _room(self, request_class: RequestClass) -> int:
