@@ -151,11 +151,15 @@ def test_an_index_named_for_pytorch_is_the_only_one_asked_for_it(machine: Machin
 
 
 def test_tensorrt_llm_where_it_cannot_run_is_refused_with_what_is_missing(machine: Machine) -> None:
-    for target in ("install", "serve"):
+    for target, given, environ in (
+        ("install", ["ENGINE=trtllm"], {}),
+        ("serve", ["ENGINE=trtllm"], {}),
+        ("serve", [], {"ENGINE": "trtllm"}),
+    ):
         done = subprocess.run(
-            ["make", target, "ENGINE=trtllm"],
+            ["make", target, *given],
             cwd=machine.folder,
-            env={**os.environ, "PATH": f"{machine.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""},
+            env={**os.environ, **environ, "PATH": f"{machine.folder / 'path'}:{os.environ['PATH']}", "MAKEFLAGS": ""},
             capture_output=True,
             text=True,
             timeout=30,

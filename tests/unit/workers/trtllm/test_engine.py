@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.broker.blocks import block_chain
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, KvEvent, Role
+from headrace.workers.engine import DisaggStyle, EngineConfig, Handover, KvBatch, KvEvent, Role
 from headrace.workers.errors import EngineDead, EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.kv.translator import Translator
 from headrace.workers.text.tokens import token_table
 from headrace.workers.trtllm.encoder import MediaEncoder
 from headrace.workers.trtllm.engine import TrtllmEngine
@@ -311,6 +313,30 @@ async def test_a_cache_salt_keeps_blocks_apart(tmp_path: Path, version: str) -> 
         assert [bench.outputs(name)[0].cached_tokens for name in "abc"] == [0, 0, 64]
         if version == stand_in.V1_3:  # 1.2 does not tell salts
             await bench.until(lambda: {event.salt for event in inventory(bench)} == {"one", "two"})
+
+
+@versions
+async def test_salted_blocks_are_never_found_by_others_and_seem_so_to_readers_in_1_2_alone(
+    tmp_path: Path, version: str
+) -> None:
+    """1.2 tells no salts, so readers take salted blocks for those of plain prompts: a guess that is wrong, not an answer."""
+    async with running(tmp_path, version=version) as bench:
+        await bench.run(sequence("salted", max_tokens=4, cache_salt="one"))
+        translator = Translator(32)
+        view = CacheView()
+
+        def apply(view: CacheView) -> bool:
+            return len(view.held) >= 2
+
+        await _view(bench, view, apply)
+        translator.apply(KvBatch([KvEvent(kind="cleared"), *inventory(bench)], 0))
+        plain, salted = block_chain(PROMPT, 32), block_chain(PROMPT, 32, salt="one")
+        assert [value in translator.device for value in salted] == [version == stand_in.V1_3] * 2
+        assert [value in translator.device for value in plain] == [version == stand_in.V1_2] * 2
+        await bench.run(sequence("plain", max_tokens=4))
+        assert bench.outputs("plain")[0].cached_tokens == 0, "the engine itself keeps them apart"
+        await bench.run(sequence("again", max_tokens=4, cache_salt="one"))
+        assert bench.outputs("again")[0].cached_tokens == 64
 
 
 @versions
