@@ -21,7 +21,7 @@ from headrace.workers.settings import WorkerSettings
 from tests.support import tensorrt_llm_stand_in as stand_in
 from tests.support.serving import Serving, serving
 
-ANSWER: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40}
+ANSWER: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16}
 
 
 def worker(folder: Path, name: str, role: str) -> WorkerSettings:
