@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.places import worker_of
+from headrace.router.placement.lost_workers import DUE_BACK_S
 from headrace.router.placement.types import Placement
 from tests.support.router.placement_pool import Pool, chain
 
@@ -79,9 +80,11 @@ def test_ranks_do_not_make_one_worker_several_that_could_be_on_trial() -> None:
     assert len({worker_of(place) for place in placed.values()}) == 1
 
 
-def test_a_pool_of_one_worker_with_ranks_has_only_one_worker() -> None:
-    pool = ranked("w~0", "w~1")
-    placed = suspects(pool, "a", limit=1)
-    assert len(placed) == 1
-    load = next(one for one in pool.scheduler.workers() if one.info.worker == placed["a"])
-    assert not load.kept_on_trial, "a worker that is alone also serves ordinary requests as soon as no suspect is there"
+def test_a_worker_whose_ranks_are_all_that_is_left_serves_others_until_the_lost_one_is_back() -> None:
+    pool = ranked("v", "w~0", "w~1")
+    pool.scheduler.remove_worker("v", pool.now)
+    assert suspects(pool, "a", limit=1) == {}
+    pool.offer("r")
+    assert "r" in pool.placed()
+    pool.pass_time(DUE_BACK_S)
+    assert "a" in pool.placed()
