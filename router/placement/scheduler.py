@@ -185,6 +185,10 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._window)
 
+    @property
+    def suspects_awaiting_lost(self) -> int:
+        return self._suspects.awaiting_lost if len(self._loads) else 0
+
     def waiting_by(self) -> dict[tuple[str, str], int]:
         """Count waiting requests by class and tenant."""
         return self._queue.counts()

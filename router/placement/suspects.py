@@ -27,10 +27,16 @@ class Suspects:
         self._window = window
         self._queue = queue
         self.lost = LostWorkers()
+        self._awaiting_lost = False
         self._trials = Trials(loads)
 
     def __len__(self) -> int:
         return len(self._trials)
+
+    @property
+    def awaiting_lost(self) -> int:
+        """Count the suspects that wait, as of the last `place`, because dead workers are due back."""
+        return len(self) if self._awaiting_lost else 0
 
     def hold(self, request: Waiting) -> None:
         """Take a request that may be suspect out of the turns of the others. Any other request is ignored."""
@@ -56,7 +62,8 @@ class Suspects:
     def place(self, place: Place, now_s: float) -> list[Placement]:
         """Place the suspects for which a trial worker has room, the most suspect first. `place` carries each one out."""
         placed: list[Placement] = []
-        if self._trials.only_worker and self.lost.due(now_s):
+        self._awaiting_lost = self._trials.only_worker and self.lost.due(now_s) > 0
+        if self._awaiting_lost:
             self._trials.release_workers()
             return placed
         for suspect in self._trials.in_order():

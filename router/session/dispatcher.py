@@ -12,6 +12,7 @@ from headrace.router.session.placer import Placer
 from headrace.router.session.refusals import Refuser, fault_of
 from headrace.router.session.release import RequestRelease
 from headrace.router.session.state import RouterState
+from headrace.router.session.suspect_waits import SuspectWaits
 from headrace.router.settings import SessionOptions
 
 LEAST_NAP_S = 0.001
@@ -21,7 +22,13 @@ class Dispatcher:
     """Hands each decision of the scheduler to the placer or to the refuser."""
 
     def __init__(
-        self, options: SessionOptions, state: RouterState, placer: Placer, refuser: Refuser, release: RequestRelease
+        self,
+        options: SessionOptions,
+        state: RouterState,
+        placer: Placer,
+        refuser: Refuser,
+        release: RequestRelease,
+        suspect_waits: SuspectWaits,
     ) -> None:
         self._options = options
         self._window = state.window
@@ -33,6 +40,7 @@ class Dispatcher:
         self._release = release
         self._loop = asyncio.get_running_loop()
         self._decided_s = 0.0
+        self._suspect_waits = suspect_waits
 
     async def run(self) -> None:
         """Decide after every change, when the scheduler wants to be asked, and every `look_s`, until cancelled."""
@@ -78,6 +86,7 @@ class Dispatcher:
         began = time.perf_counter()
         decisions = self._scheduler.decide(now)
         metrics.DECISION_S.observe(time.perf_counter() - began)
+        self._suspect_waits.note(self._scheduler.suspects_awaiting_lost, now)
         for decision in decisions:
             held = decision.request.key
             if not isinstance(held, HeldRequest) or held.state is not RequestState.WAITING:

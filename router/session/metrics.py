@@ -73,6 +73,11 @@ TTFT_ERROR_S = Histogram(
     "How far the prediction was off, either way",
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
 )
+SUSPECTS_HELD_S = Histogram(
+    "headrace_router_suspects_held_seconds",
+    "How long suspects waited for lost workers that were due back, before their trial",
+    buckets=(0.1, 0.2, 0.5, 1, 2, 3, 5),
+)
 LEASE_LAPSES = Counter("headrace_router_lease_lapses_total", "Times this router was fenced because its lease ran out")
 
 # Counted for every request: finding a labelled metric costs more than counting.

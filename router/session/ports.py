@@ -45,6 +45,10 @@ class SchedulingPort(Protocol):
 
     @property
     def waiting(self) -> int: ...
+    @property
+    def suspects_awaiting_lost(self) -> int:
+        """The suspects that wait for workers to come back, since the only one left serves ordinary requests."""
+
     def explain(self, request_id: str, now_s: float) -> Explanation | None:
         """Explain the decision about a request, with `at` on the caller's clock; None if it is not known."""
 

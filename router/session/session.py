@@ -46,6 +46,7 @@ from headrace.router.session.refusals import Refuser
 from headrace.router.session.release import RequestRelease
 from headrace.router.session.roster import Roster
 from headrace.router.session.state import RouterState, ServingPermission
+from headrace.router.session.suspect_waits import SuspectWaits
 from headrace.router.session.tenants import TenantCount
 from headrace.router.session.timers import RouterTimers, index_ready, members_known
 from headrace.router.session.window import RequestWindow
@@ -90,7 +91,7 @@ class RouterSession:
         refuser = Refuser(deps, self._tasks, state.permission, self._release)
         outcomes = PlacementOutcomes(state, self._release, refuser, Announcer(deps), accuracy, record)
         placer = Placer(deps, self._tasks, outcomes)
-        self._dispatcher = Dispatcher(deps.options, state, placer, refuser, self._release)
+        self._dispatcher = Dispatcher(deps.options, state, placer, refuser, self._release, SuspectWaits(deps.pool))
         self._intake = Intake(deps, state, self._credit, refuser, Assessor(deps, self._tasks, state))
         self._inbox = RouterInbox(deps, state, self._roster, accuracy, self._release)
         self._timers = RouterTimers(

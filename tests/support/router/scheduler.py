@@ -69,6 +69,10 @@ class RandomScheduler:
             decisions.append(self._place(request, self.rng.choice(room), now_s))
         return decisions
 
+    @property
+    def suspects_awaiting_lost(self) -> int:
+        return 0
+
     def queued_prefill_tokens(self, now_s: float) -> float:
         return 0.0
 

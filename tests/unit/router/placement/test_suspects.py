@@ -29,3 +29,25 @@ def test_an_ordinary_placement_that_did_not_happen_makes_no_suspect() -> None:
     placement = pool.placement()
     pool.scheduler.unplace(placement, pool.now)
     assert pool.placement().reason != "trial"
+
+
+def test_suspects_that_wait_for_lost_workers_are_counted_until_one_is_back() -> None:
+    pool = Pool("ab")
+    pool.offer("s", suspect=True)
+    pool.scheduler.assess("s", limit=1, crashes=2)
+    pool.scheduler.remove_worker("b", pool.now)
+    assert pool.decide() == []
+    assert pool.scheduler.suspects_awaiting_lost == 1
+    pool.join("c")
+    assert pool.placement().reason == "trial"
+    assert pool.scheduler.suspects_awaiting_lost == 0
+
+
+def test_suspects_of_a_pool_without_workers_do_not_count_as_waiting_for_a_trial() -> None:
+    pool = Pool("ab")
+    pool.offer("s", suspect=True)
+    pool.scheduler.assess("s", limit=1, crashes=2)
+    pool.scheduler.remove_worker("b", pool.now)
+    pool.decide()
+    pool.scheduler.remove_worker("a", pool.now)
+    assert pool.scheduler.suspects_awaiting_lost == 0
