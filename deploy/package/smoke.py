@@ -21,6 +21,7 @@ STOP_S = 30.0
 ENGINES = (
     "headrace.workers.vllm",
     "headrace.workers.sglang",
+    "headrace.workers.kv.rank_listeners",
     "headrace.workers.kv.zmq_listener",
     "headrace.workers.sim.transfer.nixl",
     "headrace.workers.dequantize",
