@@ -20,7 +20,7 @@ system. Added to it are
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 
@@ -205,7 +205,11 @@ class StepTimes:
 
 
 class Calibration:
-    """Keeps the models of all workers of a pool. A worker without reports is assumed to be like the others."""
+    """Keeps the models of all workers of a pool. A worker of which too little is known is assumed to be like the others.
+
+    The workers of a pool are compared with each other: one that is judged by what its engine does, beside one that is still
+    judged by the settings, would be the cheaper one by orders of magnitude, whatever the other has in its cache.
+    """
 
     def __init__(self, settings: CalibrationSettings) -> None:
         self._settings = settings
@@ -213,33 +217,44 @@ class Calibration:
         self._workers: dict[str, StepTimes] = {}
         self._epochs: dict[str, int] = {}
         self._cache: dict[str, SpeedEstimate] = {}
+        self.unlearnt: set[str] = set()  # workers that have reported, and too little to be judged by it
         self.unused: Counter[str] = Counter()  # reported steps that taught nothing, by reason
 
-    def observe(self, report: LoadReport) -> None:
-        """Learn from a load report, whatever it says. An engine that was started again is assumed to be as fast as it was."""
+    def observe(self, report: LoadReport) -> bool:
+        """Learn from a load report, whatever it says. Return whether the estimate of its worker, and so of others, has changed.
+
+        An engine that was started again is assumed to be as fast as it was.
+        """
         worker = report.worker
         model = self._workers.get(worker)
         if model is None:
             model = self._workers[worker] = StepTimes(self._settings, self._mean())
+            self.unlearnt.add(worker)
         elif self._epochs[worker] != report.epoch:
             model.restart(model.coefficients)
         self._epochs[worker] = report.epoch
         why = model.observe(report.step_s, prefill_tokens=report.step_prefill_tokens, decodes=report.step_decodes)
         if why:
             self.unused[why] += 1
+        elif model.samples >= self._settings.min_samples:
+            self.unlearnt.discard(worker)
         self._cache.pop(worker, None)
+        return not why and worker not in self.unlearnt
 
     def remove(self, worker: str) -> None:
         """Drop the model of a worker that has left. An unknown worker is ignored."""
         self._workers.pop(worker, None)
         self._epochs.pop(worker, None)
+        self.unlearnt.discard(worker)
         self._cache.pop(worker, None)
 
     def estimate(self, worker: str) -> SpeedEstimate:
-        """Return the speed of a worker; of an unknown one, the pool's."""
+        """Return the speed of a worker; of one that is not known well enough, the pool's."""
         model = self._workers.get(worker)
         if model is None:
             return self.pool()
+        if model.samples < self._settings.min_samples:
+            return replace(self.pool(), samples=model.samples)
         known = self._cache.get(worker)
         if known is None:
             base_s, per_token_s, per_decode_s = model.coefficients

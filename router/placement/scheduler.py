@@ -127,7 +127,8 @@ class Scheduler:
         load = self._loads.get(report.worker)
         if load is None and self.disagg.pool.get(report.worker) is None:
             return
-        self._calibration.observe(report)
+        if self._calibration.observe(report) and self._calibration.unlearnt:
+            self._set_speed_of_unlearnt()
         speed = self._calibration.estimate(report.worker)
         if self.disagg.known:
             self.disagg.on_report(report, speed, now_s)
@@ -138,6 +139,12 @@ class Scheduler:
         load.full_s = None
         load.speed = speed
         self._note_room(load, now_s)
+
+    def _set_speed_of_unlearnt(self) -> None:
+        speed = self._calibration.pool()
+        for worker in self._calibration.unlearnt:
+            if (load := self._loads.get(worker)) is not None:
+                load.speed = speed
 
     def _note_room(self, load: WorkerLoad, now_s: float) -> None:
         if len(self.routers) > 1:  # a single router takes no turns

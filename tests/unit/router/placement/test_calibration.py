@@ -229,6 +229,16 @@ def test_a_new_worker_is_assumed_to_be_like_the_others() -> None:
     assert calibration.estimate("a").samples == 300
 
 
+def test_a_worker_of_few_reports_is_assumed_to_be_like_one_that_became_known_after_its_first() -> None:
+    truth = (0.001, 1 / 50_000, 0.00001)
+    calibration = Calibration(CalibrationSettings())
+    run(calibration, "quiet", truth, steps=2)
+    assert calibration.estimate("quiet") == SpeedEstimate(0.008, 24_000.0, 0.00008, samples=2)
+    run(calibration, "busy", truth, steps=300)
+    assert calibration.estimate("quiet").step_s(prefill_tokens=1000, decodes=1) == pytest.approx(0.021, rel=0.1)
+    assert calibration.estimate("quiet").samples == 2
+
+
 def test_a_restarted_engine_is_assumed_to_be_as_it_was_and_learnt_anew() -> None:
     calibration = Calibration(CalibrationSettings())
     run(calibration, "a", (0.02, 1 / 1000, 0.001), steps=300)

@@ -263,3 +263,13 @@ def test_one_that_waits_is_explained_as_it_stands() -> None:
     assert told is not None
     assert told.state == "waiting"
     assert {one.worker: one.room for one in told.candidates} == {"a": False, "b": True}
+
+
+def test_a_worker_of_unknown_speed_counts_as_slow_as_the_known_one_that_has_the_prompt_in_its_cache() -> None:
+    pool = Pool("ab")
+    pool.report("b")
+    for n in range(20):
+        pool.report("a", step_s=0.06 + n * 1e-5, step_decodes=1)
+    pool.holds("a", LONG[:30])
+    pool.offer("r", LONG)
+    assert pool.placed() == {"r": "a"}
