@@ -35,6 +35,7 @@ from headrace.workers.sglang.messages import (
     Submit,
     ToChild,
 )
+from headrace.workers.sglang.stop_tokens import StopTokens
 from headrace.workers.text.tokens import token_table
 
 log = structlog.get_logger()
@@ -128,17 +129,21 @@ class EngineHost:
         return GenerateReqInput(**convert.to_request(sequence, seeds=self._seeds, bootstrap=bootstrap))
 
     async def _run(self, sequence: Sequence, request: Any) -> None:
-        first = True
+        first, ended = True, False
+        stop_tokens = StopTokens(sequence.sampling)
         try:
             async with contextlib.aclosing(self._manager.generate_request(request, None)) as chunks:
                 async for chunk in chunks:
-                    if sequence.id in self._dropped:
+                    if ended or sequence.id in self._dropped:
                         continue
                     output = convert.to_output(sequence, chunk, first=first, eos=self._eos, token_bytes=self._token_bytes)
                     output = as_transfer_failed(sequence, output, first=first)
                     first = False
+                    ended = output.fault is None and stop_tokens.end(output)
                     self._put(output)
-                    if output.finish is not None or output.fault is not None:
+                    if ended and chunk["meta_info"].get("finish_reason") is None:
+                        self._manager.abort_request(rid=convert.request_id(sequence.id))
+                    elif output.finish is not None or output.fault is not None:
                         break
         except ValueError as error:  # SGLang's word for a request that it refuses
             raise RequestInvalid(str(error)) from error

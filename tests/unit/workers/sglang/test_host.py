@@ -105,8 +105,10 @@ class Bench:
     def send(self, message: Any) -> None:
         self.frames.coming.put_nowait(message)
 
-    def submit(self, name: str, call: int = 1, **options: Any) -> None:
+    def submit(self, name: str, call: int = 1, *, stop: int | None = None, **options: Any) -> None:
         sampling = Sampling(max_tokens=2, temperature=0.0)
+        if stop is not None:
+            sampling = Sampling(max_tokens=2, temperature=0.0, ignore_eos=True, stop_token_ids=[stop])
         self.send(Submit(call, Sequence(id=name, token_ids=[1, 3, 4], prompt_tokens=3, sampling=sampling, **options)))
 
     def reply(self, call: int = 1) -> Reply | None:
@@ -243,4 +245,14 @@ async def test_operations_are_done_or_refused_by_name() -> None:
 async def test_the_load_is_reported_between_steps() -> None:
     bench = Bench()
     await bench.until(lambda: any(isinstance(one, LoadReport) for one in bench.frames.sent))
+    await bench.end()
+
+
+async def test_a_stop_token_that_sglang_does_not_look_at_ends_the_sequence_there() -> None:
+    bench = Bench()
+    bench.submit("s", stop=5)
+    await bench.until(lambda: bench.outputs("s") and bench.manager.aborted)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [(output.ids, output.finish, output.stop) for output in bench.outputs("s")] == [([5], "stop", 5)]
     await bench.end()
