@@ -84,7 +84,9 @@ class OptionsContract:
             assert len(scores) == len(prompt)
             assert scores[0] is None
             assert [score.id for score in scores[1:] if score is not None] == prompt[1:]
-            assert all(score is not None and score.rank >= 1 and score.logprob <= 0 for score in scores[1:])
+            assert all(
+                score is not None and score.rank >= subject.means.least_rank and score.logprob <= 0 for score in scores[1:]
+            )
             assert all(output.prompt_logprobs is None for output in outputs[1:])
 
     @pytest.mark.parametrize("kind", sorted(GUIDED))

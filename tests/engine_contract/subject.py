@@ -36,6 +36,7 @@ class Means:
     end_s: float = 60.0  # the longest wait for the end of a sequence
     events_have_salts: bool = True  # else they tell blocks of salted prompts as those of plain ones
     computes_penalties: bool = True  # a stand-in may not: then nothing can be said of them
+    least_rank: int = 1  # 0 for an engine that does not tell the rank of every prompt token
     offers_are_counted: bool = True  # the load of an idle prefill side shows the blocks on offer
 
 

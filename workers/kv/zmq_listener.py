@@ -68,6 +68,7 @@ class ZmqKvListener:
     async def read(self) -> AsyncGenerator[KvBatch]:
         """Yield batches as they arrive. The first give what is cached now, as far as the engine still keeps its history."""
         again, self._read_before = self._read_before, True
+        expected = 0
         if not again:
             yield KvBatch([KvEvent(kind="cleared")], -1)
         else:
@@ -78,10 +79,26 @@ class ZmqKvListener:
             yield KvBatch([KvEvent(kind="cleared")], first - 1, partial=first > 0)
             for batch in kept:
                 yield batch
+            expected = kept[-1].number + 1 if kept else 0
         while True:
             frames = await self._socket.recv_multipart()
             if len(frames) == 3:
-                yield self._read_batch(int.from_bytes(frames[1], "big"), frames[2])
+                number = int.from_bytes(frames[1], "big")
+                if number > expected:
+                    for batch in await self._missed(expected, number):
+                        yield batch
+                expected = max(expected, number + 1)
+                yield self._read_batch(number, frames[2])
+
+    async def _missed(self, start: int, end: int) -> list[KvBatch]:
+        """Return the batches from number `start` to before `end`: dropped ones, or sent before the subscription took hold."""
+        try:
+            missed = [batch for batch in await self.replay(start) if batch.number < end]
+        except ReplayFailed as error:
+            log.warning("kv.batches_missed", engine=self._engine, first=start, last=end - 1, error=str(error))
+            return []
+        log.info("kv.missed_batches_read", engine=self._engine, first=start, last=end - 1, found=len(missed))
+        return missed
 
     async def replay(self, start: int) -> list[KvBatch]:
         """Return the batches from number `start` on that the engine still keeps. Raises ReplayFailed."""

@@ -32,7 +32,7 @@ from headrace.workers.engine import (
     Sequence,
     Sink,
 )
-from headrace.workers.errors import EngineDead, UnsupportedByEngine
+from headrace.workers.errors import EngineDead, RequestInvalid, UnsupportedByEngine
 from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.kv.zmq_listener import ZmqKvListener
 from headrace.workers.sglang.child_process import ChildProcess
@@ -40,6 +40,7 @@ from headrace.workers.sglang.kv_listener import KvListener
 from headrace.workers.sglang.messages import Abort, Control, Pool, Start, Submit
 from headrace.workers.sglang.metrics import EngineMetrics
 from headrace.workers.sglang.settings import kv_events_wanted, ranks
+from headrace.workers.undeclared import refuse_undeclared
 
 _log = structlog.get_logger()
 
@@ -94,6 +95,12 @@ class SglangEngine:
 
     async def submit(self, sequence: Sequence) -> None:
         child = self._alive()
+        refuse_undeclared(self._capabilities, sequence)
+        if self._info is not None and len(sequence.token_ids) >= self._info.context_length:
+            raise RequestInvalid(
+                f"the prompt has {len(sequence.token_ids)} tokens; this SGLang has a context of {self._info.context_length}",
+                param="messages",
+            )
         self._open.add(sequence.id)
         try:
             await child.call(lambda call: Submit(call, sequence))

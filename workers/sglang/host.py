@@ -61,7 +61,7 @@ class EngineHost:
         self._token_bytes = token_table(info.tokenizer_dir).token_bytes
         self._seeds = honours_seeds(engine)
         self._role = role_of(engine.server_args.disaggregation_mode)
-        self._adapters = set(info.adapters)
+        self._adapters: dict[str, str | None] = dict.fromkeys(info.adapters)  # name → folder, None for those of the start
         self._meter = LoadMeter(page_size=info.block_size, blocks=info.blocks)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._dropped: set[str] = set()
@@ -205,12 +205,11 @@ class EngineHost:
             raise UnsupportedByEngine(f"{operation}: this SGLang was started without enable_lora")
         match operation:
             case "load_adapter":
-                adapter = read_adapter(args["name"], args["source"])
-                changed = _checked(await self._engine.async_load_lora_adapter(adapter.name, adapter.folder))
-                self._adapters.add(adapter.name)
-                return changed
+                return await self._load_adapter(args["name"], args["source"])
             case "unload_adapter":
-                self._adapters.discard(args["name"])
+                if args["name"] not in self._adapters:
+                    return {}
+                del self._adapters[args["name"]]
                 return _checked(await self._engine.async_unload_lora_adapter(args["name"]))
             case "reset_prefix_cache":
                 return bool((await self._manager.flush_cache()).success)
@@ -218,6 +217,18 @@ class EngineHost:
                 raise UnsupportedByEngine(
                     f"SGLang has no operation {operation!r} here; known: load_adapter, unload_adapter, reset_prefix_cache"
                 )
+
+    async def _load_adapter(self, name: str, source: str) -> dict[str, Any]:
+        """Load an adapter, unless the very same one is loaded. SGLang itself refuses a name that it has."""
+        if name in self._adapters:
+            folder = self._adapters[name]
+            if folder == source:
+                return {}
+            raise EngineError(f"the adapter {name!r} is loaded from {folder or 'the start on'} already; unload it first")
+        adapter = read_adapter(name, source)
+        changed = _checked(await self._engine.async_load_lora_adapter(adapter.name, adapter.folder))
+        self._adapters[name] = source
+        return changed
 
     async def _answer(self, call: int, work: Any, *, name: str | None = None) -> None:
         task = asyncio.ensure_future(work)

@@ -22,6 +22,7 @@ _MOST = Capabilities(
 )
 
 _ADAPTERS = "`adapters` or `enable_lora=true`"
+_APART = "prefill and decode apart have tests of their own"
 _WORDS = words(_MOST, ("chat", "completion", "embedding"))
 
 SUPPORT = EngineSupport(
@@ -40,5 +41,11 @@ SUPPORT = EngineSupport(
         "priority": "`enable_priority_scheduling=true`",
         "kind embedding": "`is_embedding=true`",
     },
-    untried=dict.fromkeys(_WORDS, "the contract tests have not been run with it yet"),
+    untried={
+        "seeds": "the contract tests start it without `enable_deterministic_inference`",
+        "role prefill": _APART,
+        "role decode": _APART,
+        "handover rendezvous": _APART,
+        "kind embedding": "embeddings have tests of their own",
+    },
 )

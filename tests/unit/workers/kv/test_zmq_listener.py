@@ -108,6 +108,29 @@ async def test_lost_batches_can_be_had_again(listener: ZmqKvListener, core: Core
     assert [batch.number for batch in missing] == [2, 3, 4]
 
 
+async def test_batches_that_were_sent_before_the_subscription_or_dropped_are_read_from_the_history(
+    listener: ZmqKvListener, core: Core
+) -> None:
+    await met(listener, core)
+    for number, lost in enumerate((True, True, False, True, False, False)):
+        await core.publish(number, lost=lost)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, aclosing(listener.read()) as batches:
+        for _ in range(2):
+            tasks.create_task(core.answer())
+        seen = [await anext(batches) for _ in range(7)]
+    assert [batch.number for batch in seen] == [-1, 0, 1, 2, 3, 4, 5]
+
+
+async def test_a_hole_that_the_engine_does_not_fill_stays_one(
+    listener: ZmqKvListener, core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "REPLAY_TIMEOUT_S", 0.05)
+    await met(listener, core)
+    await core.publish(2)
+    async with asyncio.timeout(5), aclosing(listener.read()) as batches:
+        assert [(await anext(batches)).number for _ in range(2)] == [-1, 2]
+
+
 @pytest.mark.parametrize("first", [0, 3])
 async def test_a_second_reader_gets_the_whole_history_or_is_told_that_it_is_not_whole(
     listener: ZmqKvListener, core: Core, first: int
