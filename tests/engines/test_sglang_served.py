@@ -20,9 +20,9 @@ from tests.engines.test_vllm_killed_mid_stream import lives
 from tests.faults.test_workers_come_and_go import holders
 from tests.support.running_up import RunningUp
 
-pytestmark = [needs_sglang, pytest.mark.engine, pytest.mark.timeout(500)]
+pytestmark = [needs_sglang, pytest.mark.engine, pytest.mark.timeout(900)]
 
-START_S = 300.0
+START_S = 450.0
 
 
 @pytest.fixture(scope="module")
