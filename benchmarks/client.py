@@ -2,7 +2,7 @@
 
 It speaks HTTP/1.1 on a raw asyncio protocol, because a general client would cost more CPU than the server under test: on two
 cores that would measure the client.  What it counts, it parses from the bytes that came: a token chunk is an SSE event whose
-delta has content, and a request counts only if its status was 200 and its stream ended with `[DONE]`.
+delta has content, whatever else it has, and a request counts only if its status was 200 and its stream ended with `[DONE]`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 WORDS = tuple(f"word{n}" for n in range(24))
-CHUNK = b'"delta":{"content":'
-EMPTY_ROLE = b'"delta":{"role":'
+CONTENT = b'"content":"'
+EMPTY_CONTENT = b'"content":""'  # beside the role, in a stream's first event
 PATH = "/v1/chat/completions"
 DONE = b"data: [DONE]"
+CHUNKED = b"transfer-encoding: chunked"
+LAST_CHUNK = b"0\r\n\r\n"
 USAGE = b'"usage":{'
 
 
@@ -82,6 +84,7 @@ class _Connection(asyncio.Protocol):
         self.tail = b""
         self.first = 0.0
         self.chunks = 0
+        self.chunked = self.said_done = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -104,21 +107,23 @@ class _Connection(asyncio.Protocol):
             if end < 0:
                 return
             status, data, self.head = self.head[:end], self.head[end + 4 :], None
+            self.chunked = CHUNKED in status.lower()
             if b" 200 " not in status.split(b"\r\n", 1)[0]:
                 self._end(status.split(b"\r\n", 1)[0].decode() + " " + data[:200].decode(errors="replace"))
                 return
         data = self.tail + data
         cut = data.rfind(b"\n\n") + 2  # whole events only; the rest waits for more
         whole, self.tail = (data[:cut], data[cut:]) if cut > 1 else (b"", data)
-        n = whole.count(CHUNK)
+        n = whole.count(CONTENT) - whole.count(EMPTY_CONTENT)
         if n and not self.chunks:
             self.first = time.perf_counter()
         self.chunks += n
         at = whole.rfind(USAGE)
         if at >= 0:
             self._count(whole[at + len(USAGE) - 1 : whole.index(b"\n", at) - 1])
-        if DONE in whole:
-            self._end(None)
+        self.said_done = self.said_done or DONE in whole
+        if self.said_done and (not self.chunked or self.tail.endswith(LAST_CHUNK)):
+            self._end(None)  # not before the body's last chunk: it would be taken for the head of the next answer
 
     def _count(self, usage: bytes) -> None:
         found = json.loads(usage)
@@ -162,7 +167,6 @@ async def run_bodies(host: str, port: int, bodies: Iterable[bytes], *, streams: 
         try:
             for body in waiting:
                 await connection.send(body, PATH)
-                await asyncio.sleep(0)  # the server's last chunk of this response is on its way
         finally:
             assert connection.transport is not None
             connection.transport.close()

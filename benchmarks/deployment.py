@@ -83,13 +83,14 @@ class Deployment:
         arguments: Sequence[str] = (),
         timeout_s: float = 60.0,
         aggregated: bool = True,
+        log_level: str = "warning",
     ) -> None:
         """`arguments` say what runs if it is not so many `aggregated` workers; `workers` then counts those that answer."""
         self.data_dir, self.port, self.model = data_dir, port, ""
         self._workers, self._timeout_s = workers, timeout_s
         self._command = ["up", "--engine", engine, "--routers", str(routers), "--port", str(port)]
         self._command += ["--workers", str(workers)] if aggregated else []
-        self._command += ["--data-dir", str(data_dir), "--log-level", "warning", *arguments]
+        self._command += ["--data-dir", str(data_dir), "--log-level", log_level, *arguments]
 
     def __enter__(self) -> Self:
         self._part = _Part(self._command, self.data_dir / "up.log")

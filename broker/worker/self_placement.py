@@ -104,8 +104,11 @@ class SelfPlacer:
                     pull.add_credit(-pull.credit)
             return
         self._asking = True
+        room = self._state.room
+        for_batch = max(0, min(room, self._burst))
+        for_others = max(0, min(room + self._preemption.slots, self._burst))
         for request_class, pull in self._pulls.items():
-            wanted = max(0, min(self._room(request_class), self._burst))
+            wanted = for_batch if request_class in BATCH_CLASSES else for_others
             if pull.credit < wanted:
                 pull.add_credit(wanted - pull.credit)
 
