@@ -55,14 +55,16 @@ async def one(port: int, workload: Workload, first: int) -> Outcome:
     return outcome
 
 
-async def measure(ports: Sequence[int], rounds: int) -> dict[Workload, list[tuple[Outcome, Outcome]]]:
+async def measure(
+    ports: Sequence[int], workloads: Sequence[Workload], rounds: int
+) -> dict[Workload, list[tuple[Outcome, Outcome]]]:
     """`ports`: of Headrace and of the engine's own server. Returns what both gave in each round, in this order."""
     first = 0
-    for workload in WORKLOADS:
+    for workload in workloads:
         for port in ports:
             await one(port, workload, first)
         first += workload.requests
-    found: dict[Workload, list[tuple[Outcome, Outcome]]] = {workload: [] for workload in WORKLOADS}
+    found: dict[Workload, list[tuple[Outcome, Outcome]]] = {workload: [] for workload in workloads}
     for turn in range(rounds):
         for workload, pairs in found.items():
             if turn % 2:
@@ -73,7 +75,7 @@ async def measure(ports: Sequence[int], rounds: int) -> dict[Workload, list[tupl
                 own = await one(ports[1], workload, first)
             pairs.append((ours, own))
             first += workload.requests
-        print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
+            print(f"round {turn + 1}: {json.dumps(row(workload, pairs[-1:]))}", file=sys.stderr, flush=True)
     return found
 
 
@@ -108,6 +110,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a folder")
     parser.add_argument("--engine-arg", action="append", default=[], metavar="NAME=VALUE", help="given to both")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--first", type=int, default=len(WORKLOADS), help="how many of the workloads, from the lightest on")
     options = parser.parse_args()
     arguments = [part for arg in options.engine_arg for part in ("--engine-arg", arg)]
     ports = [choose_port("127.0.0.1", 0) for _ in range(2)]
@@ -126,7 +129,7 @@ def main() -> None:
         log = Path(folder) / "own.log"
         with deployment, own_server(options.engine, options.model, ports[1], ["--served-name", NAME, *arguments], log):
             deployment.until("router.ready")
-            found = uvloop.run(measure(ports, options.rounds))
+            found = uvloop.run(measure(ports, WORKLOADS[: options.first], options.rounds))
     for workload, pairs in found.items():
         print(json.dumps(row(workload, pairs)))
 

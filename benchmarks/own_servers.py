@@ -23,6 +23,11 @@ from typing import Any
 
 from headrace.workers.engine import EngineConfig
 
+if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":  # one of SGLang's processes, which import this main module again
+    from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
+
+    stand_in()
+
 ENGINES = ("vllm", "sglang")
 START_S = 300.0
 STOP_S = 20.0
