@@ -40,6 +40,7 @@ SETTLING = 20  # samples after a start before that is looked at
 PRIOR_FORGETTING = 0.9
 HOLD = 0.02  # pull towards the present estimate, in samples
 SWEEPS = 30
+LEAST_SHARE = 0.05  # of what the first prior says of a coefficient beside the others: a smaller one is no prior
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class StepTimes:
         "_factors",
         "_first",
         "_last",
+        "_origin",
         "_prior",
         "_prior_weight",
         "_seen",
@@ -77,11 +79,20 @@ class StepTimes:
     def __init__(self, settings: CalibrationSettings, prior: Vector) -> None:
         self._settings = settings
         self.samples = 0
+        self._origin = prior
         self.restart(prior)
 
     def restart(self, prior: Vector) -> None:
-        """Forget all samples and assume this prior."""
-        self._prior = prior
+        """Forget all samples and assume this prior.
+
+        As unknowns are factors of the prior's values, a coefficient that a few outliers have driven to almost zero could not be
+        learnt any more: it is assumed to be small instead.
+        """
+        share = LEAST_SHARE * median(value / first for value, first in zip(prior, self._origin, strict=True))
+        base_s, per_token_s, per_decode_s = (
+            max(value, share * first) for value, first in zip(prior, self._origin, strict=True)
+        )
+        self._prior = base_s, per_token_s, per_decode_s
         self._factors = [1.0, 1.0, 1.0]  # estimate = prior × factors
         self._prior_weight = self._settings.prior_samples
         self._a = [0.0] * 6  # upper triangle: 00 01 02 11 12 22
