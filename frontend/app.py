@@ -56,6 +56,7 @@ from headrace.frontend.status import Lifecycle, StatusRoutes
 from headrace.frontend.tokens.api import TokensApi
 from headrace.frontend.tokens.generation import PATH as GENERATE
 from headrace.frontend.tokens.generation import TokenGenerationApi
+from headrace.frontend.transcriptions.api import SpeechApi, Task
 from headrace.jetstream.errors import HeadraceError
 
 
@@ -145,6 +146,10 @@ def build_frontend(
     }
     for path, api in ollama.items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle, api.error_form)
+    tasks: tuple[Task, ...] = ("transcribe", "translate")
+    for path, task in zip(("/v1/audio/transcriptions", "/v1/audio/translations"), tasks, strict=True):
+        speech = SpeechApi(task, chat_api, model_cache)
+        hot[path] = _Gate(GenerationEndpoint(speech, port, settings, metrics, takes_form=True), lifecycle)
     ollama_models = OllamaModelRoutes(port.models)
     hot["/api/show"] = UnaryEndpoint(ollama_models.show, settings, form=OllamaForm())
     pooling = pooling_routes(model_cache, settings)

@@ -14,7 +14,7 @@ NOT_SERVED = {
     "/api/pull": "pulling models",
     "/api/push": "pushing models",
     "/v1/assistants": "assistants",
-    "/v1/audio": "speech, transcriptions and translations (a model that hears takes input_audio in chats)",
+    "/v1/audio": "speech and voices",
     "/v1/chatkit": "chat kits",
     "/v1/complete": "Anthropic's text completions",
     "/v1/containers": "containers",

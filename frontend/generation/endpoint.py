@@ -51,8 +51,12 @@ class Incomplete(FrontendError, status=502, code="incomplete", retriable=True):
 class GenerationEndpoint:
     """An ASGI application for one route."""
 
-    def __init__(self, api: Api, port: JobPort, settings: FrontendSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, api: Api, port: JobPort, settings: FrontendSettings, metrics: Metrics, *, takes_form: bool = False
+    ) -> None:
+        """`takes_form`: the body is a form, not JSON."""
         self._api = api
+        self._takes_form = takes_form
         self._port = port
         self._settings = settings
         self._metrics = metrics
@@ -63,7 +67,7 @@ class GenerationEndpoint:
         began = time.perf_counter()
         plan: Plan | None = None
         try:
-            body = await exchange.read_body(self._settings)
+            body = await exchange.read_body(self._settings, json=not self._takes_form)
             self._metrics.body_bytes.series().observe(len(body))
             async with exchange.watch() as watch:
                 plan = await self._api.plan(body, exchange)
@@ -169,7 +173,7 @@ class GenerationEndpoint:
         if writer.unsettled:
             await writer.settle()
         watch.stop()
-        await exchange.send_json(writer.body())
+        await exchange.send_whole(writer.body(), [(b"content-type", writer.content_type)])
 
     def _cut(self, exchange: HttpExchange, plan: Plan | None) -> None:
         """Close the connection of a slow reader, whose job has been cancelled by now.

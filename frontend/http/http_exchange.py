@@ -135,8 +135,8 @@ class HttpExchange:
         """Return the client's own id of the request, or an empty string."""
         return str(self.scope.get("headrace.client_request_id", ""))
 
-    async def read_body(self, settings: FrontendSettings) -> bytes:
-        """Read the body and check that it is safe to decode.
+    async def read_body(self, settings: FrontendSettings, *, json: bool = True) -> bytes:
+        """Read the body and, if it is to be JSON, check that it is safe to decode.
 
         Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, MalformedBody (too deep, too many values), ClientGone.
         """
@@ -153,7 +153,8 @@ class HttpExchange:
             except TimeoutError:
                 raise BodyTimeout(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
         self.body_size = self.asked_bytes = len(body)
-        await check_shape(body, settings)
+        if json:
+            await check_shape(body, settings)
         return body
 
     async def aside(self, work: Callable[[], T]) -> T:
@@ -181,7 +182,11 @@ class HttpExchange:
 
     async def send_json(self, body: bytes, *, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Send a whole JSON answer. Raises SlowReader."""
-        await self._start(status, [_JSON, (b"content-length", b"%d" % len(body)), *(headers or ())])
+        await self.send_whole(body, [_JSON, *(headers or ())], status=status)
+
+    async def send_whole(self, body: bytes, headers: list[tuple[bytes, bytes]], *, status: int = 200) -> None:
+        """Send a whole answer; its content type is among the headers. Raises SlowReader."""
+        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         start = 0
         while len(body) - start > _PIECE:  # so that a slow socket's buffer does not take the whole answer
             await self._write({"type": "http.response.body", "body": body[start : start + _PIECE], "more_body": True})

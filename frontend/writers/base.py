@@ -37,6 +37,7 @@ class WholeWriter(ABC):
 
     open: int
     unsettled: bool = False  # `settle` is to be awaited between the last row and `body`
+    content_type: bytes = b"application/json"
 
     @abstractmethod
     def take(self, rows: list[Row]) -> None:
@@ -48,4 +49,4 @@ class WholeWriter(ABC):
 
     @abstractmethod
     def body(self) -> bytes:
-        """Return the JSON of the answer. Call it once `open` is 0."""
+        """Return the answer, JSON unless `content_type` says otherwise. Call it once `open` is 0."""

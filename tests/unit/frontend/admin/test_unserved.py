@@ -8,8 +8,7 @@ from tests.support.frontend.fakes import Call, FakeIngress, frontend
 
 PATHS = [
     "/v1/audio/speech",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
+    "/v1/audio/voices",
     "/v1/images/generations",
     "/v1/images/edits",
     "/v1/images/variations",

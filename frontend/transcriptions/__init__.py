@@ -1,0 +1,1 @@
+"""Serves transcriptions and translations of speech, by chat models that hear."""
