@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from headrace.frontend.transcriptions.api import instruction
+from headrace.frontend.transcriptions.schema import SpeechForm
 from headrace.jetstream.embedded_server import EmbeddedServer
 from tests.engines.support.media_world import BLIND, LONG, World, cached, media_world, said, text
 from tests.engines.support.tiny_hearing import RATE, write_hearing_model
@@ -80,6 +82,21 @@ async def test_a_sound_is_found_in_the_cache_and_another_is_not_taken_for_it(wor
     assert [cached(answer) for answer in (first, unlike)] == [0, 0]
     assert cached(again) >= 2 * BLOCK
     assert said(again) == said(first) != said(unlike)
+
+
+async def test_a_transcript_is_what_vllm_says_to_the_sound_and_the_instruction(world: World) -> None:
+    sound = tone(520)
+    _, ids, words = await world.directly(audio(sound), text(instruction(SpeechForm(), "transcribe")))
+    answer = await world.client.post(
+        "/v1/audio/transcriptions",
+        data={"model": MODEL, "max_completion_tokens": "12"},
+        files={"file": ("tone.wav", sound, "audio/wav")},
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["text"] == words.strip()
+    assert answer.json()["usage"]["output_tokens"] == len(ids)
+    deaf = await world.client.post("/v1/audio/transcriptions", data={"model": BLIND}, files={"file": ("tone.wav", sound)})
+    assert (deaf.status_code, deaf.json()["error"]["param"]) == (400, "model")
 
 
 async def test_a_sound_that_cannot_be_read_or_is_not_taken_is_a_400_that_names_the_part(world: World) -> None:
