@@ -24,17 +24,19 @@ class RankStep:
     def note(self, stats: Any) -> int:
         """Record a step, and return the prompt tokens that it computed.
 
-        The time between two steps of a busy rank is the duration of a step.
+        The time between two steps of a busy rank is the duration of a step, but at least the time that vLLM's core waited for
+        the step's results: reports of two steps may be read at once, and the second step would seem to have taken no time.
         """
         now = time.monotonic()
         details = stats.iteration_details
+        waited_s = details.elapsed_ms / 1000 if details is not None else 0.0
         if details is not None:
             self.prefill_tokens = details.num_ctx_tokens
             self.decodes = details.num_generation_requests
         if self.last is not None:
-            self.step_s = now - self.last
-        elif details is not None and details.elapsed_ms:
-            self.step_s = details.elapsed_ms / 1000
+            self.step_s = max(now - self.last, waited_s)
+        elif waited_s:
+            self.step_s = waited_s
         self.running = stats.num_running_reqs
         self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
         self.cache_usage = stats.kv_cache_usage

@@ -63,6 +63,13 @@ def test_the_step_time_is_measured_between_steps_of_a_busy_engine() -> None:
     assert meter.step_s == idle_from
 
 
+def test_steps_whose_reports_come_together_have_taken_their_time() -> None:
+    meter = LoadMeter()
+    meter.note(stats(1, prefill=64))
+    meter.note(stats(1, prefill=0, decodes=1))
+    assert meter.step_s >= 0.003
+
+
 def test_each_rank_has_its_own_load_and_all_are_added_up() -> None:
     meter = LoadMeter()
     meter.queued("a", 100)
