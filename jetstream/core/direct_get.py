@@ -6,13 +6,14 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 import msgspec
 
 from headrace.jetstream.core import wire
 from headrace.jetstream.core.api import API, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
-from headrace.jetstream.core.raw_client import CoreClient
+from headrace.jetstream.core.raw_client import CoreClient, RawHandler
 from headrace.jetstream.errors import JetStreamError, NotConnected, RequestTimeout, TopologyError
 from headrace.jetstream.ports import StoredMessage, StreamState
 
@@ -39,8 +40,12 @@ class Reader:
     def __init__(self, core: CoreClient, api: JsApi, inbox: str) -> None:
         self._core = core
         self._api = api
-        self._inbox = f"{inbox}.r"
-        self._number = 0
+        self._prefix = f"{inbox}.r."
+        self._skip = len(self._prefix)
+        self._numbers = count(1)
+        self._reads: dict[bytes, RawHandler] = {}
+        # One subscription for all reads: a server forgets what it knows about its subjects at every change of subscriptions.
+        core.tap(f"{self._prefix}*", self._on_message)
 
     async def message(
         self, stream: str, *, seq: int | None = None, last_of: str | None = None, timeout_s: float | None = None
@@ -216,19 +221,24 @@ class Reader:
             else:
                 end.set_exception(JetStreamError(f"reading {stream} failed: {status} {headers.get(wire.DESCRIPTION, '')}"))
 
-        self._number += 1
-        inbox = f"{self._inbox}{self._number}"
-        tap = self._core.tap(inbox, on_message)
+        number = b"%d" % next(self._numbers)
+        self._reads[number] = on_message
+        reply = self._prefix + number.decode()
         try:
             async with asyncio.timeout(timeout_s):
-                if not self._core.send_now(wire.pub(f"{API}DIRECT.GET.{stream}", msgspec.json.encode(query), inbox)):
+                if not self._core.send_now(wire.pub(f"{API}DIRECT.GET.{stream}", msgspec.json.encode(query), reply)):
                     raise NotConnected(f"not connected, {stream} was not read")
                 await end
         except TimeoutError:
             raise RequestTimeout(f"reading {stream} took longer than {timeout_s} s") from None
         finally:
-            self._core.untap(tap)
+            del self._reads[number]
         return found
+
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        read = self._reads.get(subject[self._skip :])
+        if read is not None:  # not one that was given up
+            read(subject, reply, data, headers)
 
 
 class _TooMany(JetStreamError):

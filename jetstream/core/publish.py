@@ -1,6 +1,6 @@
 """Sends requests and stream publishes and matches their answers, over one inbox.
 
-Answers arrive at `<inbox>.<number>` and are matched to a future by that number.  A call costs a future and a timer, but no task
+Answers arrive at `<inbox>.a.<number>` and are matched to a future by that number.  A call costs a future and a timer, but no task
 and no `wait_for`.  A publish keeps its number and its bytes over all its tries.
 """
 
@@ -85,7 +85,8 @@ class Mux:
     def __init__(self, core: CoreClient, inbox: str) -> None:
         self._core = core
         self._loop = asyncio.get_running_loop()
-        self._prefix = f"{inbox}."
+        # A token of its own: the server would deliver what arrives at `<inbox>.<reader>` a second time to `<inbox>.*`.
+        self._prefix = f"{inbox}.a."
         self._skip = len(self._prefix)
         self._calls: dict[bytes, _Call] = {}
         self._numbers = count(1)

@@ -141,3 +141,34 @@ async def test_what_a_stream_holds(connection: Connection, subjects: Subjects) -
     assert await connection.purge_stream(stream) == 5
     state = await connection.stream_state(stream)
     assert (state.first_seq, state.last_seq, state.messages) == (6, 5, 0)
+
+
+async def test_the_server_sends_each_message_to_a_connection_once(connection: Connection, subjects: Subjects) -> None:
+    """No inbox of a reader may match the subscription for single answers, or its messages come twice and one is dropped."""
+    core, received = connection._core, list[bytes]()
+    process = core._process_msg
+
+    async def counted(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        received.append(data)
+        await process(sid, subject, reply, data, headers)
+
+    core._process_msg = counted  # type: ignore[method-assign]
+    stream, mine = subjects.stream("KV"), subjects.kv("p", "w")
+    await publish(connection, mine, 1, 3)
+    bucket = connection.bucket(subjects.bucket("models"))
+    seen: list[bytes] = []
+    watch = bucket.watch(lambda change: seen.append(change.value or b""))
+    watching = asyncio.ensure_future(watch.run())
+    follow = connection.follow(stream, subjects.kv_filter("p"), start_seq=1)
+    try:
+        await bucket.put("one", b"watched")
+        assert numbers(await read(follow, 3)) == [1, 2, 3]
+        async with asyncio.timeout(10):
+            while b"watched" not in seen:
+                await asyncio.sleep(0.01)
+        assert [m.data for m in await connection.last_messages(stream, [mine, subjects.kv("p", "absent")])] == [b"3"]
+        await connection.barrier()
+        assert [received.count(data) for data in (b"1", b"2", b"3", b"watched")] == [1, 1, 2, 1]  # 3: followed, then read
+    finally:
+        await follow.close()
+        watching.cancel()
