@@ -15,6 +15,7 @@ from typing import Any
 from headrace.cli.chaos import add_chaos
 from headrace.cli.demo import add_demo
 from headrace.cli.dlq import add_dlq
+from headrace.cli.doctor import add_doctor
 from headrace.cli.help_flags import ShowVersion
 from headrace.cli.help_texts import MAIN
 from headrace.cli.jobs import add_jobs, add_submit
@@ -78,6 +79,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "router": ("run a router, or ask the routers", add_router),
     "submit": ("submit the lines of a file as jobs, and write their results", add_submit),
     "jobs": ("list, show, cancel or watch stored jobs", add_jobs),
+    "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
     "bench": ("benchmarks that need neither a GPU nor a server", add_bench),
     "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),

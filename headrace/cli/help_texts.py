@@ -27,6 +27,7 @@ MAIN = f"""examples:
   headrace submit questions.jsonl --out answers.jsonl
   headrace streams status
   headrace dlq ls                                 requests that were taken out of service
+  headrace doctor                                 what is wrong with this machine, the server or the deployment
   headrace help up                                the usual options of a command; `headrace up --help-all`: all of them
 
 Every setting is a flag, an environment variable HEADRACE_… or a key of a TOML file (--config, HEADRACE_CONFIG or
@@ -127,3 +128,10 @@ JOBS = """examples:
   headrace jobs show greeting
   headrace jobs cancel greeting
   headrace jobs watch greeting"""
+
+DOCTOR = """examples:
+  headrace doctor                                 beside a running `headrace up`, in its folder
+  headrace doctor --nats nats://broker:4222 --monitoring http://broker:8222
+  headrace doctor --json --strict
+
+exit codes: 0 nothing to mend, 1 an error (with --strict: or a warning), 69 no NATS server answers"""

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
 from headrace.commands.running import located_settings
+from headrace.commands.sizes import size
 from headrace.config.flags import add_setting_flags
 from headrace.errors import EXIT_OK, CommandError
 from headrace.jetstream.client import Connection
@@ -106,7 +107,7 @@ def status_table(found: list[StreamStatus]) -> str:
     for s in found:
         if s.exists:
             age = _age(s.oldest_age_s)
-            rows.append((s.stream, str(s.messages), _size(s.bytes), str(s.subjects), age, str(len(s.consumers))))
+            rows.append((s.stream, str(s.messages), size(s.bytes), str(s.subjects), age, str(len(s.consumers))))
         else:
             rows.append((s.stream, "missing", "", "", "", ""))
     text = _table(rows)
@@ -153,15 +154,6 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
         for row in rows
     )
     return "\n".join(lines) + "\n"
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _age(age_s: float | None) -> str:

@@ -41,6 +41,7 @@ def headrace(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("dlq ls", "no dead letters"),
         ("model ls", "sim"),
         ("replay index --model sim", "worker-1-"),
+        ("doctor", "every consumer of placed work has a live worker"),
     ],
 )
 def test_a_command_without_an_address_reaches_what_runs_here(up: RunningUp, command: str, says: str) -> None:
@@ -72,3 +73,14 @@ def test_ports_that_were_picked_are_in_the_run_file_and_answer(up: RunningUp) ->
         with urllib.request.urlopen(f"http://127.0.0.1:{part['metrics_port']}/metrics", timeout=10) as answer:
             assert b"headrace_" in answer.read()
     assert state["url"].endswith(f":{state['frontend']['port']}")
+
+
+def test_the_doctor_finds_nothing_to_mend_beside_what_runs_and_says_where_nothing_does(up: RunningUp, tmp_path: Path) -> None:
+    done = headrace(up.run_file.parents[2], "doctor", "--json")
+    levels = {finding["check"]: finding["level"] for finding in json.loads(done.stdout)}
+    assert (done.returncode, [check for check, level in levels.items() if level == "error"]) == (0, [])
+    assert {levels[check] for check in ("deployment.streams", "deployment.workers", "deployment.routers")} == {"ok"}
+    assert levels["server.sync_interval"] != "unknown"
+    away = headrace(tmp_path, "doctor", "--nats", "nats://127.0.0.1:9")
+    assert away.returncode == 69
+    assert "no NATS server answers at nats://127.0.0.1:9" in away.stdout
