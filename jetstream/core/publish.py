@@ -1,7 +1,7 @@
 """Sends requests and stream publishes and matches their answers, over one inbox.
 
-Answers arrive at `<inbox>.a.<number>` and are matched to a future by that number.  A call costs a future and a timer, but no task
-and no `wait_for`.  A publish keeps its number and its bytes over all its tries.
+Answers arrive at `<inbox>.a.<number>` and are matched to a future by that number.  A call costs a future and a timer, but no
+task and no `wait_for`.  A publish keeps its number and its bytes over all its tries.
 """
 
 from __future__ import annotations
