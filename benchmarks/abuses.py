@@ -15,6 +15,7 @@ from typing import Any, Protocol
 MB = 1 << 20
 PNG = b"\x89PNG\r\n\x1a\n"
 PATH = "/v1/chat/completions"
+HEAD = "host: localhost\r\ncontent-type: application/json\r\n"
 
 
 class Target(Protocol):
@@ -28,7 +29,7 @@ class Target(Protocol):
 
 def request(body: bytes, path: str = PATH) -> bytes:
     """A POST with this body."""
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\n{HEAD}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def chat(content: Any) -> bytes:
@@ -142,7 +143,7 @@ bodies(
 @abuse("a chunk per byte, 200 KB")
 async def chunks(target: Target) -> list[str]:
     """Framing that costs more than what it frames."""
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    head = f"POST {PATH} HTTP/1.1\r\n{HEAD}transfer-encoding: chunked\r\n\r\n".encode()
     return [await target.send(head + b"1\r\nx\r\n" * 200_000 + b"0\r\n\r\n")]
 
 
@@ -183,7 +184,7 @@ async def long_urls(target: Target) -> list[str]:
 @abuse("50 times 20000 pipelined requests")
 async def pipelined(target: Target) -> list[str]:
     """As many requests as fit into a read."""
-    raw = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 20_000
+    raw = f"GET /live HTTP/1.1\r\n{HEAD}\r\n".encode() * 20_000
     return list(await asyncio.gather(*(target.send(raw, timeout_s=20) for _ in range(50))))
 
 
@@ -233,5 +234,5 @@ async def slow_headers(target: Target) -> list[str]:
 @abuse("1000 bodies that drip in")
 async def slow_bodies(target: Target) -> list[str]:
     """One more byte per second; they are given up after half a minute."""
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode()
+    head = f"POST {PATH} HTTP/1.1\r\n{HEAD}content-length: 1000\r\n\r\n".encode()
     return await crowd(target, 1000, head, b" ", 6)

@@ -87,7 +87,8 @@ async def run_chats(port: int, requests: Iterator[dict[str, Any]]) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for body in requests:
             data = json.dumps(body).encode()
-            head = f"POST {PATH} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+            head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(data)}\r\n\r\n"
             writer.write(head.encode() + data)
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = int(answer.partition(b"content-length:")[2].split(b"\r\n", 1)[0])

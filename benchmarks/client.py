@@ -94,7 +94,7 @@ class _Connection(asyncio.Protocol):
         self._reset()
         self.done = asyncio.get_running_loop().create_future()
         self.transport.write(
-            b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
             % (path.encode(), len(body))
             + body
         )

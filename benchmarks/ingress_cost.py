@@ -192,7 +192,7 @@ def over_http(app: Any) -> Callable[[Any, bytes], Awaitable[int]]:
 
     async def send(_: Any, raw: bytes) -> int:
         before, answered = transport.written, state.total_requests
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         protocol.data_received(head + b"content-length: %d\r\n\r\n" % len(raw) + raw)
         while state.total_requests == answered:
             await asyncio.sleep(0)

@@ -18,6 +18,7 @@ from headrace.frontend.admin.cancel import CancelRoute
 from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
 from headrace.frontend.admin.unserved import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
+from headrace.frontend.auth.gate import Gate
 from headrace.frontend.batches.routes import BatchRoutes
 from headrace.frontend.error_forms import error_response, form_of
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
@@ -199,7 +200,15 @@ def build_frontend(
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False
-    app: ASGIApp = Observe(starlette, hot=hot, metrics=metrics, routes=labels, access_log=settings.access_log)
+    app: ASGIApp = Observe(
+        starlette,
+        hot=hot,
+        gate=Gate(settings),
+        metrics=metrics,
+        routes=labels,
+        access_log=settings.access_log,
+        form_of=form_of,
+    )
     if settings.cors_origins:
         app = _with_cors(app, settings.cors_origins)
     return Frontend(

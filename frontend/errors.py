@@ -5,6 +5,12 @@ HeadraceError
     ├── BadRequest                 400  a parameter is missing, of the wrong type, out of range or not supported
     │   ├── MalformedBody          400  the body is not the JSON it should be
     │   └── ContextTooLong         400  prompt plus wanted tokens exceed the model's context
+    ├── Unauthorized               401  no key, or one that is unknown, expired or revoked
+    ├── Forbidden                  403  the key does not cover this
+    ├── HostRefused                403  the Host header is none of this server's names; its Origin, for the next one
+    ├── OriginRefused              403
+    ├── QuotaExceeded              429  the key or its tenant has used what it may
+    ├── MediaTypeRefused           415  the body is not declared as what the route takes
     ├── RouteNotFound              404
     ├── RequestUnknown             404  there is no such request to be cancelled
     ├── MethodNotAllowed           405
@@ -112,6 +118,40 @@ class ContextTooLong(BadRequest, code="context_length_exceeded"):
 
     tokens: int | None = None
     most: int | None = None  # the context length
+
+
+class Unauthorized(FrontendError, status=401, code="invalid_api_key"):
+    """The request has no key, or one that is not valid. The message is the same for unknown, expired and revoked keys."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return `WWW-Authenticate`, which RFC 9110 asks for, beside the other headers."""
+        return [*super().headers(), (b"www-authenticate", b"Bearer")]
+
+
+class Forbidden(FrontendError, status=403, code="permission_denied"):
+    """The key is valid and does not cover what it is used for."""
+
+
+class HostRefused(FrontendError, status=403, code="host_refused"):
+    """The request names a host that is not this server's."""
+
+
+class OriginRefused(FrontendError, status=403, code="origin_refused"):
+    """The request comes from a web page of another site."""
+
+
+class QuotaExceeded(FrontendError, status=429, code="rate_limit_exceeded", retriable=True):
+    """A key or its tenant has used what it may. `more_headers` are the rate limit headers of the answer."""
+
+    more_headers: list[tuple[bytes, bytes]] | None = None
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the rate limit headers beside `Retry-After`."""
+        return [*super().headers(), *(self.more_headers or ())]
+
+
+class MediaTypeRefused(FrontendError, status=415, code="unsupported_media_type"):
+    """The route takes bodies of another type."""
 
 
 class RouteNotFound(FrontendError, status=404, code="not_found"):

@@ -53,6 +53,13 @@ from headrace.jetstream.topology import WORK_QUEUES, Topology
 
 log = structlog.get_logger()
 
+# On every answer: browsers must not guess its type, show it in a frame, tell other sites its address, or embed it elsewhere.
+SECURITY_HEADERS = (
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
 SWITCH_S = 0.001
 STARTING_S = 0.002
 HAND_BACK_S = 0.5  # before the end of the grace period, for jobs to go back to the queue
@@ -242,6 +249,7 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            headers=list(SECURITY_HEADERS),
             proxy_headers=False,
             backlog=settings.backlog,
             timeout_keep_alive=max(1, round(settings.keep_alive_s)),

@@ -1,10 +1,13 @@
 """Declares the settings of the HTTP frontend. Durations are in seconds, sizes in bytes."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from headrace.setting import Setting, check_numbers, port_setting
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +78,26 @@ class FrontendSettings:
     )
     max_header_bytes: Annotated[int, Setting("Largest request line and headers.", least=1024)] = 64 * 1024
     max_pipelined: Annotated[int, Setting("Requests that may wait on one connection.", least=0)] = 16
+    # who may ask
+    auth: Annotated[
+        Literal["auto", "keys"],
+        Setting("keys: every request needs a valid key. auto: as soon as there is one.", "--auth"),
+    ] = "auto"
+    insecure: Annotated[
+        bool,
+        Setting("Listen on addresses that other machines reach although nobody is asked for a key or login.", "--insecure"),
+    ] = False
+    allowed_hosts: Annotated[
+        Sequence[str],
+        Setting(
+            "Names beside localhost by which requests without a key may call this server; * is any.",
+            "--allowed-hosts",
+            metavar="NAME,…",
+        ),
+    ] = ()
     cors_origins: Annotated[
         Sequence[str],
-        Setting("Origins of web pages that may call this server from a browser; * for all.", metavar="ORIGIN,…"),
+        Setting("Origins of web pages of other sites that may call this server from a browser.", metavar="ORIGIN,…"),
     ] = ()
     # request bodies
     max_json_depth: Annotated[int, Setting("Deepest nesting of a request body.", least=8, most=200)] = 64
@@ -145,8 +165,17 @@ class FrontendSettings:
     ] = 0
     media_redirects: Annotated[int, Setting("Redirects followed for a media URL.", least=0, most=20)] = 3
     namespace: str = "default"  # models of other namespaces are not served here
+    api_key: Sequence[str] = field(default=(), repr=False)  # given by the operator, beside those in the store
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Return True if no request is answered without a key, whether or not any is stored."""
+        return self.auth == "keys" or bool(self.api_key)
 
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.deadline_s > self.max_deadline_s:
             raise ValueError(f"deadline_s ({self.deadline_s}) must not exceed max_deadline_s ({self.max_deadline_s})")
+        for origin in self.cors_origins:
+            if not _ORIGIN.match(origin):
+                raise ValueError(f"cors_origins: {origin!r} is no origin such as https://app.example, without a path or *")

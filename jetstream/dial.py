@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import structlog
+
 from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.core.api import JsApi
 from headrace.jetstream.core.natspy import errors as nats_errors
@@ -20,7 +22,13 @@ from headrace.jetstream.errors import (
     ServerUnreachable,
 )
 
+log = structlog.get_logger(__name__)
+
 OLDEST_SERVER = (2, 11)
+# The least patch of each release line without a published way around permissions; lines that are not listed are newer.
+# Up to 2.11.0 a user of one account could administer another's JetStream (CVE-2025-30215); a restore and a subscription to a
+# queue could pass a denial until the others.
+SAFE_PATCHES = {(2, 11): 16, (2, 12): 7, (2, 13): 99, (2, 14): 3}
 RESET_TRIES = 4
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
@@ -105,6 +113,8 @@ async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOpti
     version = str(info.get("version", "0"))
     if _version(version) < OLDEST_SERVER:
         raise ServerTooOld(f"the NATS server at {options.address} is {version}, Headrace needs 2.11 or newer")
+    if (safe := safer_version(version)) is not None:
+        log.warning("server.bypasses_known", address=options.address, version=version, safe=safe)
     if not info.get("jetstream", False):
         raise JetStreamDisabled(f"the NATS server at {options.address} runs without JetStream: start it with -js")
     try:
@@ -113,6 +123,16 @@ async def check_server(info: Mapping[str, Any], api: JsApi, options: ConnectOpti
         raise JetStreamDisabled(f"the account used at {options.address} has no JetStream: {error}") from None
     except AccessDenied as error:
         raise AccessDenied(f"the user at {options.address} lacks a permission: {error}") from None
+
+
+def safer_version(version: str) -> str | None:
+    """Return the version to use instead of one whose permissions can be bypassed in a published way, else None."""
+    line = _version(version)
+    least = SAFE_PATCHES.get(line)
+    patch = version.lstrip("v").split("-")[0].split(".")[2:3]
+    if least is None or (patch and patch[0].isdigit() and int(patch[0]) >= least):
+        return None
+    return f"{line[0]}.{line[1]}.{least} or 2.15" if least < 99 else "2.15"
 
 
 async def abandon(core: CoreClient) -> None:

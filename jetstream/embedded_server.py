@@ -197,13 +197,15 @@ class EmbeddedServer:
             raise ServerStartError(f"nats-server already runs with process id {self.pid}")
         binary = find_binary()
         run_dir = self.data_dir / "run"
-        (self.data_dir / "store").mkdir(parents=True, exist_ok=True)
-        run_dir.mkdir(exist_ok=True)
+        for folder in (self.data_dir, self.data_dir / "store", run_dir):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)  # messages and the server's log are in it
         for old in run_dir.glob("*.ports"):
             old.unlink(missing_ok=True)
         config = self.data_dir / "nats-server.conf"
+        config.touch(mode=0o600)
         config.write_text(config_text(self.settings, self.data_dir, self._port or -1, self._monitoring_port or -1))
-        with self.log_file.open("ab") as log_file:
+        with open(os.open(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log_file:
             self._log_start = log_file.tell()
             launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(signal.SIGTERM))]
             self._process = subprocess.Popen(

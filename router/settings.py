@@ -86,6 +86,9 @@ class RouterOptions:
             "--router-metrics-port",
         ),
     ] = None
+    metrics_host: Annotated[
+        str, Setting("Address on which that port listens; 0.0.0.0 is every address of this machine.", "--router-metrics-host")
+    ] = "127.0.0.1"
     drain_grace_s: Annotated[
         float,
         Setting(

@@ -130,6 +130,9 @@ class WorkerSettings:
             "--metrics-port",
         ),
     ] = None
+    metrics_host: Annotated[
+        str, Setting("Address on which that port listens; 0.0.0.0 is every address of this machine.", "--metrics-host")
+    ] = "127.0.0.1"
     start_timeout_s: Annotated[
         float, Setting("Longest wait for the engine to load its model.", "--start-timeout", least=0.1)
     ] = 900.0  # a large model takes minutes

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.frontend.errors import RequestUnknown
-from headrace.frontend.generation.job_options import TENANT_HEADER
+from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.ports import JobPort
-from headrace.jetstream.subjects import tenant_token
 
 ANSWER_ID = re.compile(r"[a-z-]+[-_](?P<job>[0-9a-f]{26})")  # ids of answers contain the id of their job
 ASK_S = 2.0  # for the other frontends to answer
@@ -41,7 +40,7 @@ class CancelRoute:
     async def delete(self, request: Request) -> Response:
         """Cancel a request by its id. Raises RequestUnknown, BrokerUnavailable."""
         name: str = request.path_params["id"]
-        tenant = tenant_token(request.headers.get(TENANT_HEADER.decode(), ""))
+        tenant = tenant_in(request)
         answer = ANSWER_ID.fullmatch(name)
         for each in (answer["job"], name) if answer else (name,):
             if len(name) <= MOST_ID and await self._port.cancel(each, tenant, timeout_s=ASK_S):

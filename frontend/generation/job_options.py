@@ -8,9 +8,8 @@ from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.routing_headers import Routing, routing_of
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.settings import FrontendSettings
-from headrace.jetstream.subjects import RequestClass, tenant_token
+from headrace.jetstream.subjects import RequestClass
 
-TENANT_HEADER = b"x-headrace-tenant"
 TIMEOUT_HEADER = b"x-request-timeout-s"
 MOST_PRIORITY = 2**31 - 1
 
@@ -70,14 +69,13 @@ def job_options_of(
 
     Call it before the first job takes the request's own id.
     """
-    tenant = tenant_token(exchange.header(TENANT_HEADER) or "")
     deadline_s = deadline_of(request.timeout, exchange, settings)
     tier = tier_of(request.service_tier)
     routing = routing_of(exchange, session_id=session_id)
     options = JobOptions(
         name=exchange.name,
         request_class=tier.request_class,
-        tenant=tenant,
+        tenant=exchange.tenant,
         priority=min(request.priority or 0, MOST_PRIORITY),
         deadline_s=deadline_s,
         session=routing.session,

@@ -16,13 +16,12 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
+from headrace.frontend.auth.gate import REQUEST_ID, tenant_of_scope
 from headrace.frontend.errors import BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape
 from headrace.frontend.settings import FrontendSettings
 
 T = TypeVar("T")
-
-REQUEST_ID = b"x-request-id"
 
 SLOW_CLIENT_S = 60.0  # default
 
@@ -129,6 +128,11 @@ class HttpExchange:
     def created(self) -> int:
         """Return the time of the answer, Unix time."""
         return int(time.time())
+
+    @property
+    def tenant(self) -> str:
+        """Return the tenant that the request is for, as a subject token."""
+        return tenant_of_scope(self.scope, self.headers)
 
     @property
     def name(self) -> str:

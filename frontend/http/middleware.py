@@ -6,18 +6,19 @@ three more coroutines per write.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
-from headrace.frontend.errors import translate
-from headrace.frontend.http.http_exchange import REQUEST_ID, HttpExchange, log_ids, shown_id
+from headrace.frontend.auth.gate import REQUEST_ID, Gate
+from headrace.frontend.errors import ErrorForm, FrontendError, translate
+from headrace.frontend.http.http_exchange import HttpExchange, SlowReader, log_ids, shown_id
 from headrace.frontend.metrics import Metrics
 
 log = structlog.get_logger()
@@ -30,7 +31,7 @@ _BELOW = tuple(
         *("/v1/files", "/v1/uploads"),
     )
 )
-_GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
+FormOf = Callable[[str, Iterable[tuple[bytes, bytes]]], ErrorForm]
 
 
 class Story(Protocol):
@@ -43,14 +44,25 @@ class Observe:
     """Gives every request an id of its own, and returns the client's `x-request-id`, if it is well-formed, or else that id."""
 
     def __init__(
-        self, app: ASGIApp, *, hot: Mapping[str, ASGIApp], metrics: Metrics, routes: frozenset[str], access_log: bool
+        self,
+        app: ASGIApp,
+        *,
+        hot: Mapping[str, ASGIApp],
+        gate: Gate,
+        metrics: Metrics,
+        routes: frozenset[str],
+        access_log: bool,
+        form_of: FormOf,
     ) -> None:
         """`hot`: POST routes that answer through `HttpExchange`, which adds the id by itself. Other requests go to `app`.
 
         `routes` are the paths that have a label of their own. All others share one, so that scanners cannot fill the metrics.
+        `form_of` gives the form of the errors of requests that do not reach their route.
         """
         self._app = app
         self._hot = hot
+        self._gate = gate
+        self._form_of = form_of
         self._metrics = metrics
         self._routes = routes
         self._access_log = access_log
@@ -60,10 +72,15 @@ class Observe:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        self._identify(scope)
+        scope["headrace.request_id"] = scope["headrace.fresh_id"] = new_id()
         hot = self._hot.get(scope["path"]) if scope["method"] == "POST" else None
         self._metrics.in_flight.inc()
         try:
+            try:
+                self._gate.admit(scope)
+            except FrontendError as refused:
+                await self._refuse(refused, scope, receive, send)
+                return
             if hot is not None:
                 await hot(scope, receive, send)
             else:
@@ -77,12 +94,11 @@ class Observe:
             self._metrics.in_flight.dec()
             self._record(scope, time.perf_counter() - began)
 
-    def _identify(self, scope: Scope) -> None:
-        scope["headrace.request_id"] = scope["headrace.fresh_id"] = new_id()
-        for name, value in scope["headers"]:
-            if name == REQUEST_ID and _GOOD_ID.match(value):
-                scope["headrace.client_request_id"] = value.decode()
-                return
+    async def _refuse(self, error: FrontendError, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["headrace.outcome"] = error.code
+        exchange = HttpExchange(scope, receive, send)
+        with contextlib.suppress(SlowReader):
+            await exchange.send_error(error, form=self._form_of(scope["path"], scope["headers"]))
 
     def _record(self, scope: Scope, took: float) -> None:
         path = scope["path"]

@@ -9,7 +9,7 @@ from starlette.types import Message
 from headrace.broker.durable.client_names import is_made_for, made_at
 from headrace.broker.durable.names import RUN_MARK, job_of_run, run_id
 from headrace.broker.durable.stored_job import StoredJob
-from headrace.frontend.generation.job_options import TENANT_HEADER
+from headrace.frontend.auth.gate import TENANT_HEADER
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.json_limits import check_shape
 from headrace.frontend.settings import FrontendSettings

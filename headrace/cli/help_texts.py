@@ -46,7 +46,7 @@ Runs nats-server, one frontend and the workers as processes of their own and res
 them and lets workers finish first; a second Ctrl-C kills them. <data-dir>/run/up.json says what runs where."""
 
 FRONTEND = """example:
-  headrace frontend --nats nats://broker:4222 --host 0.0.0.0 --port 8000
+  headrace frontend --nats nats://broker:4222 --host 0.0.0.0 --auth keys
 
 SIGTERM finishes running answers first; a second one, or Ctrl-C, stops at once."""
 

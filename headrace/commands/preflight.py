@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config.build_settings import bundled_model_dir, engine_arguments, needs_bundled_model
+from headrace.config.build_settings import bundled_model_dir, engine_arguments, frontend_settings, needs_bundled_model
 from headrace.config.settings import Settings
 from headrace.errors import SettingsError, StartFailed
+from headrace.private_files import make_private_folder
 from headrace.up.worker_plan import worker_counts
 from headrace.up.worker_python import worker_python
 from headrace.workers.errors import EngineStartFailed
@@ -25,9 +26,28 @@ def check_up(settings: Settings) -> None:
 
     An engine with an environment of its own is checked by its workers, which run there.
     """
+    check_exposure(settings)
     check_data_folder(settings)
     if sum(worker_counts(settings).values()) and worker_python(settings["worker.engine"]) == sys.executable:
         check_engine(settings)
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to listen unprotected where other machines reach the port. Raises SettingsError that says what to do."""
+    from headrace.frontend.auth.exposure import exposure_problem, is_loopback
+
+    problem = exposure_problem(frontend_settings(settings))
+    if problem is not None:
+        raise SettingsError(f"frontend.host = {settings['frontend.host']!r} ({settings.source('frontend.host')}): {problem}")
+    if settings.command != "up" or settings["nats.url"] or settings["nats.context"]:
+        return
+    host = settings["server.host"]
+    if not is_loopback(host) and not settings["frontend.insecure"]:
+        raise SettingsError(
+            f"server.host = {host!r} ({settings.source('server.host')}): the embedded NATS server asks for no login, and "
+            f"{host} can be reached from other machines: give --nats with a server that has "
+            "users, or --insecure to let everybody in"
+        )
 
 
 def check_worker(settings: Settings) -> None:
@@ -91,7 +111,7 @@ def check_data_folder(settings: Settings) -> None:
     """
     folder = Path(settings["data_dir"]).resolve()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, _PROBE_BYTES)
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 from headrace import logs
-from headrace.commands.preflight import check_conversion, check_up, check_worker
+from headrace.commands.preflight import check_conversion, check_exposure, check_up, check_worker
 from headrace.config.build_settings import (
     batch_settings,
     bundled_model_dir,
@@ -24,6 +24,7 @@ from headrace.config.build_settings import (
     subjects,
     worker_settings,
 )
+from headrace.config.secrets import take_secrets
 from headrace.config.settings import Settings
 from headrace.errors import (
     EXIT_CONFIGURATION,
@@ -43,6 +44,7 @@ from headrace.jetstream.errors import (
     SubjectError,
     TopologyError,
 )
+from headrace.private_files import make_files_private
 from headrace.up.process import end_with_supervisor
 from headrace.workers.health.process_guard import TreeGuard
 
@@ -65,7 +67,13 @@ def run_up(settings: Settings) -> int:
     colour = chosen == "console" and logs.wants_colour(sys.stderr)
     logs.configure(log_format=chosen, level=settings["log.level"], fields={"component": "up"}, stream=cast("TextIO", terminal))
     _announce(settings)
-    part_env = {**settings.environment(), "HEADRACE_LOG_FORMAT": chosen, **({"FORCE_COLOR": "1"} if colour else {})}
+    make_files_private()
+    part_env = {
+        **take_secrets(os.environ),
+        **settings.environment(),
+        "HEADRACE_LOG_FORMAT": chosen,
+        **({"FORCE_COLOR": "1"} if colour else {}),
+    }
     try:
         return asyncio.run(Supervisor(settings, terminal=terminal, part_env=part_env).run())
     finally:
@@ -100,6 +108,7 @@ def run_frontend(settings: Settings) -> int:
     )
 
     def start() -> Coroutine[Any, Any, int | None]:
+        check_exposure(settings)
         from headrace.frontend.server import run_frontend as run
 
         return run(composed, options, names, batches=batches)
@@ -119,7 +128,7 @@ def run_worker(settings: Settings) -> int:
     def start() -> Coroutine[Any, Any, int | None]:
         check_worker(settings)
         if composed.metrics_port is not None:
-            _serve_metrics(composed.metrics_port)
+            _serve_metrics(composed.metrics_port, composed.metrics_host)
         if needs_bundled_model(settings):
             _prepare_model(settings)
         from headrace.workers.main import run_worker as run
@@ -144,21 +153,21 @@ def run_router(settings: Settings) -> int:
         from headrace.router.main import run_router as run
 
         if composed.metrics_port is not None:
-            _serve_metrics(composed.metrics_port)
+            _serve_metrics(composed.metrics_port, composed.metrics_host)
         return run(composed, options, names, builder(composed, deciding))
 
     return _run(settings, start)
 
 
-def _serve_metrics(port: int) -> None:
+def _serve_metrics(port: int, host: str) -> None:
     """Serve the Prometheus metrics of a part without an HTTP server of its own. Raises StartFailed when the port is taken."""
     from prometheus_client import start_http_server
 
     try:
-        server, _ = start_http_server(port)
+        server, _ = start_http_server(port, addr=host)
     except OSError as error:
-        raise StartFailed(f"metrics port {port} cannot be used: {error}") from error
-    _log.info("metrics.listening", port=server.server_port)
+        raise StartFailed(f"metrics port {port} of {host} cannot be used: {error}") from error
+    _log.info("metrics.listening", host=host, port=server.server_port)
 
 
 def run_model_prepare(settings: Settings) -> int:
@@ -206,6 +215,8 @@ def exit_code(error: BaseException) -> int:
 
 def _start_part(settings: Settings, fields: dict[str, str]) -> str:
     end_with_supervisor()
+    make_files_private()
+    take_secrets(os.environ)  # an engine's processes inherit the rest
     chosen = logs.configure(log_format=settings["log.format"], level=settings["log.level"], fields=fields)
     _announce(settings)
     return chosen

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from headrace.config.flags import read_settings
 from headrace.config.options import Command
+from headrace.config.secrets import MASK
 from headrace.config.settings import Settings
-from headrace.config.values import MASK
 from headrace.up.runfile import RunningDeployment, read_run_file, run_file_of
 
 _ADDRESSES = ("nats.url", "nats.context")

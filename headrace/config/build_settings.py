@@ -83,7 +83,11 @@ def frontend_settings(settings: Settings) -> FrontendSettings:
     from headrace.frontend.settings import FrontendSettings
 
     try:
-        return FrontendSettings(namespace=settings["namespace"], **values_of(settings, "frontend", FrontendSettings))
+        return FrontendSettings(
+            namespace=settings["namespace"],
+            api_key=settings["api_key"],
+            **values_of(settings, "frontend", FrontendSettings),
+        )
     except ValueError as error:
         raise SettingsError(f"frontend: {error}") from None
 

@@ -33,6 +33,17 @@ class Deployment(NamedTuple):
             commands=("up", "frontend", "worker", "router", "control"),
         ),
     ] = "default"
+    api_key: Annotated[
+        Sequence[str],
+        Setting(
+            "Keys that clients of the HTTP frontend must give, separated by commas. Each may do everything; `headrace keys` "
+            "makes keys that may do less.",
+            "--api-key",
+            metavar="KEY,…",
+            secret=True,
+            commands=("up", "frontend"),
+        ),
+    ] = ()
 
 
 class Logging(NamedTuple):

@@ -7,13 +7,16 @@ import os
 from typing import Any
 
 from headrace.config.options import SECTIONS, Command, Option, options_of
+from headrace.config.secrets import hide_arguments
 from headrace.config.settings import Settings, load
 
 
 def read_settings(parsed: argparse.Namespace, command: Command) -> Settings:
     """Return the settings of a parsed command line. Raises SettingsError."""
     given = vars(parsed)
-    flags = {option.key: given.get(option.dest) for option in options_of(command)}
+    options = options_of(command)
+    hide_arguments(options)
+    flags = {option.key: given.get(option.dest) for option in options}
     return load(command, flags=flags, environ=os.environ, config=given.get("config"))
 
 

@@ -8,14 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace.config.options import Option
+from headrace.config.secrets import MASK, mask_table, mask_url, mask_urls
 from headrace.errors import SettingsError
-
-MASK = "********"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-_URL_PASSWORD = re.compile(r"(\w+://)([^/@\s]+)@")
-_SECRET_WORDS = ("password", "token", "secret", "api_key")
 _INTEGER = re.compile(r"-?\d+\Z")
 
 
@@ -118,17 +115,12 @@ def mask(option: Option, value: Any) -> Any:
     if value is None:
         return None
     if option.setting.secret:
-        return MASK
+        return MASK if value else value
     if option.kind == "table":
-        return {key: MASK if any(word in key.lower() for word in _SECRET_WORDS) else item for key, item in value.items()}
+        return mask_table(value)
     if option.kind == "list":
-        return [mask_url(item) for item in value]
-    return value
-
-
-def mask_url(url: str) -> str:
-    """Return an address with its user and password masked."""
-    return _URL_PASSWORD.sub(rf"\1{MASK}@", url)
+        return mask_urls(value)
+    return mask_url(value) if isinstance(value, str) and "://" in value else value
 
 
 def as_text(option: Option, value: Any) -> str:

@@ -60,7 +60,7 @@ async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tup
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(reachable_host(host), port)
             try:
-                writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             finally:
                 writer.close()
@@ -72,10 +72,10 @@ async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tup
 
 
 async def served_models(host: str, port: int) -> list[str]:
-    """Return the model names that the frontend lists, empty when it does not answer."""
-    status, body = await get(host, port, "/v1/models")
+    """Return the names of the models that can answer, empty when the frontend does not say. No key is needed to ask."""
+    status, body = await get(host, port, "/ready")
     try:
-        return [model["id"] for model in json.loads(body)["data"]] if status == 200 else []
+        return [str(name) for name in json.loads(body)["models"]] if status == 200 else []
     except (ValueError, KeyError, TypeError):
         return []
 

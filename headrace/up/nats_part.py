@@ -10,8 +10,8 @@ from typing import Any
 import structlog
 
 from headrace.config.build_settings import server_settings
+from headrace.config.secrets import mask_urls
 from headrace.config.settings import Settings
-from headrace.config.values import mask_url
 from headrace.errors import StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
@@ -130,5 +130,5 @@ class NatsPart:
 
     def describe(self) -> dict[str, Any]:
         if self._server is None:
-            return {"url": ",".join(mask_url(url) for url in self._external) or None, "pid": None, "monitoring_url": None}
+            return {"url": ",".join(mask_urls(self._external)) or None, "pid": None, "monitoring_url": None}
         return {"url": self._server.url, "pid": self._server.pid, "monitoring_url": self._server.monitoring_url}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.config.secrets import without_secrets_of_others
 from headrace.config.settings import Settings
 from headrace.up.metrics_ports import assign_ports
 from headrace.up.process import Child
@@ -88,7 +89,10 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int)
     frontend = Part(
         "frontend",
         ("frontend", "--port", str(port)),
-        {**environment, "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S)},
+        {
+            **without_secrets_of_others(environment, "frontend"),
+            "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S),
+        },
         RestartState(essential=True),
     )
     taken = {port}
@@ -96,8 +100,9 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int)
 
 
 def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[Part, ...]:
+    environment = without_secrets_of_others(environment, "worker")
     plans = plan_workers(settings, environment, cores=len(os.sched_getaffinity(0)))
-    ports = assign_ports(settings["worker.metrics_port"], len(plans), taken)
+    ports = assign_ports(settings["worker.metrics_port"], len(plans), taken, host=settings["worker.metrics_host"])
     workers: list[Part] = []
     python = worker_python(settings["worker.engine"]) if plans else None
     for plan, port in zip(plans, ports, strict=True):
@@ -109,8 +114,11 @@ def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]
 
 
 def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[Part, ...]:
-    environment = {**environment, "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - _MARGIN_S)}
-    ports = assign_ports(settings["router.metrics_port"], settings["up.routers"], taken)
+    environment = {
+        **without_secrets_of_others(environment, "router"),
+        "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - _MARGIN_S),
+    }
+    ports = assign_ports(settings["router.metrics_port"], settings["up.routers"], taken, host=settings["router.metrics_host"])
     routers: list[Part] = []
     for number, port in enumerate(ports, 1):
         name = f"router-{number}"

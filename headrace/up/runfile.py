@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.errors import AlreadyRunning, StartFailed
+from headrace.private_files import make_private_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +84,9 @@ class RunFile:
 
     def __enter__(self) -> Self:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_private_folder(self._folder.parent)
+            make_private_folder(self._folder)
+            lock = os.open(self._folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartFailed(f"cannot use the data folder {self._folder.parent}: {error.strerror}") from None
         try:

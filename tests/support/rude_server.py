@@ -78,7 +78,13 @@ async def running(**settings: Any) -> AsyncIterator[Running]:
 
 
 def request(*headers: str, method: str = "POST", path: str = PATH, body: bytes = b"") -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "host: x", "connection: close", *headers]).encode() + b"\r\n\r\n" + body
+    return (
+        "\r\n".join(
+            [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json", "connection: close", *headers]
+        ).encode()
+        + b"\r\n\r\n"
+        + body
+    )
 
 
 def post(document: Any) -> bytes:

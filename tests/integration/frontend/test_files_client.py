@@ -190,6 +190,7 @@ def form_of(size: int) -> tuple[bytes, bytes]:
     return head + bytes(size), b"\r\n--X--\r\n"
 
 
+HOST = ["host: localhost"]
 HEADERS = {"content-type": "multipart/form-data; boundary=X", "x-headrace-tenant": "rude"}
 
 
@@ -211,7 +212,12 @@ async def stalled(client: httpx.AsyncClient, url: str, body: AsyncIterator[bytes
     """The raw answer to a request whose body does not end."""
     target = httpx.URL(url)
     reader, writer = await asyncio.open_connection(target.host, target.port)
-    lines = [f"POST {target.path} HTTP/1.1", "host: x", "content-length: 9000000", *(f"{k}: {v}" for k, v in HEADERS.items())]
+    lines = [
+        f"POST {target.path} HTTP/1.1",
+        "host: localhost",
+        "content-length: 9000000",
+        *(f"{k}: {v}" for k, v in HEADERS.items()),
+    ]
     writer.write("\r\n".join([*lines, "", ""]).encode() + await anext(body))
     try:
         return await asyncio.wait_for(reader.read(4096), 20)
@@ -225,7 +231,12 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(bed: Bed) -> No
     begin, _ = form_of(2 * MIB)
     target = httpx.URL(bed.urls[0])
     _, writer = await asyncio.open_connection(target.host, target.port)
-    lines = ["POST /v1/files HTTP/1.1", "host: x", "content-length: 9000000", *(f"{k}: {v}" for k, v in HEADERS.items())]
+    lines = [
+        "POST /v1/files HTTP/1.1",
+        "host: localhost",
+        "content-length: 9000000",
+        *(f"{k}: {v}" for k, v in HEADERS.items()),
+    ]
     writer.write("\r\n".join([*lines, "", ""]).encode() + begin)
     await writer.drain()
     async with asyncio.timeout(10):

@@ -20,6 +20,8 @@ from headrace.frontend.server import listen, serve
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import FakeIngress, chat, end, frontend, row
 
+HEAD = "host: localhost\r\ncontent-type: application/json\r\n"
+
 
 @dataclass
 class Running:
@@ -32,7 +34,7 @@ class Running:
     async def ask(self, body: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         raw = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**16)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEAD}content-length: {len(raw)}\r\n\r\n"
         writer.write(head.encode() + raw)
         await writer.drain()
         return reader, writer

@@ -18,7 +18,7 @@ async def test_what_has_to_wait_for_its_turn_is_heard_in_order(monkeypatch: pyte
     monkeypatch.setattr("headrace.frontend.http.loop_budget.LoopBudget.is_spent", always_spent)
     async with running() as server:
         body = json.dumps(chat()).encode()
-        raw = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 2 + post(chat())[: -len(body)]
+        raw = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2 + post(chat())[: -len(body)]
         reader, writer = await server.connect()
         writer.write(raw)
         for at in range(0, len(body), 20):
@@ -47,7 +47,7 @@ def always_spent(budget: LoopBudget) -> bool:
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:
     async with running() as server:
-        raw = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + request(method="GET", path="/nothing")
+        raw = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 3 + request(method="GET", path="/nothing")
         answer = await server.send(raw)
         assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 200, 200, 404]
 
@@ -81,7 +81,7 @@ async def test_a_stream_has_the_same_headers_however_its_head_was_written() -> N
 
 async def test_a_flood_of_pipelined_requests_is_cut_off() -> None:
     async with running(max_pipelined=4) as server:
-        await server.send(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 20_000)
+        await server.send(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000)
         assert "too_many_connections" in server.metrics.render().decode()
         await server.alive()
 

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from headrace.frontend.http.connections import MAX_HEADERS, MAX_URL
+from headrace.frontend.server import SECURITY_HEADERS
 from tests.support.frontend.fakes import chat
 from tests.support.rude_server import error, request, running, status
 
@@ -22,7 +23,7 @@ from tests.support.rude_server import error, request, running, status
         b"GET / HTTP/9.9\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost : x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n",
         b"GET / HTTP/1.1\r\na: b\0c\r\n\r\n",
         b"GET / HTTP/1.1\r\n: b\r\n\r\n",
         b"GET /\0 HTTP/1.1\r\n\r\n",
@@ -35,8 +36,8 @@ from tests.support.rude_server import error, request, running, status
         request("transfer-encoding: chunked", body=b"zz\r\n"),
         request("transfer-encoding: chunked", body=b"-5\r\n"),
         request("transfer-encoding: chunked", body=b"fffffffffffffffffff\r\n"),
-        b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET http://[ HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT x:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
 async def test_what_is_not_http_is_a_400_or_a_closed_connection(raw: bytes) -> None:
@@ -56,7 +57,7 @@ async def test_a_wrong_content_length_is_noticed(shorter: bool) -> None:
 
 async def test_an_upgrade_is_not_taken() -> None:
     async with running() as server:
-        head = b"GET /live HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade, close\r\n\r\n"
+        head = b"GET /live HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade, close\r\n\r\n"
         reader, writer = await server.connect()
         writer.write(head)
         assert status(await asyncio.wait_for(reader.read(1000), 5)) in (200, 400)
@@ -75,7 +76,7 @@ async def test_too_many_headers_are_refused() -> None:
     async with running() as server:
         answer = await server.send(request(*[f"a{i}: b" for i in range(MAX_HEADERS)], method="GET", path="/live"))
         assert (status(answer), error(answer)["code"]) == (431, "headers_too_large")
-        few = request(*[f"a{i}: b" for i in range(MAX_HEADERS - 2)], method="GET", path="/live")
+        few = request(*[f"a{i}: b" for i in range(MAX_HEADERS - 3)], method="GET", path="/live")
         assert status(await server.send(few)) == 200
 
 
@@ -112,7 +113,7 @@ async def test_a_url_that_is_too_long_is_refused() -> None:
         assert status(await server.send(request(method="GET", path="/live?" + "a" * 8000))) == 200
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nhost: localhost\r\n"])
 @pytest.mark.slow
 async def test_headers_that_drip_in_are_given_up(sent: bytes) -> None:
     async with running(header_timeout_s=0.2) as server:
@@ -141,7 +142,7 @@ async def test_the_rest_of_a_body_nobody_reads_may_not_come_for_ever(monkeypatch
     monkeypatch.setattr("headrace.frontend.http.connections.LINGER_S", 0.2)
     async with running() as server:
         reader, writer = await server.connect()
-        writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n")
         assert status(await reader.read(1000)) == 200
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(8):
@@ -173,14 +174,17 @@ async def test_browsers_may_call_only_where_that_is_set() -> None:
     body = json.dumps(chat()).encode()
     called = request("origin: https://app.example", f"content-length: {len(body)}", body=body)
     async with running() as server:
-        assert status(await server.send(preflight)) == 405
-        assert b"access-control" not in await server.send(called)
+        assert status(await server.send(preflight)) == 403
+        refused = await server.send(called)
+        assert status(refused) == 403
+        assert b"access-control" not in refused
     async with running(cors_origins=("https://app.example",)) as server:
         answer = await server.send(preflight)
         assert status(answer) == 200
         assert b"access-control-allow-origin: https://app.example" in answer
         assert b"access-control-allow-origin: https://app.example" in await server.send(called)
         other = await server.send(called.replace(b"app.example", b"bad.example"))
+        assert status(other) == 403
         assert b"access-control-allow-origin" not in other
 
 
@@ -188,3 +192,29 @@ async def test_how_late_the_event_loop_is_can_be_seen() -> None:
     async with running() as server:
         await asyncio.sleep(0.2)
         assert "headrace_frontend_loop_lag_seconds_count" in server.metrics.render().decode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"GET /live HTTP/1.1\r\nconnection: close\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\nconnection: close\r\n\r\n", 400),
+        (b"GET /live\r\n\r\n", 400),
+        (request("transfer-encoding: gzip, chunked", body=b"0\r\n\r\n"), 400),
+        (b"GET /live HTTP/1.1\r\nhost: rebound.evil.example\r\nconnection: close\r\n\r\n", 403),
+    ],
+)
+async def test_what_rfc_9112_forbids_and_a_foreign_name_get_no_answer(raw: bytes, code: int) -> None:
+    async with running() as server:
+        assert status(await server.send(raw)) in ((0, 400) if code == 400 else (code,))
+        await server.alive()
+
+
+async def test_every_answer_tells_browsers_what_not_to_do_with_it() -> None:
+    body = json.dumps(chat(stream=True)).encode()
+    streamed = request(f"content-length: {len(body)}", body=body)
+    async with running() as server:
+        for asked in (request(method="GET", path="/v1/models"), streamed, request(method="GET", path="/no")):
+            head = (await server.send(asked)).partition(b"\r\n\r\n")[0]
+            for name, value in SECURITY_HEADERS:
+                assert f"{name}: {value}".encode() in head

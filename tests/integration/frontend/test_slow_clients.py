@@ -19,6 +19,7 @@ from headrace.frontend.server import listen, serve
 from headrace.frontend.settings import FrontendSettings
 from tests.support.frontend.fakes import FakeIngress, chat, end, frontend, row
 
+HEAD = "host: localhost\r\ncontent-type: application/json\r\n"
 PIECE = 65536
 STEPS = 400  # far more than sockets and buffers hold
 
@@ -32,7 +33,7 @@ class Running:
     async def ask(self, *, stream: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         raw = json.dumps(chat(stream=stream)).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=PIECE)
-        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw)
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{HEAD}content-length: {len(raw)}\r\n\r\n".encode() + raw)
         await writer.drain()
         return reader, writer
 

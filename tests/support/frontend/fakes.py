@@ -235,7 +235,7 @@ class Call:
             "root_path": "",
             "scheme": "http",
             "query_string": b"",
-            "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
+            "headers": [(k.encode(), v.encode()) for k, v in {**self._usual(body, raw), **(headers or {})}.items()],
             "server": ("test", 80),
             "client": ("test", 1),
         }
@@ -245,6 +245,12 @@ class Call:
         self.gate.set()
         self._left = asyncio.Event()
         self._news = asyncio.Event()
+
+    @staticmethod
+    def _usual(body: Any, raw: bytes) -> dict[str, str]:
+        """Headers that every client sends."""
+        length = {"content-type": "application/json", "content-length": str(len(raw))} if body is not None else {}
+        return {"host": "127.0.0.1", **length}
 
     async def _receive(self) -> dict[str, Any]:
         if self._parts:

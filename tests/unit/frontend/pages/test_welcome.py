@@ -9,6 +9,7 @@ import msgspec
 from tests.support.frontend.fakes import MODEL, Call, FakeIngress, frontend, get, post
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "host": 'gpu"><b>:8000'}
+ANY = {"allowed_hosts": ("*",)}
 
 
 async def test_a_program_is_told_what_is_served_and_how_to_ask_it() -> None:
@@ -23,7 +24,7 @@ async def test_a_program_is_told_what_is_served_and_how_to_ask_it() -> None:
 
 
 async def test_a_browser_gets_a_page_in_which_nothing_that_was_sent_is_html() -> None:
-    call = await Call(frontend(FakeIngress()).app, "/", method="GET", headers=BROWSER).run()
+    call = await Call(frontend(FakeIngress(), **ANY).app, "/", method="GET", headers=BROWSER).run()
     page = call.body.decode()
     assert call.headers["content-type"].startswith("text/html")
     assert f"<code>{MODEL}</code>" in page
@@ -33,7 +34,7 @@ async def test_a_browser_gets_a_page_in_which_nothing_that_was_sent_is_html() ->
 async def test_a_server_without_workers_says_so() -> None:
     ingress = FakeIngress()
     ingress.models.served[MODEL].workers = 0
-    call = await Call(frontend(ingress).app, "/", method="GET", headers=BROWSER).run()
+    call = await Call(frontend(ingress, **ANY).app, "/", method="GET", headers=BROWSER).run()
     assert "no worker is ready" in call.body.decode()
     assert (await get(frontend(ingress).app, "/")).json()["models"] == []
 

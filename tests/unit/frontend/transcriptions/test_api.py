@@ -132,11 +132,18 @@ async def test_a_file_that_is_no_sound_is_named(sound: bytes | None) -> None:
     assert "messages[" not in call.error["message"]
 
 
-@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", ""])
-async def test_a_body_that_is_no_form_is_a_400(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("application/json", (415, "unsupported_media_type")),
+        ("multipart/form-data", (400, "malformed_form")),
+        ("", (415, "unsupported_media_type")),
+    ],
+)
+async def test_a_body_that_is_no_form_is_refused(kind: str, answer: tuple[int, str]) -> None:
     app = frontend(hearing(FakeIngress())).app
     call = await Call(app, TRANSCRIPTIONS, {"model": MODEL}, headers={"content-type": kind}).run()
-    assert (call.status, call.error["code"]) == (400, "malformed_form")
+    assert (call.status, call.error["code"]) == answer
 
 
 async def test_a_form_that_ends_too_soon_is_a_400() -> None:

@@ -231,8 +231,8 @@ async def test_a_silent_stream_gets_comments_when_asked_for() -> None:
 
 def client(ingress: FakeIngress) -> openai.AsyncOpenAI:
     transport = httpx.ASGITransport(frontend(ingress).app, raise_app_exceptions=True)
-    http = httpx.AsyncClient(transport=transport, base_url="http://test")
-    return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
+    http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+    return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http, max_retries=0)
 
 
 async def test_the_openai_client_streams_and_collects() -> None:
