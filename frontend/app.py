@@ -19,6 +19,7 @@ from headrace.frontend.admin.lora import AdapterLoader, adapter_routes
 from headrace.frontend.admin.unserved import missed as missing_route
 from headrace.frontend.anthropic.api import MessagesApi
 from headrace.frontend.auth.gate import Gate
+from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.batches.routes import BatchRoutes
 from headrace.frontend.error_forms import error_response, form_of
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, MethodNotAllowed, translate
@@ -100,10 +101,12 @@ def build_frontend(
     lifecycle: Lifecycle | None = None,
     stores: Stores | None = None,
     adapters: AdapterLoader | None = None,
+    ring: KeyRing | None = None,
 ) -> Frontend:
     """Build the application over `port`. Nothing runs yet.
 
-    Without `adapters` no adapter can be loaded or unloaded over HTTP, whatever the settings say.
+    Without `adapters` no adapter can be loaded or unloaded over HTTP, whatever the settings say. `ring` has the
+    keys; by default those of the settings.
     """
     stores = stores or Stores()
     stored, records, jobs, uploads = stores.responses, stores.records, stores.jobs, stores.uploads
@@ -203,7 +206,7 @@ def build_frontend(
     app: ASGIApp = Observe(
         starlette,
         hot=hot,
-        gate=Gate(settings),
+        gate=Gate(settings, ring or KeyRing(settings)),
         metrics=metrics,
         routes=labels,
         access_log=settings.access_log,

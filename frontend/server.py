@@ -30,9 +30,11 @@ from headrace.broker.files.uploads import UploadStore
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
+from headrace.broker.keys.store import KeyStore
 from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.batches.carrying import BatchCarrying
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.files.limits import file_limits
@@ -147,6 +149,10 @@ class _Work:
                 QuotaLimits(jobs=settings.tenant_jobs, bytes=settings.tenant_job_bytes, tokens=settings.tenant_job_tokens),
                 is_line=batches.view.has,
             )
+            ring = KeyRing(settings)
+            keys = KeyStore(work, subjects).watch(ring.apply)
+            watching = group.create_task(keys.run(), name="keys")
+            await keys.ready(settings.start_timeout_s)  # or revoked keys would be good, and keys not asked for
             frontend = build_frontend(
                 ingress,
                 settings,
@@ -160,10 +166,11 @@ class _Work:
                     batches=batches.service,
                 ),
                 adapters=AdapterClient(work, subjects),
+                ring=ring,
             )
             if frontend.stored_background is not None:
                 work.on_reconnect(frontend.stored_background.store_again)
-            background = [running, looking, group.create_task(frontend.model_cache.run(), name="model_cache")]
+            background = [running, looking, watching, group.create_task(frontend.model_cache.run(), name="model_cache")]
             background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
             background.append(group.create_task(batches.run(), name="batches"))
             background.append(group.create_task(quotas.run(lambda: ingress.lease_held), name="quotas"))

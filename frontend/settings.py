@@ -85,7 +85,7 @@ class FrontendSettings:
     ] = "auto"
     insecure: Annotated[
         bool,
-        Setting("Listen on addresses that other machines reach although nobody is asked for a key or login.", "--insecure"),
+        Setting("Listen on addresses that other machines reach although no key or login is asked for.", "--insecure"),
     ] = False
     allowed_hosts: Annotated[
         Sequence[str],
@@ -95,6 +95,9 @@ class FrontendSettings:
             metavar="NAME,…",
         ),
     ] = ()
+    open_metrics: Annotated[bool, Setting("Show /metrics without a key, also where keys are in force.", "--open-metrics")] = (
+        False
+    )
     cors_origins: Annotated[
         Sequence[str],
         Setting("Origins of web pages of other sites that may call this server from a browser.", metavar="ORIGIN,…"),

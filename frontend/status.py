@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from headrace.frontend.anthropic.errors import speaks_anthropic
 from headrace.frontend.anthropic.models import model_entry, model_page
+from headrace.frontend.auth.caller import check_model, covered
 from headrace.frontend.metrics import CONTENT_TYPE, Metrics
 from headrace.frontend.ports import JobPort, Served
 from headrace.frontend.schema.answers import ModelEntry, ModelList
@@ -38,7 +39,7 @@ class StatusRoutes:
     async def models(self, request: Request) -> Response:
         """List the models, their aliases and the adapters that have a ready worker, each by its own name."""
         models = self._port.models
-        served = [models.get(name) for name in models.listed_names()]
+        served = covered(request.scope, [models.get(name) for name in models.listed_names()])
         if speaks_anthropic(request.headers.raw):
             return _json(model_page(served, request.query_params))
         return _json(ModelList(data=[_entry(each) for each in served]))
@@ -52,6 +53,7 @@ class StatusRoutes:
         if not name:
             return await self.models(request)
         served = self._port.models.get(name)
+        check_model(request.scope, served.adapter or served.card.model)
         return _json(model_entry(served) if speaks_anthropic(request.headers.raw) else _entry(served))
 
     async def version(self, request: Request) -> Response:

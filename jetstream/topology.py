@@ -168,6 +168,7 @@ class Topology:
             "models": "model cards",
             "batches": "state of batches",
             "files": "records of files and uploads",
+            "keys": "API keys, hashed, and what they may do",
             "state": "snapshot pointers, leaders, records that outlive a lease",
         }
         records = BucketSpec(

@@ -25,5 +25,5 @@ def exposure_problem(settings: FrontendSettings) -> str | None:
         return None
     return (
         f"{settings.host} can be reached from other machines: give --api-key (or HEADRACE_API_KEY), or --auth keys and make "
-        "keys with `headrace keys create`, or --insecure to let everybody in"
+        "keys with `headrace keys create`, or --insecure to serve all who reach it"
     )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Scope
 
+from headrace.broker.keys.key_texts import public_id
 from headrace.frontend.auth.body_types import check_body_type
+from headrace.frontend.auth.caller import Caller
+from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.auth.page_guard import PageGuard
-from headrace.frontend.errors import BadRequest
+from headrace.frontend.auth.route_scopes import ANY, OPEN, scope_of
+from headrace.frontend.errors import BadRequest, Forbidden, Unauthorized
 from headrace.frontend.settings import FrontendSettings
-from headrace.jetstream.subjects import tenant_token
+from headrace.jetstream.subjects import DEFAULT_TENANT, tenant_token
 
 TENANT_HEADER = b"x-headrace-tenant"
 REQUEST_ID = b"x-request-id"
@@ -24,6 +29,7 @@ _SINGLE = frozenset(
 )
 _READ = _SINGLE | {REQUEST_ID}
 _GOOD_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}\Z")
+Header = Callable[[bytes], bytes | None]
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _VERSIONS = frozenset({"1.1", "1.0"})
 
@@ -31,7 +37,9 @@ _VERSIONS = frozenset({"1.1", "1.0"})
 class Gate:
     """Checks who asks. What it learns is in the scope: the tenant, and the client's own id of the request."""
 
-    def __init__(self, settings: FrontendSettings) -> None:
+    def __init__(self, settings: FrontendSettings, ring: KeyRing) -> None:
+        self._ring = ring
+        self._open = frozenset({"/metrics"}) if settings.open_metrics else frozenset()
         self._pages = PageGuard(listens_on=settings.host, allowed_hosts=settings.allowed_hosts, origins=settings.cors_origins)
 
     def admit(self, scope: Scope) -> None:
@@ -48,10 +56,51 @@ class Gate:
             scope["headrace.client_request_id"] = client_id.decode()
         host, origin, method = get(b"host"), get(b"origin"), scope["method"]
         _check_http(scope["http_version"], host, get(b"transfer-encoding"))
-        self._pages.check(method, host, origin, get(b"sec-fetch-site"))
+        if self._ring.in_force:
+            self._identify(scope, get)
+        else:
+            self._pages.check(method, host, origin, get(b"sec-fetch-site"))
+            scope["headrace.tenant"] = tenant_token(get(TENANT_HEADER, b"").decode("latin-1"))
         if method in _WITH_BODY and (get(b"content-length", b"0") != b"0" or b"transfer-encoding" in found):
             check_body_type(scope["path"], get(b"content-type"), from_page=origin is not None or b"sec-fetch-site" in found)
-        scope["headrace.tenant"] = tenant_token(get(TENANT_HEADER, b"").decode("latin-1"))
+
+    def _identify(self, scope: Scope, get: Header) -> None:
+        """Find who asks, and for which tenant. A valid key needs no check of host and origin: no foreign page has one."""
+        path = scope["path"]
+        needed = scope_of(scope["method"], path)
+        if needed == OPEN or path in self._open:
+            scope["headrace.tenant"] = DEFAULT_TENANT
+            return
+        text = key_in(get)
+        if text is None:
+            raise Unauthorized("there is no API key: send Authorization: Bearer KEY, or x-api-key: KEY", code="missing_api_key")
+        caller = self._ring.find(text)
+        if caller is None:
+            scope["headrace.bad_key"] = public_id(text.decode("latin-1"))
+            raise Unauthorized("the API key is not valid")
+        scope["headrace.caller"] = caller
+        if needed != ANY:
+            caller.need(needed, path)
+        scope["headrace.tenant"] = _tenant(caller, get(TENANT_HEADER))
+
+
+def key_in(get: Header) -> bytes | None:
+    """Return the key of a request: OpenAI's clients send a bearer token, Anthropic's the header `x-api-key`, some both."""
+    bearer = get(b"authorization")
+    if bearer is not None and bearer[:7].lower() == b"bearer ":
+        return bearer[7:].strip()
+    return get(b"x-api-key")
+
+
+def _tenant(caller: Caller, asked: bytes | None) -> str:
+    """Return the tenant of a request: the key's own, or the one that is asked for by a key that may speak for others."""
+    if asked is None:
+        return caller.tenant
+    wanted = tenant_token(asked.decode("latin-1"))
+    if wanted != caller.tenant and "act_as" not in caller.scopes:
+        message = "this API key may not speak for another tenant than its own"
+        raise Forbidden(message, param=TENANT_HEADER.decode(), code="tenant_not_allowed")
+    return wanted
 
 
 def tenant_of_scope(scope: Any, headers: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol, TypedDict
 
+from headrace.frontend.auth.caller import Caller, caller_of
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.routing_headers import Routing, routing_of
 from headrace.frontend.http.http_exchange import HttpExchange
@@ -72,6 +73,9 @@ def job_options_of(
     deadline_s = deadline_of(request.timeout, exchange, settings)
     tier = tier_of(request.service_tier)
     routing = routing_of(exchange, session_id=session_id)
+    caller = caller_of(exchange.scope)
+    if caller is not None:
+        _check_rights(caller, request, tier, routing)
     options = JobOptions(
         name=exchange.name,
         request_class=tier.request_class,
@@ -85,6 +89,18 @@ def job_options_of(
         prefer=routing.prefer,
     )
     return options, routing
+
+
+def _check_rights(caller: Caller, request: RequestOptions, tier: Tier, routing: Routing) -> None:
+    """Raise Forbidden if the request takes more than its turn, or chooses its worker, and its key does not cover that."""
+    if tier.request_class == "hi":
+        caller.need("priority", f"service_tier {request.service_tier!r}")
+    if request.priority:
+        caller.need("priority", "the field priority")
+    if routing.worker or routing.require or routing.prefer:
+        caller.need("direct", "choosing workers by headers")
+    if routing.explain:
+        caller.need("direct", "x-headrace-explain")
 
 
 def deadline_of(wanted: float | None, exchange: HttpExchange, settings: FrontendSettings) -> float:

@@ -9,6 +9,7 @@ import msgspec
 from headrace.broker.durable.names import job_of_run
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Generation, Parsing
+from headrace.frontend.auth.caller import check_model
 from headrace.frontend.generation.job_options import job_options_of, tier_of
 from headrace.frontend.generation.sampling import guided_of, sampling_of, stops_of
 from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
@@ -110,6 +111,7 @@ def _jobs(
     options: GenerationOptions,
 ) -> list[Job]:
     card = model.card
+    check_model(exchange.scope, model.adapter or card.model)
     stop = stops_of(request)
     guided = guided_of(request)
     job_options, routing = job_options_of(request, exchange, settings, session_id=request.session_id)

@@ -16,6 +16,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
+from headrace.frontend.auth.caller import Caller
 from headrace.frontend.auth.gate import REQUEST_ID, Gate
 from headrace.frontend.errors import ErrorForm, FrontendError, translate
 from headrace.frontend.http.http_exchange import HttpExchange, SlowReader, log_ids, shown_id
@@ -110,6 +111,11 @@ class Observe:
         if not self._access_log or not log.is_enabled_for(level):
             return
         values: dict[str, object] = {**log_ids(scope), "route": route, "status": status}
+        caller: Caller | None = scope.get("headrace.caller")
+        if caller is not None:
+            values["key"], values["tenant"] = caller.key, scope.get("headrace.tenant", caller.tenant)
+        elif (bad_key := scope.get("headrace.bad_key")) is not None:
+            values["key"] = bad_key
         story: Story | None = scope.get("headrace.story")
         if story is not None:
             values |= story.fields()

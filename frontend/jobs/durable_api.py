@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.broker.durable.client_names import name_of_key, new_name
 from headrace.broker.durable.publisher import NewJob
+from headrace.frontend.auth.caller import caller_of, check_model
 from headrace.frontend.errors import BadRequest, ErrorForm
 from headrace.frontend.generation.endpoint import Api
 from headrace.frontend.generation.job_options import deadline_of, tier_of
@@ -120,7 +121,10 @@ class DurableApi:
             if header in exchange.headers:
                 raise unsupported(header.decode(), "is not supported in a durable request: any worker may go on with it")
         model = self._models.get(model_name(asked.model, self._models))
+        check_model(exchange.scope, model.adapter or model.card.model)
         request_class = tier_of(asked.service_tier).request_class
+        if request_class == "hi" and (caller := caller_of(exchange.scope)) is not None:
+            caller.need("priority", f"service_tier {asked.service_tier!r}")
         return NewJob(
             name=name,
             tenant=tenant,

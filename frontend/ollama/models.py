@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.frontend.auth.caller import check_model, covered
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.http_exchange import HttpExchange
@@ -44,12 +45,12 @@ class OllamaModelRoutes:
 
     async def tags(self, request: Request) -> Response:
         """List the models and adapters that have a ready worker."""
-        return _json(OllamaModels(models=[_entry(served) for served in self._ready()]))
+        return _json(OllamaModels(models=[_entry(served) for served in covered(request.scope, self._ready())]))
 
     async def ps(self, request: Request) -> Response:
         """List them as loaded, which they stay."""
         entries = []
-        for served in self._ready():
+        for served in covered(request.scope, self._ready()):
             entry = _entry(served)
             entry.expires_at, entry.size_vram, entry.context_length = FOREVER, 0, served.card.context_length
             entries.append(entry)
@@ -65,6 +66,7 @@ class OllamaModelRoutes:
         if not name:
             raise BadRequest("missing required parameter: model", param="model", code="missing_required_parameter")
         served = self._models.get(known_name(name, self._models))
+        check_model(exchange.scope, served.adapter or served.card.model)
         card = served.card
         shown = OllamaShown(
             modified_at=_time(served),

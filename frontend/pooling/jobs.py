@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.broker.jobs import Job
 from headrace.broker.messages import Pooling, PoolingTask
+from headrace.frontend.auth.caller import check_model
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.job_options import job_options_of
 from headrace.frontend.http.field_checks import unsupported
@@ -38,6 +39,7 @@ def pooling_jobs(
     options: PoolingOptions,
 ) -> list[Job]:
     """Make jobs of several inputs each. Choice i, counted over all jobs, is the answer to input i. Raises BadRequest."""
+    check_model(exchange.scope, model.card.model)
     job_options, routing = job_options_of(request, exchange, settings, session_id=None)
     jobs: list[Job] = []
     for part in split(inputs, most=settings.job_inputs, most_tokens=settings.job_input_tokens):

@@ -7,6 +7,7 @@ from functools import partial
 import msgspec
 
 from headrace.broker.codec import unpack_u32
+from headrace.frontend.auth.caller import check_model
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.tools import toolbox_of
 from headrace.frontend.http.body_decoding import decode_request
@@ -38,7 +39,7 @@ class TokensApi:
         if (request.prompt is None) == (request.messages is None):
             code = "missing_required_parameter" if request.prompt is None else None
             raise BadRequest("give either prompt or messages", param="prompt", code=code)
-        model = await self._model(request.model)
+        model = await self._model(request.model, exchange)
         if request.prompt is not None:
             text, special, param = request.prompt, request.add_special_tokens is not False, "prompt"
         else:
@@ -60,7 +61,7 @@ class TokensApi:
     async def detokenize(self, body: bytes, exchange: HttpExchange) -> bytes:
         """Return the text of tokens as JSON. Raises a FrontendError or UnknownModel."""
         request = await decode_request(_detokenize, body)
-        model = await self._model(request.model)
+        model = await self._model(request.model, exchange)
         ids = request.tokens
 
         def answer() -> bytes:
@@ -71,8 +72,10 @@ class TokensApi:
 
         return await model.encoder.aside(answer, size=len(ids))
 
-    async def _model(self, name: str | None) -> LoadedModel:
-        return await self._model_cache.get(model_name(name, self._models))
+    async def _model(self, name: str | None, exchange: HttpExchange) -> LoadedModel:
+        model = await self._model_cache.get(model_name(name, self._models))
+        check_model(exchange.scope, model.adapter or model.card.model)
+        return model
 
 
 async def _conversation(request: TokenizeRequest, model: LoadedModel, exchange: HttpExchange) -> str:

@@ -19,6 +19,7 @@ from headrace.cli.doctor import add_doctor
 from headrace.cli.help_flags import ShowVersion
 from headrace.cli.help_texts import MAIN
 from headrace.cli.jobs import add_jobs, add_submit
+from headrace.cli.keys import add_keys
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
 from headrace.commands.groups import show_help
@@ -80,6 +81,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "submit": ("submit the lines of a file as jobs, and write their results", add_submit),
     "jobs": ("list, show, cancel or watch stored jobs", add_jobs),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
+    "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
     "bench": ("benchmarks that need neither a GPU nor a server", add_bench),
     "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),

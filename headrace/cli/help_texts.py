@@ -108,6 +108,18 @@ DLQ = """examples:
 A letter is named by its number or by the id of its request. A request that crashed its workers may crash as many more when it
 is run again."""
 
+KEYS = """examples:
+  headrace keys create alice                      a key for the tenant alice, printed once
+  headrace keys create ci --tenant acme --scope generate,models --model 'Qwen/*' --expires 90d
+  headrace keys create app --rpm 600 --tpm 100000 --concurrent 32 --tenant-tokens-per-day 20000000
+  headrace keys create gateway --scope generate,embed,models,act_as
+  headrace keys ls
+  headrace keys rotate ci --grace 1h
+  headrace keys revoke alice
+
+scopes: generate, embed, tokens, models, stored, files, batches (these are the default); priority, direct (choosing workers and
+asking why), act_as (other tenants by x-headrace-tenant), metrics, admin. All frontends obey within a second."""
+
 CHAOS = """examples:
   headrace chaos --minutes 3 --seed 7
   headrace chaos --mode disagg --fault 'prefill kill' --fault 'nats restart'

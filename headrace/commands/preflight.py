@@ -46,7 +46,7 @@ def check_exposure(settings: Settings) -> None:
         raise SettingsError(
             f"server.host = {host!r} ({settings.source('server.host')}): the embedded NATS server asks for no login, and "
             f"{host} can be reached from other machines: give --nats with a server that has "
-            "users, or --insecure to let everybody in"
+            "users, or --insecure to serve all who reach it"
         )
 
 

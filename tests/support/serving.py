@@ -100,7 +100,7 @@ async def serving(
             if task.done():
                 await task
             running = Serving(server, subjects, started.result())
-            await _cards_read(running.url)
+            await _cards_read(running.url, *wishes.api_key[:1])
             for model in models:
                 await running.start(model)
             yield running
@@ -113,8 +113,9 @@ async def serving(
             task.cancel()
 
 
-async def _cards_read(url: str) -> None:
+async def _cards_read(url: str, key: str = "") -> None:
     """Wait until a frontend knows which models there are: before that it says 503 of each that it has not read."""
-    async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with asyncio.timeout(START_S), httpx.AsyncClient(headers=headers) as client:
         while (await client.get(f"{url}/v1/models/no-such-model")).status_code == 503:
             await asyncio.sleep(0.01)

@@ -1,0 +1,83 @@
+"""A caller: the key that a request came with, and what it may do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from headrace.broker.keys.records import NO_LIMITS, SCOPES, KeyRecord, Limits
+from headrace.frontend.errors import Forbidden
+from headrace.frontend.ports import Served
+from headrace.jetstream.subjects import DEFAULT_TENANT, tenant_token
+
+_KNOWN_MODELS = 1024
+S = TypeVar("S", bound=Served)
+
+
+class Caller:
+    """A key, ready to be asked. `key` is its public id, `tenant` a subject token, `until` Unix time."""
+
+    __slots__ = ("_allowed", "_models", "key", "limits", "name", "scopes", "tenant", "tenant_limits", "until")
+
+    def __init__(
+        self, key: str, tenant: str, scopes: Iterable[str], *, models: Sequence[str] = (), until: float = math.inf
+    ) -> None:
+        self.key = key
+        self.name = key
+        self.tenant = tenant
+        self.scopes = frozenset(scopes)
+        self.limits: Limits = NO_LIMITS
+        self.tenant_limits: Limits = NO_LIMITS
+        self.until = until
+        self._models = tuple(models)
+        self._allowed: dict[str, bool] = {}
+
+    @classmethod
+    def of(cls, record: KeyRecord, *, until: float) -> Caller:
+        """Return the caller of a stored key, one of whose texts is good until `until`."""
+        caller = cls(record.id, tenant_token(record.tenant), record.scopes, models=record.models, until=until)
+        caller.name, caller.limits, caller.tenant_limits = record.name, record.limits, record.tenant_limits
+        return caller
+
+    def may_use(self, model: str) -> bool:
+        """Return True if the key covers a model or adapter."""
+        if not self._models:
+            return True
+        known = self._allowed.get(model)
+        if known is None:
+            known = any(fnmatchcase(model, pattern) for pattern in self._models)
+            if len(self._allowed) < _KNOWN_MODELS:
+                self._allowed[model] = known
+        return known
+
+    def need(self, scope: str, what: str) -> None:
+        """Raise Forbidden unless the key has the scope. `what` is the subject of the message."""
+        if scope not in self.scopes:
+            raise Forbidden(f"{what} needs the scope {scope}, which this API key has not")
+
+
+def operators_caller(number: int) -> Caller:
+    """Return the caller of a key that the operator gave at the start: it may do everything, and speak for any tenant."""
+    return Caller(f"given-{number}", DEFAULT_TENANT, SCOPES)
+
+
+def caller_of(scope: Any) -> Caller | None:
+    """Return the caller of a request; None where no key is asked for, and for stored jobs."""
+    caller: Caller | None = scope.get("headrace.caller")
+    return caller
+
+
+def covered(scope: Any, served: Sequence[S]) -> list[S]:
+    """Return the models that the caller's key covers."""
+    caller = caller_of(scope)
+    return [each for each in served if caller is None or caller.may_use(each.adapter or each.card.model)]
+
+
+def check_model(scope: Any, *names: str | None) -> None:
+    """Raise Forbidden if the caller's key covers none of the names by which a request means a model."""
+    caller = caller_of(scope)
+    if caller is not None and not any(caller.may_use(name) for name in names if name):
+        shown = next(name for name in names if name)
+        raise Forbidden(f"this API key does not cover the model {shown!r}", param="model", code="model_not_allowed")

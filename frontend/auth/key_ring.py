@@ -1,0 +1,63 @@
+"""The keys that a frontend knows, by their hashes: those that the operator gave, and those in the store."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from headrace.broker.keys.key_texts import digest_of
+from headrace.broker.keys.records import KeyRecord
+from headrace.broker.keys.store import read_key
+from headrace.frontend.auth.caller import Caller, operators_caller
+from headrace.frontend.settings import FrontendSettings
+from headrace.jetstream.ports import Change
+
+log = structlog.get_logger()
+
+
+class KeyRing:
+    """A dict of callers by hash. A look-up hashes the text once: how long it takes says nothing about any key.
+
+    Keys are in force as soon as one was given or stored, and stay so when the last one is revoked or expires: its record stays.
+    """
+
+    def __init__(self, settings: FrontendSettings, *, wall: Callable[[], float] = time.time) -> None:
+        self._always = settings.asks_for_keys
+        self._wall = wall
+        self._given = {digest_of(text.encode()): operators_caller(n) for n, text in enumerate(settings.api_key, 1)}
+        self._stored: dict[str, KeyRecord] = {}
+        self._callers: dict[bytes, Caller] = dict(self._given)
+        self.in_force = self._always
+
+    def find(self, text: bytes) -> Caller | None:
+        """Return the caller of a key, None if it is unknown, revoked or expired."""
+        caller = self._callers.get(digest_of(text))
+        return caller if caller is not None and caller.until > self._wall() else None
+
+    def apply(self, change: Change) -> None:
+        """Take a change of the store. A key that cannot be read is no key."""
+        record = read_key(change.key, change.value) if change.value is not None else None
+        if record is None:
+            self._stored.pop(change.key, None)
+        else:
+            self._stored[change.key] = record
+        if change.value is not None and not self.in_force:
+            self.in_force = True
+            log.info("keys.in_force", reason="a key is stored")
+        self._rebuild()
+
+    def records(self) -> Sequence[KeyRecord]:
+        """Return the stored keys."""
+        return tuple(self._stored.values())
+
+    def _rebuild(self) -> None:
+        callers = dict(self._given)
+        for record in self._stored.values():
+            if not record.revoked:
+                for each in record.hashes:
+                    until = min(record.expires or math.inf, each.until or math.inf)
+                    callers[each.sha256] = Caller.of(record, until=until)
+        self._callers = callers
