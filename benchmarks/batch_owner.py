@@ -22,8 +22,8 @@ import structlog
 
 from headrace.broker.batches.batch_run import BatchParts, BatchRun
 from headrace.broker.batches.fan_out import FanOut
-from headrace.broker.batches.input_copies import InputCopies
 from headrace.broker.batches.record import BatchRecord, new_batch_id
+from headrace.broker.batches.scratch import ScratchSpace
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.batches.stored_files import StoredFiles
@@ -109,7 +109,7 @@ async def _own(connection: Connection, lines: int, line_bytes: int) -> None:
         settings=BatchSettings(),
         limits=InputLimits(),
         others=list,
-        copies=InputCopies(BatchSettings().copied_bytes),
+        scratch=ScratchSpace(BatchSettings().copied_bytes),
     )
     before, cpu_s, began = _most_bytes(), time.process_time(), time.perf_counter()
     await BatchRun(parts, TENANT, batch.id, "me").run()

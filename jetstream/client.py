@@ -142,6 +142,7 @@ class Connection:
     def _on_down(self) -> None:
         metrics.CONNECTED.dec()
         self._mux.down()
+        self.reader.down()
         for hook in list(self._down_hooks):
             hook()
         if not self._closing:

@@ -19,29 +19,29 @@ from headrace.broker.batches import metrics
 from headrace.broker.batches.bounded import for_each
 from headrace.broker.batches.errors import BatchUnknown, InputGone, InputInvalid
 from headrace.broker.batches.fan_out import FanOut
-from headrace.broker.batches.input_copies import InputCopies, InputCopy
+from headrace.broker.batches.input_copies import InputCopy
 from headrace.broker.batches.lines import closed_line, custom_id_of, large_line
+from headrace.broker.batches.looks import PAGE, LineLooks
 from headrace.broker.batches.plan import VERSION, LinePlan
 from headrace.broker.batches.ports import BatchFiles, EndNotice, JobStopper, LineResults
 from headrace.broker.batches.progress import LineProgress
 from headrace.broker.batches.quota import check_quota
 from headrace.broker.batches.record import BatchRecord, BatchStatus, LineCounts, LineError, NoticeState, line_name
 from headrace.broker.batches.result_files import ResultFiles, new_try, pages
+from headrace.broker.batches.scratch import ScratchSpace
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.shares import lines_out, shares
 from headrace.broker.batches.states import closing, end_of, move, overdue
 from headrace.broker.batches.store import BatchStore, StoredBatch
 from headrace.broker.batches.validation import InputLimits, validate
 from headrace.broker.errors import BrokerError
+from headrace.broker.messages import JobResult
 from headrace.jetstream.errors import JetStreamError, RevisionConflict
 
 log = structlog.get_logger()
 
-LOOK_S = 0.25  # between two looks at the results of lines that are out
-LOOK_ALL_S = 1.0  # between two looks at all of them: lines end about in the order in which they were published
 COUNT_S = 2.0  # between two writes of counts alone
 STRETCH = 256  # lines that are published before the cursor is moved
-PAGE = 250  # results that are read at once
 COMMITS = 32  # ends of lines that are written at once
 RETRY_S = 0.2
 LONGEST_RETRY_S = 5.0
@@ -64,7 +64,7 @@ class BatchParts:
     settings: BatchSettings
     limits: InputLimits
     others: Callable[[], Iterable[BatchRecord]]
-    copies: InputCopies | None = None  # of input files; None: they are read from the store
+    scratch: ScratchSpace | None = None  # for input files and results; None: they are read from the broker again
     slots: Callable[[str], int] | None = None  # of the workers that serve a model; None: not known
     wall: Callable[[], float] = time.time
 
@@ -80,10 +80,9 @@ class BatchRun:
         self._me = me
         self._plan: LinePlan | None = None
         self._copy: InputCopy | None = None  # of the input file
-        self._progress: LineProgress | None = None
+        self._looks: LineLooks | None = None
         self._tries: list[str] = []  # of this owner
         self._counted_at = 0.0
-        self._next_look_s = self._next_whole_look_s = 0.0  # by the clock of the event loop
         self._told = False  # the carriers know that the batch is being closed
 
     async def run(self) -> None:
@@ -92,6 +91,8 @@ class BatchRun:
             await self._carry_on()
         finally:
             self._drop_copy()
+            if self._looks is not None:
+                self._looks.close()
 
     async def _carry_on(self) -> None:
         wait_s = RETRY_S
@@ -158,8 +159,8 @@ class BatchRun:
     async def _read_plan(self, record: BatchRecord) -> tuple[LinePlan, str]:
         chunks = self._parts.files.read(record.tenant, record.input_file_id)
         self._drop_copy()
-        if self._parts.copies is not None:
-            self._copy = self._parts.copies.begin(record.id)
+        if self._parts.scratch is not None:
+            self._copy = InputCopy(self._parts.scratch, record.id)
             chunks = self._copy.copied(chunks)
         return await validate(chunks, record.endpoint, self._parts.limits)
 
@@ -189,58 +190,33 @@ class BatchRun:
             if record.plan != VERSION:  # an owner of another version has counted in another order
                 await self._write(stored, msgspec.structs.replace(record, plan=VERSION, cursor=0))
                 return
-            progress = await self._looked(record, plan)
+            looks = await self._looked(record, plan)
+            progress = looks.progress
             if progress.complete:
                 await self._move(stored, "finalizing", counts=progress.counts, tokens=progress.tokens)
             elif room := self._room(record, progress):
-                await self._publish(stored, plan, progress, room)
+                await self._publish(stored, plan, looks, room)
             else:
                 await self._count(stored, progress)
-                await asyncio.sleep(LOOK_S)
+                await looks.pause()
         except InputGone as error:
             gone = LineError(code="input_file_not_found", message=str(error))
             await self._move(stored, "cancelling", errors=[gone])
 
-    async def _looked(self, record: BatchRecord, plan: LinePlan) -> LineProgress:
-        """Return the progress after a look at the results of lines that are out."""
-        if self._progress is None:
-            progress = LineProgress(record.counts.total)
-            progress.publish(plan.published(0, record.cursor))
-            await self._look(record, progress, sorted(progress.out))
-            self._progress = progress
+    async def _looked(self, record: BatchRecord, plan: LinePlan) -> LineLooks:
+        """Return what was seen after a look at the results of lines that are out."""
+        if self._looks is None:
+            looks = self._new_looks(record)
+            looks.progress.publish(plan.published(0, record.cursor))
+            await looks.look(sorted(looks.progress.out))
+            self._looks = looks
         else:
-            progress = self._progress
-            await self._look_at_out(record, progress)
-        return progress
+            looks = self._looks
+            await looks.look_at_out()
+        return looks
 
-    async def _look_at_out(self, record: BatchRecord, progress: LineProgress) -> None:
-        """Look at the oldest lines that are out, as far as some of a page have a result; now and then at all of them.
-
-        To look at all of them each time, right after they were published too, costs the server several reads a line.
-        """
-        now = asyncio.get_running_loop().time()
-        if now < self._next_look_s:
-            return
-        whole = now >= self._next_whole_look_s
-        for page in pages(progress.out, PAGE):
-            left = progress.waiting
-            await self._look(record, progress, page)
-            if progress.waiting == left and not whole:
-                break
-        now = asyncio.get_running_loop().time()
-        self._next_look_s = now + LOOK_S
-        if whole:
-            self._next_whole_look_s = now + LOOK_ALL_S
-
-    async def _look(self, record: BatchRecord, progress: LineProgress, numbers: Iterable[int]) -> None:
-        before = progress.counts
-        for page in pages(numbers, PAGE):
-            names = {line_name(record.id, number): number for number in page}
-            for name, result in (await self._parts.results.get_many(record.tenant, list(names))).items():
-                progress.see(names[name], result)
-        after = progress.counts
-        metrics.LINES.labels("completed").inc(after.completed - before.completed)
-        metrics.LINES.labels("failed").inc(after.failed - before.failed)
+    def _new_looks(self, record: BatchRecord) -> LineLooks:
+        return LineLooks(self._parts.results, record, self._parts.scratch)
 
     def _room(self, record: BatchRecord, progress: LineProgress) -> int:
         """Return how many lines may be published now: none until there is room for a good part of a stretch."""
@@ -259,15 +235,15 @@ class BatchRun:
         most, slots = self._parts.settings.window_lines, self._parts.slots
         return most if slots is None else lines_out(slots(model), most)
 
-    async def _publish(self, stored: StoredBatch, plan: LinePlan, progress: LineProgress, room: int) -> None:
-        record = stored.record
+    async def _publish(self, stored: StoredBatch, plan: LinePlan, looks: LineLooks, room: int) -> None:
+        record, progress = stored.record, looks.progress
         numbers = plan.published(record.cursor, record.cursor + room)
         wanted = progress.open(numbers)
         lines = await self._parts.fan_out.lines(record, plan, wanted, self._copy)
         published = await self._parts.fan_out.publish(record, lines)
         for number in published.too_large:
             result = large_line(record.id, number, custom_id_of(lines[number]), self._now())
-            progress.see(number, await self._parts.results.commit(record.tenant, result.id, result))
+            await looks.see({number: await self._parts.results.commit(record.tenant, result.id, result)})
         if published.full:
             log.info("batch.queue_full", batch=record.id, cursor=record.cursor)
             await asyncio.sleep(FULL_S)
@@ -289,7 +265,8 @@ class BatchRun:
     async def _close(self, stored: StoredBatch) -> None:
         """Give every line without a result its end, also lines beyond the cursor: a late publish may have stored them."""
         record = stored.record
-        progress = self._progress = self._progress or LineProgress(record.counts.total)
+        looks = self._looks = self._looks or self._new_looks(record)
+        progress = looks.progress
         if not progress.complete:
             try:
                 plan = await self._planned(record) if record.counts.total else LinePlan()
@@ -298,43 +275,42 @@ class BatchRun:
                 plan = None
             if plan is not None:
                 progress.publish(plan.published(0, record.cursor))
-            await self._close_lines(record, plan, progress, sorted(progress.out))
-            await self._close_lines(record, plan, progress, range(1, record.counts.total + 1))
+            await self._close_lines(record, plan, looks, sorted(progress.out))
+            await self._close_lines(record, plan, looks, range(1, record.counts.total + 1))
         await self._finish(stored)
 
-    async def _close_lines(
-        self, record: BatchRecord, plan: LinePlan | None, progress: LineProgress, numbers: Iterable[int]
-    ) -> None:
-        for page in pages(progress.open(numbers), PAGE):
-            await self._look(record, progress, page)
-            wanted = progress.open(page)
-            await self._end_lines(record, plan, progress, wanted)
+    async def _close_lines(self, record: BatchRecord, plan: LinePlan | None, looks: LineLooks, numbers: Iterable[int]) -> None:
+        for page in pages(looks.progress.open(numbers), PAGE):
+            await looks.look(page)
+            wanted = looks.progress.open(page)
+            await self._end_lines(record, plan, looks, wanted)
             await self._parts.stopper.stop(record, [line_name(record.id, number) for number in wanted])
             metrics.LINES.labels("closed").inc(len(wanted))
 
-    async def _end_lines(
-        self, record: BatchRecord, plan: LinePlan | None, progress: LineProgress, numbers: Sequence[int]
-    ) -> None:
+    async def _end_lines(self, record: BatchRecord, plan: LinePlan | None, looks: LineLooks, numbers: Sequence[int]) -> None:
         how = closing(record.status)
         assert how is not None  # noqa: S101  # only called in states that close
         try:
             lines = await self._parts.fan_out.lines(record, plan, numbers, self._copy) if plan is not None else {}
         except InputGone:
             lines = {}
+        ended: dict[int, JobResult] = {}
 
         async def end(number: int) -> None:
             result = closed_line(record.id, number, custom_id_of(lines.get(number, b"")), how, self._now())
-            progress.see(number, await self._parts.results.commit(record.tenant, result.id, result))
+            ended[number] = await self._parts.results.commit(record.tenant, result.id, result)
 
         await for_each(numbers, end, at_once=min(COMMITS, len(numbers)))
+        await looks.see(ended)
 
     async def _finish(self, stored: StoredBatch) -> None:
         """Write the files from the results of all lines, and name them in the last compare-and-set."""
         record = stored.record
-        progress = self._progress = self._progress or LineProgress(record.counts.total)
-        await self._look(record, progress, progress.open(range(1, record.counts.total + 1)))
+        looks = self._looks = self._looks or self._new_looks(record)
+        progress = looks.progress
+        await looks.look(progress.open(range(1, record.counts.total + 1)))
         if not progress.complete:
-            await asyncio.sleep(LOOK_S)
+            await looks.pause()
             return
         self._drop_copy()
         nonce = new_try()
@@ -342,7 +318,7 @@ class BatchRun:
         stored = await self._write(stored, msgspec.structs.replace(record, tries=[*record.tries, nonce][-KEPT_TRIES:]))
         # From here on every write that names files of earlier tries is refused.
         await self._files.sweep(record, record.tries)
-        files = await self._files.write(record, nonce, progress)
+        files = await self._files.write(record, nonce, progress, looks.kept)
         await self._move(
             stored,
             end_of(record.status),

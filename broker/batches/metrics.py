@@ -13,4 +13,7 @@ RETRIES = Counter("headrace_batch_retries_total", "Steps of a batch that failed 
 NOT_COPIED = Counter(
     "headrace_batch_inputs_not_copied_total", "Input files without a copy on the local disk, read from the store"
 )
+NOT_KEPT = Counter(
+    "headrace_batch_results_not_kept_total", "Batches whose results could not be kept on the local disk, and are read twice"
+)
 NOTICES = Counter("headrace_batch_webhooks_total", "Webhook calls about ends of batches by outcome", ["outcome"])

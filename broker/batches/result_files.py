@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace.broker.batches.kept_lines import KeptLines
 from headrace.broker.batches.lines import FileKind, lost_line, output_line
 from headrace.broker.batches.ports import BatchFiles, LineResults
 from headrace.broker.batches.progress import LineProgress
@@ -21,6 +22,7 @@ from headrace.jetstream.errors import ObjectCorrupt, ObjectNotFound, RequestTime
 log = structlog.get_logger()
 
 PAGE = 128  # results that are read at once
+WRITE_BYTES = 256 * 1024  # of lines that are passed on at once
 KINDS: tuple[FileKind, ...] = ("output", "error")
 LOOK_AGAIN_S = 0.2
 LOOKS = 25  # at a page of results that were all seen before: a read may be old
@@ -40,15 +42,20 @@ class ResultFiles:
         self._files = files
         self._results = results
 
-    async def write(self, record: BatchRecord, nonce: str, progress: LineProgress) -> WrittenFiles:
-        """Write the files of a try from the results of all lines, which have been seen. Raises JetStreamError."""
+    async def write(
+        self, record: BatchRecord, nonce: str, progress: LineProgress, kept: KeptLines | None = None
+    ) -> WrittenFiles:
+        """Write the files of a try from the results of all lines, which have been seen. Raises JetStreamError.
+
+        `kept`: the lines that were made when the results were seen; results of others are read.
+        """
         counts = progress.counts
         written: list[str | None] = []
         for kind, lines in zip(KINDS, (counts.completed, counts.failed), strict=True):
             file_id = result_file_id(record.id, nonce, kind) if lines else None
             if file_id is not None:
                 name = f"{record.id}_{kind}.jsonl"
-                await self._files.write(record, file_id, name, self._chunks(record, progress.of_kind(kind)))
+                await self._files.write(record, file_id, name, self._chunks(record, progress.of_kind(kind), kept))
             written.append(file_id)
         return WrittenFiles(*written)
 
@@ -60,17 +67,28 @@ class ResultFiles:
                 if (file_id := result_file_id(record.id, nonce, kind)) not in kept:
                     await self._files.delete(record.tenant, file_id)
 
-    async def _chunks(self, record: BatchRecord, numbers: Iterator[int]) -> AsyncIterator[bytes]:
+    async def _chunks(self, record: BatchRecord, numbers: Iterator[int], kept: KeptLines | None) -> AsyncIterator[bytes]:
         for page in pages(numbers, PAGE):
-            names = [line_name(record.id, number) for number in page]
-            results = await self._read(record.tenant, names)
-            for name in names:
-                result = results[name]
-                try:
-                    yield output_line(name, result, await self._results.response(result))
-                except (MalformedMessage, ObjectCorrupt, ObjectNotFound) as error:
-                    log.error("batch.result_lost", batch=record.id, line=name, error=str(error))
-                    yield lost_line(name, result)
+            lines = await kept.read(page) if kept is not None else {}
+            names = {number: line_name(record.id, number) for number in page if number not in lines}
+            results = await self._read(record.tenant, list(names.values())) if names else {}
+            pending: list[bytes] = []
+            size = 0
+            for number in page:
+                line = lines[number] if number in lines else await self._line(record, names[number], results[names[number]])
+                pending.append(line)
+                size += len(line)
+                if size >= WRITE_BYTES:
+                    yield b"".join(pending)
+                    pending, size = [], 0
+            yield b"".join(pending)
+
+    async def _line(self, record: BatchRecord, name: str, result: JobResult) -> bytes:
+        try:
+            return output_line(name, result, await self._results.response(result))
+        except (MalformedMessage, ObjectCorrupt, ObjectNotFound) as error:
+            log.error("batch.result_lost", batch=record.id, line=name, error=str(error))
+            return lost_line(name, result)
 
     async def _read(self, tenant: str, names: list[str]) -> dict[str, JobResult]:
         found: dict[str, JobResult] = {}

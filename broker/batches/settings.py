@@ -22,8 +22,8 @@ class BatchSettings:
     copied_bytes: Annotated[
         int,
         Setting(
-            "Most bytes of input files that one frontend copies to its temporary folder while their batches run; others are "
-            "read from the store line by line, which costs the broker more. 0: no copies.",
+            "Most bytes that one frontend keeps in its temporary folder for the batches that it runs: copies of input files, "
+            "and lines of result files; others are read from the broker again, which costs it more. 0: none.",
             least=0,
             metavar="BYTES",
         ),

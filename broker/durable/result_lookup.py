@@ -1,4 +1,4 @@
-"""Looks for the results of jobs that are asked for in the same turn of the event loop, with one read for all of them."""
+"""Looks for the results of single jobs with few reads: those that are asked for during one read share the next one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,36 @@ from headrace.jetstream.tasks import TaskScope
 
 
 class ResultLookup:
-    """Joins reads of single results. Its questions are bounded by the jobs that are checked at once."""
+    """Joins reads of single results. Its questions are bounded by the jobs that are checked at once.
+
+    One read is under way at a time: the faster jobs come, the more of them share one.
+    """
 
     def __init__(self, results: ResultStore, tasks: TaskScope) -> None:
         self._results = results
         self._tasks = tasks
         self._asked: list[tuple[tuple[str, str], asyncio.Future[JobResult | None]]] = []
+        self._reading = False
 
     async def get(self, tenant: str, token: str) -> JobResult | None:
         """Return the result of a job, None if none is seen. Raises JetStreamError."""
         future: asyncio.Future[JobResult | None] = asyncio.get_running_loop().create_future()
         self._asked.append(((tenant, token), future))
-        if len(self._asked) == 1:
+        if not self._reading:
+            self._reading = True
             self._tasks.spawn(self._read())
         return await future
 
     async def _read(self) -> None:
-        await asyncio.sleep(0)  # the other jobs of this turn ask first
-        asked, self._asked = self._asked, []
+        try:
+            await asyncio.sleep(0)  # the other jobs of this turn ask first
+            while self._asked:
+                asked, self._asked = self._asked, []
+                await self._answer(asked)
+        finally:
+            self._reading = False
+
+    async def _answer(self, asked: list[tuple[tuple[str, str], asyncio.Future[JobResult | None]]]) -> None:
         try:
             found = await self._results.get_all([job for job, _ in asked])
         except JetStreamError as error:

@@ -7,9 +7,9 @@ from functools import partial
 
 from headrace.broker.batches.batch_run import BatchParts
 from headrace.broker.batches.fan_out import FanOut
-from headrace.broker.batches.input_copies import InputCopies
 from headrace.broker.batches.owner import BatchOwner
 from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.scratch import ScratchSpace
 from headrace.broker.batches.service import Batches
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore, BatchView
@@ -54,7 +54,7 @@ class BatchCarrying:
                 embedding_inputs=settings.max_inputs,
             ),
             others=self.view.records,
-            copies=InputCopies(settings.copied_bytes),
+            scratch=ScratchSpace(settings.copied_bytes),
             slots=partial(_slots_of, ingress),
         )
         self._owner = BatchOwner(parts, self.view, _IngressLeases(ingress), me=ingress.id)

@@ -43,9 +43,15 @@ class Reader:
         self._prefix = f"{inbox}.r."
         self._skip = len(self._prefix)
         self._numbers = count(1)
-        self._reads: dict[bytes, RawHandler] = {}
+        self._reads: dict[bytes, tuple[RawHandler, asyncio.Future[None]]] = {}
         # One subscription for all reads: a server forgets what it knows about its subjects at every change of subscriptions.
         core.tap(f"{self._prefix}*", self._on_message)
+
+    def down(self) -> None:
+        """Fail the batch reads that are under way: what is left of them was sent into the connection that broke."""
+        for _, end in self._reads.values():
+            if not end.done():
+                end.set_exception(NotConnected("the connection broke during a read"))
 
     async def message(
         self, stream: str, *, seq: int | None = None, last_of: str | None = None, timeout_s: float | None = None
@@ -222,7 +228,7 @@ class Reader:
                 end.set_exception(JetStreamError(f"reading {stream} failed: {status} {headers.get(wire.DESCRIPTION, '')}"))
 
         number = b"%d" % next(self._numbers)
-        self._reads[number] = on_message
+        self._reads[number] = on_message, end
         reply = self._prefix + number.decode()
         try:
             async with asyncio.timeout(timeout_s):
@@ -238,7 +244,7 @@ class Reader:
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         read = self._reads.get(subject[self._skip :])
         if read is not None:  # not one that was given up
-            read(subject, reply, data, headers)
+            read[0](subject, reply, data, headers)
 
 
 class _TooMany(JetStreamError):

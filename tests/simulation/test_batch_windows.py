@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.batches import batch_run
+from headrace.broker.batches import batch_run, looks
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.durable.carrying.held_job import HeldJob
 from headrace.broker.durable.carrying.order import WaitingJobs
@@ -29,7 +29,7 @@ def ends(**options: Any) -> dict[str, BatchRecord]:
 
 @pytest.fixture(autouse=True)
 def _look_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_run, "LOOK_S", 10.0)
+    monkeypatch.setattr(looks, "LOOK_S", 10.0)
 
 
 def take_in_order_of_arrival(self: WaitingJobs, _started: Mapping[str, int]) -> HeldJob | None:

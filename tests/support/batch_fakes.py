@@ -10,9 +10,9 @@ from typing import Any
 from headrace.broker.batches.batch_run import BatchParts
 from headrace.broker.batches.errors import InputGone
 from headrace.broker.batches.fan_out import FanOut
-from headrace.broker.batches.input_copies import InputCopies
 from headrace.broker.batches.ports import EndNotice, InputFile
 from headrace.broker.batches.record import BatchRecord
+from headrace.broker.batches.scratch import ScratchSpace
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.batches.validation import InputLimits
@@ -167,7 +167,7 @@ class Scene:
         self.store = BatchStore(self.messaging, SUBJECTS, keep_s=100.0)  # type: ignore[arg-type]
         self.now = 1000.0
         self.notice: EndNotice | None = None
-        self.copies: InputCopies | None = None
+        self.scratch: ScratchSpace | None = None
 
     def parts(self) -> BatchParts:
         return BatchParts(
@@ -180,6 +180,6 @@ class Scene:
             settings=self.settings,
             limits=InputLimits(),
             others=list,
-            copies=self.copies,
+            scratch=self.scratch,
             wall=lambda: self.now,
         )

@@ -383,3 +383,14 @@ async def test_closing_is_not_cancelled_by_what_waited_for_the_same_socket(
 
 async def _ignore(_error: Exception) -> None:
     pass
+
+
+async def test_a_read_of_several_messages_ends_with_its_connection(own_server: EmbeddedServer, connect: Connect) -> None:
+    """Not with its timeout: nothing of what it waits for can come any more."""
+    connection = await connect(own_server)
+    own_server.pause()
+    reading = asyncio.ensure_future(connection.last_messages("HR_KV", ["hr.kv.p.w"]))
+    await asyncio.sleep(0)
+    own_server.kill()
+    with pytest.raises(NotConnected, match="during a read"):
+        await reading

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 import pytest
 
-from headrace.broker.batches import batch_run
+from headrace.broker.batches import batch_run, looks
 from headrace.broker.batches.batch_run import BatchRun
 from headrace.broker.batches.record import BatchRecord, LineCounts, line_name
 from headrace.broker.durable.stored_job import parse_job
@@ -25,7 +25,8 @@ TURNS = 10_000  # of the event loop, within which every batch here gets where it
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait takes time: a test counts turns of the event loop, so a machine that stands still for seconds fails none."""
-    for name in ("LOOK_S", "RETRY_S", "FULL_S", "NOTICE_S"):
+    monkeypatch.setattr(looks, "LOOK_S", 0.0)
+    for name in ("RETRY_S", "FULL_S", "NOTICE_S"):
         monkeypatch.setattr(batch_run, name, 0.0)
 
 
@@ -330,26 +331,26 @@ class Looks:
 
 async def test_only_the_oldest_lines_that_are_out_are_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six lines in pages of two: a result of line 1 is seen, one of line 6 only when all of them are looked at."""
-    monkeypatch.setattr(batch_run, "PAGE", 2)
-    monkeypatch.setattr(batch_run, "LOOK_ALL_S", 3600.0)
+    monkeypatch.setattr(looks, "PAGE", 2)
+    monkeypatch.setattr(looks, "LOOK_ALL_S", 3600.0)
     play = Play(lines=6)
     await play.start()
-    looks = Looks(play, monkeypatch)
+    seen = Looks(play, monkeypatch)
     running = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
-    await looks.until(lambda: [5, 6] in looks.pages)  # the first look is one at all of them
-    looks.pages.clear()
-    await looks.until(lambda: len(looks.pages) >= 5)
-    assert looks.pages[:5] == [[1, 2]] * 5
+    await seen.until(lambda: [5, 6] in seen.pages)  # the first look is one at all of them
+    seen.pages.clear()
+    await seen.until(lambda: len(seen.pages) >= 5)
+    assert seen.pages[:5] == [[1, 2]] * 5
     play.answer_only(1, 6)
-    looks.pages.clear()
-    await looks.until(lambda: len(looks.pages) >= 4)
-    assert looks.pages[:4] == [[1, 2], [3, 4], [2, 3], [2, 3]]  # where a line has a result, the next page is looked at as well
+    seen.pages.clear()
+    await seen.until(lambda: len(seen.pages) >= 4)
+    assert seen.pages[:4] == [[1, 2], [3, 4], [2, 3], [2, 3]]  # where a line has a result, the next page is looked at as well
     running.cancel()
 
 
 async def test_lines_that_overtake_others_are_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("PAGE", 2), ("LOOK_ALL_S", 0.0), ("COUNT_S", 0.0)):
-        monkeypatch.setattr(batch_run, name, value)
+    for module, name, value in ((looks, "PAGE", 2), (looks, "LOOK_ALL_S", 0.0), (batch_run, "COUNT_S", 0.0)):
+        monkeypatch.setattr(module, name, value)
     play = Play(lines=6)
     await play.start()
     running = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())

@@ -35,6 +35,21 @@ async def test_jobs_that_ask_in_one_turn_share_one_read() -> None:
         assert streams.reads == 2
 
 
+async def test_jobs_that_ask_during_a_read_share_the_next_one() -> None:
+    streams = CountedStreams()
+    results = ResultStore(streams, Subjects("hr"))  # type: ignore[arg-type]
+    await results.commit("t", "3", JobResult(id="3", status="done"))
+    async with TaskScope() as tasks:
+        lookup = ResultLookup(results, tasks)
+        first = asyncio.ensure_future(lookup.get("t", "0"))
+        while not streams.reads:
+            await asyncio.sleep(0)
+        later = [asyncio.ensure_future(lookup.get("t", str(n))) for n in range(1, 6)]
+        found = await asyncio.gather(first, *later)
+        assert [result.id if result is not None else None for result in found] == [None, None, None, "3", None, None]
+        assert streams.reads == 2
+
+
 async def test_a_read_that_fails_fails_for_all_who_asked() -> None:
     streams = CountedStreams(["unread"])
     async with TaskScope() as tasks:

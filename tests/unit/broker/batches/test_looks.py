@@ -1,0 +1,68 @@
+"""Each result is read once for counts and files, also where lines are closed, and a batch goes on without a disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+
+from headrace.broker.batches.batch_run import BatchRun
+from headrace.broker.batches.scratch import ScratchSpace
+from headrace.broker.messages import JobResult
+from tests.unit.broker.batches.test_batch_run import Play, soon
+
+__all__ = ["soon"]
+
+
+class Reads:
+    """Counts the results that reads have shown."""
+
+    def __init__(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shown = 0
+        get_many = play.scene.results.get_many
+
+        async def counted(tenant: str, tokens: Sequence[str]) -> Mapping[str, JobResult]:
+            found = await get_many(tenant, tokens)
+            self.shown += len(found)
+            return found
+
+        monkeypatch.setattr(play.scene.results, "get_many", counted)
+
+
+async def ended(play: Play, *, answers: bool = True) -> list[str]:
+    task = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
+    async with asyncio.timeout(60):
+        while not task.done():  # with a thread in between, turns of the loop do not count
+            if answers:
+                play.answer()
+            await asyncio.sleep(0.001)
+    record = await play.record()
+    files = [file for file in (record.output_file_id, record.error_file_id) if file]
+    return [custom_id for file in files for custom_id in play.custom_ids(file)]
+
+
+@pytest.mark.parametrize(("space", "reads"), [(100_000, 1), (0, 2)])
+async def test_a_result_is_read_once_where_its_line_can_be_kept(
+    space: int, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play(lines=12, window_lines=6)
+    play.scene.scratch = ScratchSpace(space)
+    shown = Reads(play, monkeypatch)
+    await play.start()
+    assert await ended(play) == [f"c{n}" for n in range(1, 13)]
+    assert shown.shown == 12 * reads
+    assert play.scene.scratch.left == space
+
+
+async def test_ends_of_closed_lines_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(lines=9, window_lines=3)
+    await play.start()
+    await play.run("in_progress", answers=False)
+    play.scene.scratch = ScratchSpace(100_000)
+    shown = Reads(play, monkeypatch)
+    stored = await play.scene.store.read("_", play.batch.id)
+    await play.scene.store.replace(stored, msgspec.structs.replace(stored.record, status="cancelling"))
+    assert await ended(play, answers=False) == [f"c{n}" for n in range(1, 10)]
+    assert shown.shown == 0
