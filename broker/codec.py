@@ -24,6 +24,7 @@ from headrace.broker.messages import (
     HistoryEntry,
     IngressControl,
     PrefillDecision,
+    WorkerCommand,
 )
 from headrace.broker.messages.prefill import AnyWorkerControl
 
@@ -71,6 +72,12 @@ def decode_worker_control(data: bytes) -> AnyWorkerControl:
     """Return the message in `data` from a worker's control subject. Raises as `decode` does."""
     control: AnyWorkerControl = decode(AnyWorkerControl, data)  # type: ignore[arg-type]
     return control
+
+
+def decode_worker_command(data: bytes) -> WorkerCommand:
+    """Return the operator's command in `data`, from a worker's subject for these. Raises as `decode` does."""
+    command: WorkerCommand = decode(WorkerCommand, data)  # type: ignore[arg-type]
+    return command
 
 
 def _name(kind: Any) -> str:

@@ -74,19 +74,41 @@ def configure(
     chosen = choose_format(log_format, stream)
     number = logging.getLevelNamesMapping()[level.upper()]
     shared = _shared_processors(fields or {}, chosen)
+    _filter(number)
     structlog.configure(
         processors=[*shared, *_renderers(chosen, stream)],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=_Logger,
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
     root.handlers[:] = [_handler(chosen, shared, stream)]
-    root.setLevel(number)
+    logging.captureWarnings(True)
+    set_level(level)
+    return chosen
+
+
+def set_level(level: str) -> None:
+    """Log from this level on, in this process. Raises KeyError for an unknown one.
+
+    Loggers that were used before follow, too. The processes that an engine has started keep the level that they have.
+    """
+    number = logging.getLevelNamesMapping()[level.upper()]
+    _filter(number)
+    logging.getLogger().setLevel(number)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
-    logging.captureWarnings(True)
-    return chosen
+
+
+class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]  # a class made at run time
+    """The class of all loggers. Its methods are replaced to change the level, because loggers are cached with their class."""
+
+
+def _filter(number: int) -> None:
+    chosen = structlog.make_filtering_bound_logger(number)
+    for name, method in vars(chosen).items():
+        if not name.startswith("_"):
+            setattr(_Logger, name, method)
 
 
 def configure_tool(settings: Settings) -> None:

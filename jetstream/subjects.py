@@ -192,6 +192,10 @@ class Subjects:
     def control(self, component: str) -> str:
         return f"{self.prefix}.ctl.{check_token(component, 'component')}"
 
+    def operate_worker(self, pool: str, worker: str) -> str:
+        """Return the subject of operators' commands to a worker."""
+        return f"{self.prefix}.adm.worker.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
+
     def cancel(self, pool: str) -> str:
         return f"{self.prefix}.cancel.{check_token(pool, 'pool')}"
 

@@ -41,6 +41,13 @@ class SessionOptions:
             after="router.tuning",
         ),
     ] = 5.0
+    wake_on_demand: Annotated[
+        bool,
+        Setting(
+            "Wake a sleeping worker for requests that no other worker may take.",
+            "--wake-on-demand",
+        ),
+    ] = False
     window_bytes: int = 256 * 1024 * 1024  # of all classes; beyond it nothing more is pulled
     max_placing: int = 512  # placements on their way at once
     max_refusing: int = 64  # refusals on their way at once

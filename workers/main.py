@@ -32,16 +32,19 @@ from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
 from headrace.workers.handover.wiring import Handovers, create_prefill_side
 from headrace.workers.health.canary import Canary
+from headrace.workers.health.probe import EngineProbe
 from headrace.workers.health.warmup import warm_up
 from headrace.workers.kv.feed import KvFeed
 from headrace.workers.kv.publisher import KvPublisher
 from headrace.workers.kv.rank_publishers import RankPublishers
 from headrace.workers.kv.translator import Translator
+from headrace.workers.operating.operations import EngineOperator, SetLogLevel
 from headrace.workers.parsing.selection import Chosen, ParserFamily, choose
 from headrace.workers.registration import build_card, build_member, read_card_files, register_card, worker_id
 from headrace.workers.runtime.engine_adapters import EngineAdapters
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
+from headrace.workers.text.first_token import first_token
 from headrace.workers.text.tokens import token_table
 
 log = structlog.get_logger()
@@ -60,10 +63,13 @@ class StartedEngine:
     runtime: Runtime
     family: ParserFamily
     parsers: Chosen
+    token: int  # with which the model's prompts begin
 
 
-async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects: Subjects) -> None:
-    """Run a worker until it is drained.
+async def run_worker(
+    settings: WorkerSettings, options: ConnectOptions, subjects: Subjects, *, set_log_level: SetLogLevel | None = None
+) -> None:
+    """Run a worker until it is drained. `set_log_level` changes the level from which this process logs.
 
     Raises EngineStartFailed, RegistrationRefused or a ConnectError before serving, and EngineDead after the engine has died
     and its work was handed over.
@@ -77,10 +83,12 @@ async def run_worker(settings: WorkerSettings, options: ConnectOptions, subjects
     started = time.monotonic()
     info = await _start(engine, settings, parsers, runtime.on_step)
     try:
-        await warm_up(engine, runtime, info, role=Role(settings.role), timeout_s=settings.start_timeout_s)
+        token = await run_in_thread(lambda: first_token(info.tokenizer_dir, vocab_size=info.vocab_size), name="first-token")
+        await warm_up(engine, runtime, info, token=token, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
-        await _serve(settings, options, subjects, StartedEngine(engine, info, runtime, family, parsers))
+        started_engine = StartedEngine(engine, info, runtime, family, parsers, token)
+        await _serve(settings, options, subjects, started_engine, set_log_level)
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
 
@@ -133,10 +141,11 @@ async def _serve(
     options: ConnectOptions,
     subjects: Subjects,
     started: StartedEngine,
+    set_log_level: SetLogLevel | None,
 ) -> None:
     engine, info, runtime, parsers = started.engine, started.info, started.runtime, started.parsers
-    files = read_card_files(info.tokenizer_dir)
-    table = token_table(info.tokenizer_dir)
+    files = await run_in_thread(lambda: read_card_files(info.tokenizer_dir), name="card-files")
+    table = await run_in_thread(lambda: token_table(info.tokenizer_dir), name="token-table")
     async with contextlib.AsyncExitStack() as stack:
         connection = await stack.enter_async_context(_connected(options, subjects))
         frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None
@@ -148,18 +157,29 @@ async def _serve(
         publisher, feeds, caches = _cache_events(connection, subjects, engine, info, member, runtime)
         prefill = create_prefill_side(engine, info, runtime, worker=member.worker, caches=caches)
         deps = WorkerDeps(messaging=connection, subjects=subjects, settings=_session_settings(settings, info), frames=frames)
+        probe = EngineProbe(engine, runtime, info, token=started.token)
         ports = EnginePorts(
-            executor=runtime, kv=publisher, prefill=prefill, set_role=runtime.set_role, adapters=EngineAdapters(engine)
+            executor=runtime,
+            kv=publisher,
+            prefill=prefill,
+            set_role=runtime.set_role,
+            adapters=EngineAdapters(engine),
+            operations=EngineOperator(
+                engine, runtime, info, probe, warm=lambda: warm(session.state.member.role), set_log_level=set_log_level
+            ),
         )
         session = WorkerSession(deps, member, ports)
+
+        async def warm(role: str) -> None:
+            await warm_up(engine, runtime, info, token=started.token, role=Role(role), timeout_s=settings.start_timeout_s)
+
         handovers = Handovers(session, engine, info, runtime, settings)
         runtime.attach(
             session.sink, info, table, handovers.coordinator, parsers=started.family.build(engine, info, table, parsers)
         )
         canary = Canary(
-            engine,
+            probe,
             runtime,
-            info,
             idle_s=settings.canary_s,
             timeout_s=settings.canary_timeout_s,
             serving=lambda: session.registered and session.state.taking,

@@ -265,7 +265,7 @@ class Ingress:
             raise BrokerUnavailable(f"this ingress {why}; try again shortly")
         if len(self._judge) >= self.settings.max_open:
             raise Overloaded(f"{len(self._judge)} requests are open at this ingress", reason="too_many_open")
-        if not self._worker_wait.longest_s and not self._worker_wait.served(job):
+        if not self._worker_wait.longest_s and not self._worker_wait.answerable(job):
             raise NoWorker(f"model {job.adapter or job.card.model!r} has no ready worker")
 
     async def cancel(self, name: str, tenant: str, *, timeout_s: float) -> bool:

@@ -74,6 +74,10 @@ class WorkerWait:
         """Return whether a worker accepts such requests now."""
         return bool(self._members.having(job.card.pool, job.adapter))
 
+    def answerable(self, job: Job) -> bool:
+        """Return whether a worker accepts such requests now, or sleeps and is woken for them."""
+        return self._members.answerable(job.card.pool, job.adapter)
+
     def hold(self, job: Job, stored: PubAck, since_s: float) -> None:
         """Begin to hold a request that was submitted at `since_s`, unless a worker has come meanwhile.
 
@@ -121,7 +125,7 @@ class WorkerWait:
             refused = 0
             for held in list(group.values()):
                 record = self._judge.get(held.id)
-                if record is not None and record.run is None and now_s < held.until_s:
+                if record is not None and record.run is None and (now_s < held.until_s or self._comes(wanted)):
                     continue
                 del group[held.id]
                 if record is None:
@@ -137,6 +141,10 @@ class WorkerWait:
                 del self._held[wanted]
         metrics.HELD.set(len(self))
         return min((held.until_s for group in self._held.values() for held in group.values()), default=None)
+
+    def _comes(self, wanted: _Wanted) -> bool:
+        """A worker is being woken. Its weights may take longer than a request is held; the request's deadline still ends it."""
+        return self._members.waking(wanted.pool, wanted.adapter)
 
     def _refuse(self, wanted: _Wanted, held: _Held, now_s: float) -> None:
         name = wanted.adapter or wanted.model

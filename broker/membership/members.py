@@ -15,7 +15,7 @@ import structlog
 
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages import RouterMember, WorkerMember
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import lease_gone
 from headrace.jetstream.ports import Change, Messaging
@@ -40,6 +40,7 @@ class Members:
         self._values: dict[str, bytes] = {}
         self._workers: dict[str, dict[str, WorkerMember]] = {}
         self._routers: dict[str, set[str]] = {}
+        self._wakers: dict[str, set[str]] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._watch = self._bucket.watch(self._on_change)
 
@@ -77,6 +78,8 @@ class Members:
             pool, _, router = rest.partition(".")
             routers = self._routers.setdefault(pool, set())
             (routers.discard if change.value is None else routers.add)(router)
+            wakers = self._wakers.setdefault(pool, set())
+            (wakers.add if change.value is not None and _wakes(change.value) else wakers.discard)(router)
         if kind == "worker":
             self._on_worker(rest, change.value)
         elif before == (change.value is not None):
@@ -115,6 +118,19 @@ class Members:
         """Return the workers that accept requests for this adapter; None is the model itself."""
         workers = self.serving_workers(pool)
         return [member for member in workers if adapter in member.adapters] if adapter else workers
+
+    def sleeping_workers(self, pool: str, adapter: str | None = None) -> list[WorkerMember]:
+        """Return the workers that would accept requests for this adapter, or the model itself, if they were woken."""
+        asleep = [member for member in self.workers(pool).values() if member.sleeping and member.serves]
+        return [member for member in asleep if adapter in member.adapters] if adapter else asleep
+
+    def answerable(self, pool: str, adapter: str | None = None) -> bool:
+        """Return True if a worker accepts such requests, or sleeps and is woken for them by a router."""
+        return bool(self.having(pool, adapter) or (self._wakers.get(pool) and self.sleeping_workers(pool, adapter)))
+
+    def waking(self, pool: str, adapter: str | None = None) -> bool:
+        """Return True if a worker that sleeps is about to accept such requests."""
+        return any(member.waking for member in self.sleeping_workers(pool, adapter))
 
     def prefill_workers(self, pool: str, handover: str, adapter: str | None = None) -> list[WorkerMember]:
         """Return the prefill workers that have the adapter and transfer KV blocks by the method `handover`."""
@@ -161,3 +177,10 @@ class Members:
     async def ingress_gone(self, ingress: str) -> bool:
         """Return True if the ingress is gone, by a fresh read; False while that cannot be known."""
         return await self.gone(self._subjects.ingress_key(ingress))
+
+
+def _wakes(value: bytes) -> bool:
+    try:
+        return decode(RouterMember, value).wakes
+    except WireError:
+        return False

@@ -34,6 +34,9 @@ class WorkerMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     transfer_card: bytes = b""  # data that other engines need to reach its memory
     tool_parser: str | None = None  # parser of its answers; the card names the parsers of the worker that joined last
     reasoning_parser: str | None = None
+    sleeping: int = 0  # level of its sleep, with `draining`; 0 = awake. It can be woken
+    waking: bool = False  # it is about to take requests again
+    paused: bool = False  # it stands still, with `draining`, until it is resumed
 
     @property
     def serves(self) -> bool:
@@ -56,3 +59,4 @@ class RouterMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     router: str
     pool: str
     started: float = 0.0
+    wakes: bool = False  # it wakes sleeping workers for requests that no other worker can take

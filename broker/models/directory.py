@@ -140,8 +140,8 @@ class ModelDirectory:
         return sorted(card.model for card, _ in self._known.values())
 
     def ready_names(self) -> list[str]:
-        """Return the names of the models that have a worker which accepts requests."""
-        return sorted(card.model for card, _ in self._known.values() if self._members.serving_workers(card.pool))
+        """Return the names of the models that have a worker which accepts requests, or is woken for them."""
+        return sorted(card.model for card, _ in self._known.values() if self._members.answerable(card.pool))
 
     def offered_names(self) -> list[str]:
         """Return the names of the models that have a worker which accepts requests, or had one lately."""
@@ -149,8 +149,8 @@ class ModelDirectory:
         return sorted(card.model for card, _ in self._known.values() if self._served.lately(card.pool, now))
 
     def listed_names(self) -> list[str]:
-        """Return every name under which a worker accepts requests: models, their aliases, and adapters."""
-        models = [card for card, _ in self._known.values() if self._members.serving_workers(card.pool)]
+        """Return every name under which a worker accepts requests or is woken for them: models, aliases and adapters."""
+        models = [card for card, _ in self._known.values() if self._members.answerable(card.pool)]
         aliases = {alias for card in models for alias in card.aliases if self._pools.get(alias) == card.pool}
         names = {card.model for card in models}
         return [*sorted(names), *sorted(aliases - names), *self.adapters()]
@@ -160,8 +160,8 @@ class ModelDirectory:
         return self._pools.get(name) or self._adapters.get(name)
 
     def adapters(self) -> list[str]:
-        """Return the adapters that are loaded in at least one worker that accepts requests."""
-        return sorted(name for name, pool in self._adapters.items() if self._members.having(pool, name))
+        """Return the adapters that are loaded in at least one worker that accepts requests, or is woken for them."""
+        return sorted(name for name, pool in self._adapters.items() if self._members.answerable(pool, name))
 
     def get(self, name: str) -> ServedModel:
         """Return the model or adapter with this name.

@@ -97,6 +97,8 @@ class AdapterChanges:
     def _refusal(self, name: str) -> str:
         if self._state.draining:
             return f"worker {self._state.worker} is draining"
+        if self._state.withdrawn in ("sleep", "pause"):
+            return f"the engine of worker {self._state.worker} stands still: wake or resume it first"
         if self._port is None:
             return f"worker {self._state.worker} cannot change its adapters while it runs"
         return bad_adapter_name(name)

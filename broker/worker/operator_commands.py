@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from headrace.broker.messages import Done, Inspection, LoadAdapter, UnloadAdapter
+import structlog
+
+from headrace.broker import metrics
+from headrace.broker.codec import decode_worker_command
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Done, Inspection, LoadAdapter, Operated, UnloadAdapter, WorkerCommand
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.worker.adapters import AdapterChanges
 from headrace.broker.worker.drain import Drainer
+from headrace.broker.worker.operations import WorkerOperations
 from headrace.broker.worker.ports import KvPort
 from headrace.broker.worker.reply import reply
 from headrace.broker.worker.role_change import RoleChange
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper
+from headrace.jetstream.ports import Message
 from headrace.jetstream.tasks import TaskScope
+
+log = structlog.get_logger()
 
 
 class OperatorCommands:
@@ -66,6 +75,30 @@ class OperatorCommands:
             refusal, done = await self._adapters.unload(command.name, command.grace_s), "has unloaded"
         message = refusal or f"worker {self._state.worker} {done} {command.name!r}"
         reply(self._messaging, reply_to, Done(ok=not refusal, message=message))
+
+
+class AdminInbox:
+    """Takes operators' commands from a worker's own subject for them, and begins each in `tasks`, once that is open."""
+
+    def __init__(self, deps: WorkerDeps, operations: WorkerOperations, tasks: TaskScope) -> None:
+        self._messaging = deps.messaging
+        self._operations = operations
+        self._tasks = tasks
+
+    def on_command(self, message: Message) -> None:
+        """Begin one command. An undecodable one is counted, logged and refused."""
+        try:
+            command = decode_worker_command(message.data)
+        except WireError as error:
+            metrics.MALFORMED.labels("command").inc()
+            log.error("command.malformed", error=str(error))
+            reply(self._messaging, message.reply, Operated(ok=False, message=str(error)))
+            return
+        if self._tasks.is_open:
+            self._tasks.spawn(self._do(command, message.reply))
+
+    async def _do(self, command: WorkerCommand, reply_to: str) -> None:
+        reply(self._messaging, reply_to, await self._operations.do(command))
 
 
 class Inspector:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Finish, JobFault, LoadReport, Text, TokenLogprob
@@ -80,6 +80,37 @@ class AdapterPort(Protocol):
         """Unload an adapter that no run uses. Raises HeadraceError."""
 
 
+class EngineOperations(Protocol):
+    """The operations of one engine that operators ask for. All raise HeadraceError with the reason if they fail."""
+
+    def check(self, operation: str, *, level: int = 0) -> None:
+        """Raise HeadraceError if the engine as started cannot do this: sleep (at a level), pause, reset_cache or profile."""
+
+    async def health(self, *, canary: bool, timeout_s: float) -> tuple[bool, dict[str, Any]]:
+        """Return whether the engine can serve, and what was found. With `canary` it is asked for a token, too."""
+
+    async def sleep(self, level: int) -> dict[str, Any]:
+        """Free the memory of an engine without sequences. Returns what was measured."""
+
+    async def wake(self, level: int) -> dict[str, Any]:
+        """End a sleep and warm the engine up. Returns what was measured."""
+
+    async def pause(self) -> dict[str, Any]:
+        """Stop the engine's steps. Its sequences stay."""
+
+    async def resume(self) -> dict[str, Any]:
+        """Let the engine go on."""
+
+    async def reset_cache(self) -> dict[str, Any]:
+        """Empty the prefix cache."""
+
+    async def profile(self, action: str) -> dict[str, Any]:
+        """Start or stop the profiler. Returns where it writes."""
+
+    def set_log_level(self, level: str) -> None:
+        """Change the level from which this process logs."""
+
+
 class KvPort(Protocol):
     """The publisher of a worker's cache events."""
 
@@ -105,7 +136,8 @@ class EnginePorts:
     """The engine of one worker as its session uses it.
 
     Without `kv` no cache events are published, without `prefill` no prompts are computed for other workers.  `set_role` has the
-    engine change its role, and raises HeadraceError if it cannot.  Without `adapters` these are those of the start.
+    engine change its role, and raises HeadraceError if it cannot.  Without `adapters` these are those of the start.  Without
+    `operations` operators' commands are refused.
     """
 
     executor: Executor
@@ -113,6 +145,7 @@ class EnginePorts:
     prefill: PrefillExecutor | None = None
     set_role: Callable[[str], Awaitable[None]] | None = None
     adapters: AdapterPort | None = None
+    operations: EngineOperations | None = None
 
 
 class HandoverSession(Protocol):

@@ -29,7 +29,8 @@ from headrace.broker.worker.isolation import IsolationMover
 from headrace.broker.worker.janitor_election import JanitorElection
 from headrace.broker.worker.judge_client import JudgeClient
 from headrace.broker.worker.lapses import Lapses
-from headrace.broker.worker.operator_commands import Inspector, OperatorCommands
+from headrace.broker.worker.operations import WorkerOperations
+from headrace.broker.worker.operator_commands import AdminInbox, Inspector, OperatorCommands
 from headrace.broker.worker.ports import EnginePorts, RunSink
 from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender, LoadReporter
@@ -41,6 +42,7 @@ from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker.timers import WorkerTimers
 from headrace.broker.worker.token_outbox import TokenOutbox
 from headrace.broker.worker.trial import Trial
+from headrace.broker.worker.withdrawal import Withdrawal
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
@@ -82,9 +84,11 @@ class WorkerSession:
         gone_judges = GoneJudges(deps, state, members, runs, tasks)
         self._timers = WorkerTimers(deps, state, lease, outbox, self._lapses, trial, gone_judges)
         self._drainer = Drainer(deps, state, lease, mover, runs, prefill, stop_taking=self.stop_taking)
-        role_change = RoleChange(deps, state, lease, mover, runs, prefill, set_role=engine.set_role)
+        withdrawal = Withdrawal(deps, state, lease, mover, runs, prefill)
+        role_change = RoleChange(state, withdrawal, set_role=engine.set_role)
         adapters = AdapterChanges(deps, state, lease, runs, engine.adapters)
         self.commands = OperatorCommands(deps, state, self._drainer, role_change, adapters, tasks)
+        self._admin_inbox = AdminInbox(deps, WorkerOperations(deps, state, withdrawal, engine.operations), tasks)
         self._judge_inbox = JudgeInbox(state, runs, outbox)
         prefill_inbox = PrefillInbox(self.prefill_client, prefill)
         inspector = Inspector(state, lease, engine.kv, prefill)
@@ -139,6 +143,7 @@ class WorkerSession:
         await self._consumers.ensure()
         messaging.on_reconnect(self._consumers.ensure)
         await messaging.subscribe(subjects.control(self.state.worker), self._inbox.on_control)
+        await messaging.subscribe(subjects.operate_worker(self.state.pool, self.state.worker), self._admin_inbox.on_command)
         await messaging.subscribe(subjects.find(self.state.pool), self._inbox.on_control)
         await messaging.subscribe(subjects.cancel(self.state.pool), self._judge_inbox.on_cancel)
         async with self._tasks:

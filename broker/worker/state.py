@@ -7,7 +7,7 @@ event loop, so the state is consistent between two awaits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,7 +22,7 @@ class WorkerState:
 
     * `member`: the record that the worker announces with its lease; replaced by `update_member`.
     * `draining`: a drain or the death of the engine was announced; the worker takes no more work, for good.
-    * `changing_role`: the worker takes nothing until its new role is announced.
+    * `withdrawn`: why the worker takes nothing for a while: it changes its role, sleeps or is paused; empty = it is in service.
     * `engine_dead`: no run can be started.
     * `unloading`: adapters that are no longer announced, but still in the engine.
     """
@@ -36,7 +36,7 @@ class WorkerState:
         self.runs = RunTable()
         self.tombstones = Tombstones(keep_s=tombstone_s)
         self.draining = False
-        self.changing_role = False
+        self.withdrawn: Literal["", "role", "sleep", "pause"] = ""
         self.engine_dead = False
         self.unloading: set[str] = set()
         self._placed: dict[tuple[str, int], float] = {}  # id and attempt → when the worker placed it on itself
@@ -67,8 +67,8 @@ class WorkerState:
 
     @property
     def taking(self) -> bool:
-        """New work is taken: the worker neither leaves nor changes its role."""
-        return not self.draining and not self.changing_role
+        """New work is taken: the worker neither leaves nor is withdrawn."""
+        return not self.draining and not self.withdrawn
 
     @property
     def open_slots(self) -> int:

@@ -58,6 +58,9 @@ WORKER = """examples:
   headrace worker drain worker-1                  ask a worker anywhere to finish and leave
   headrace worker role worker-1 prefill           give it another role
   headrace worker adapter load sql /adapters/sql --model M
+  headrace worker health worker-1                 whether it, and its engine, can serve
+  headrace worker sleep worker-1                  finish, free the engine's memory, keep the process
+  headrace worker wake worker-1
 
 SIGTERM drains: no new work, running work is finished or handed over. A second one, or Ctrl-C, stops at once."""
 
@@ -81,6 +84,33 @@ DRAIN = """example:
 
 Returns when the worker has accepted. Its process ends with code 0 when its work is done or handed over."""
 
+
+HEALTH = """examples:
+  headrace worker health worker-1
+  headrace worker health worker-1 --json --timeout 2
+
+The engine is asked for one token unless it sleeps or is paused. Exit codes: 0 healthy, 1 not, or no answer."""
+
+SLEEP = """examples:
+  headrace worker sleep worker-1
+  headrace worker sleep worker-1 --level 2 --grace 5
+
+Takes nothing new, finishes or hands over its work, and then has the engine free its memory; what was freed is measured. Its
+process and its place among the workers stay. `headrace worker wake`, or a router with --wake-on-demand, ends the sleep. On a
+GPU vLLM needs --engine-arg enable_sleep_mode=true."""
+
+PAUSE = """examples:
+  headrace worker pause worker-1
+  headrace worker pause worker-1 --grace 30
+
+Without --grace running answers stand still and go on at `headrace worker resume`; their deadlines do not wait."""
+
+PROFILE = """examples:
+  headrace worker profile start worker-1
+  headrace worker profile stop worker-1
+
+vLLM needs --engine-arg 'profiler_config={"profiler": "torch", "torch_profiler_dir": "/tmp/profiles"}', the simulator
+--engine-arg profile_dir=/tmp/profiles."""
 
 ROUTER = """examples:
   headrace router --nats nats://broker:4222       place the requests of all models

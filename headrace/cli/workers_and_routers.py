@@ -8,13 +8,14 @@ from typing import Any
 
 from headrace.cli import help_texts
 from headrace.cli.adapters import add_adapter_commands
+from headrace.cli.operations import add_operations
 from headrace.commands.running import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.config.options import find
 
 
 def add_worker_commands(worker: argparse.ArgumentParser) -> None:
-    """Add `status`, `drain`, `role` and `adapter` below `headrace worker`."""
+    """Add `status`, `drain`, `role`, `adapter` and the operations of one engine below `headrace worker`."""
     actions = worker.add_subparsers(metavar="", title="other worker commands")
     status = _add(
         actions, "worker status", _run_worker_status, help="show the workers that run", description="Show every live worker."
@@ -44,6 +45,7 @@ def add_worker_commands(worker: argparse.ArgumentParser) -> None:
         epilog=help_texts.ROLE,
     )
     add_adapter_commands(actions)
+    add_operations(actions)
     role.add_argument("worker", metavar="ID", help="id or name of the worker")
     known = find("worker.role")
     role.add_argument("role", metavar="ROLE", choices=known and known.choices, help="aggregated, prefill or decode")

@@ -38,8 +38,7 @@ def show_workers(settings: Settings, *, as_json: bool) -> int:
     for member, state in found:
         held = "no answer" if state is None else ", ".join(f"{n} {name}" for name, n in sorted(state.states.items()) if n)
         others = ", ".join(sorted(set(member.roles) - {member.role}))
-        ready = "draining" if member.draining else "ready"
-        table.append([member.worker, member.model, member.engine, member.role, others or "-", ready, held or "-"])
+        table.append([member.worker, member.model, member.engine, member.role, others or "-", _stand(member), held or "-"])
     sys.stdout.write(columns(table) if found else "no worker is running\n")
     return EXIT_OK
 
@@ -88,6 +87,17 @@ def find_worker(wanted: str, live: list[WorkerMember]) -> WorkerMember:
     raise CommandError(f"there is no live worker {wanted!r}; live: {known}")
 
 
+def _stand(member: WorkerMember) -> str:
+    """Return whether a worker takes requests, and if not, why."""
+    if member.waking:
+        return "waking"
+    if member.sleeping:
+        return f"asleep ({member.sleeping})"
+    if member.paused:
+        return "paused"
+    return "draining" if member.draining else "ready"
+
+
 async def _tell(messaging: Messaging, names: Subjects, wanted: str, command: Record, *, timeout_s: float) -> tuple[str, Done]:
     """Send a command to a worker and return the worker's id and consent.
 
@@ -114,5 +124,6 @@ def check_grace(grace_s: float) -> None:
 
 
 def _as_data(member: WorkerMember, state: Inspection | None) -> dict[str, Any]:
-    shown = ("worker", "pool", "model", "engine", "role", "roles", "draining", "slots", "handover", "adapters", "host", "pid")
-    return {**{name: getattr(member, name) for name in shown}, "state": msgspec.to_builtins(state) if state else None}
+    shown = ("worker", "pool", "model", "engine", "role", "roles", "draining", "sleeping", "waking", "paused", "slots")
+    more = ("handover", "adapters", "host", "pid")
+    return {**{name: getattr(member, name) for name in (*shown, *more)}, "state": msgspec.to_builtins(state) if state else None}

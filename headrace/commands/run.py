@@ -133,7 +133,7 @@ def run_worker(settings: Settings) -> int:
             _prepare_model(settings)
         from headrace.workers.main import run_worker as run
 
-        return run(composed, options, names)
+        return run(composed, options, names, set_log_level=logs.set_level)
 
     with TreeGuard():
         return _run(settings, start)

@@ -8,14 +8,17 @@ import xxhash
 
 from headrace.broker.places import worker_of
 from headrace.router.placement.load import LoadTable, WorkerLoad
-from headrace.router.placement.types import Waiting
+from headrace.router.placement.types import Waiting, WorkerInfo
 
 
 def why_not(request: Waiting, load: WorkerLoad) -> str:
     """Return the reason for which this worker may not take the request; empty if it may."""
     info = load.info
-    if info.draining:
-        return "draining"
+    return "draining" if info.draining else lacks(request, info)
+
+
+def lacks(request: Waiting, info: WorkerInfo) -> str:
+    """Return what this worker lacks for the request, whether it serves now or not; empty if nothing."""
     if request.worker and request.worker not in (info.worker, worker_of(info.worker)):
         return "another worker is named"
     if missing := request.require - info.labels:
@@ -23,6 +26,11 @@ def why_not(request: Waiting, load: WorkerLoad) -> str:
     if request.adapter and request.adapter not in info.adapters:
         return f"no adapter {request.adapter}"
     return ""
+
+
+def comes(request: Waiting, loads: LoadTable) -> bool:
+    """Return whether a worker that is about to serve again may take the request then."""
+    return any(load.info.waking and not lacks(request, load.info) for load in loads)
 
 
 def eligible_columns(request: Waiting, loads: LoadTable) -> list[int]:

@@ -63,7 +63,7 @@ class Scheduler:
         self._admission = Admission(settings.limits)
         self.disagg = DisaggPlanner(settings, self._loads, view)
         self._window = CostMatrix(self._loads, self.disagg.pool, settings.tiers)
-        self._unplaceable = Unplaceable(self._window, patience_s=settings.no_worker_s)
+        self._unplaceable = Unplaceable(self._window, self._loads, patience_s=settings.no_worker_s)
         self._recent = RecentWork(settings.balance_horizon)
         self._suspects = Suspects(self._loads, self._window, self._queue)
         self._presence = InteractivePresence(settings.batch_quiet_s)

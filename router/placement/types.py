@@ -20,6 +20,7 @@ class WorkerInfo:
     block_size: int = 0
     step_tokens: int = 0  # most tokens of one engine step, 0 = unknown
     draining: bool = False
+    waking: bool = False  # it is draining, but about to serve again
     labels: frozenset[str] = frozenset()
     adapters: frozenset[str] = frozenset()
     kv_events: bool = True

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
+from headrace.router.placement.eligibility import comes
+from headrace.router.placement.load import LoadTable
 from headrace.router.placement.types import Shed, Waiting
 
 
 class Unplaceable:
-    """Watches a window for them. They wait up to `patience_s` for a worker that may take them."""
+    """Watches a window for them. They wait up to `patience_s` for a worker that may take them, or for a waking one."""
 
-    def __init__(self, window: CostMatrix, *, patience_s: float) -> None:
+    def __init__(self, window: CostMatrix, loads: LoadTable, *, patience_s: float) -> None:
         self._window = window
+        self._loads = loads
         self._patience_s = patience_s
         self._ids: dict[str, None] = {}
 
@@ -36,7 +39,7 @@ class Unplaceable:
             row = self._window.rows.get(request_id)
             if row is None or row.ineligible_since_s is None:
                 self._ids.pop(request_id)
-            elif now_s - row.ineligible_since_s > self._patience_s:
+            elif now_s - row.ineligible_since_s > self._patience_s and not comes(row.request, self._loads):
                 found.append(_shed(row.request, now_s - row.ineligible_since_s))
         return found
 

@@ -26,6 +26,7 @@ WAITED_S = Histogram(
     "Time in the window until the placement",
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
+WAKES = Counter("headrace_router_wakes_total", "Sleeping workers that this router woke for requests", ["pool", "outcome"])
 PLACED = Counter("headrace_router_placed_total", "Placements by reason", ["reason"])
 PREFILL = Counter(
     "headrace_router_prefill_total",

@@ -32,6 +32,7 @@ def worker_info(member: WorkerMember, *, kv_events: bool) -> WorkerInfo:
         block_size=member.block_size,
         step_tokens=member.step_tokens,
         draining=member.draining,
+        waking=member.waking,
         labels=frozenset(member.labels),
         adapters=frozenset(member.adapters),
         kv_events=kv_events,

@@ -49,6 +49,7 @@ from headrace.router.session.state import RouterState, ServingPermission
 from headrace.router.session.suspect_waits import SuspectWaits
 from headrace.router.session.tenants import TenantCount
 from headrace.router.session.timers import RouterTimers, index_ready, members_known
+from headrace.router.session.waker import Waker
 from headrace.router.session.window import RequestWindow
 
 log = structlog.get_logger()
@@ -111,7 +112,7 @@ class RouterSession:
             deps.messaging,
             deps.subjects.bucket("members"),
             deps.subjects.router_key(deps.pool, deps.router),
-            encode(RouterMember(router=deps.router, pool=deps.pool, started=deps.wall())),
+            encode(RouterMember(router=deps.router, pool=deps.pool, started=deps.wall(), wakes=deps.options.wake_on_demand)),
             ttl_s=deps.options.timing.lease_ttl_s,
             on_change=self._on_lease,
         )
@@ -157,6 +158,8 @@ class RouterSession:
             serving.create_task(self._lease.run())
             serving.create_task(self._intake.run())
             serving.create_task(self._dispatcher.run())
+            if self._deps.options.wake_on_demand:
+                serving.create_task(Waker(self._deps, self._state).run())
             serving.create_task(self._janitor.run(lambda: self._lease.held))  # every router: copies are told apart by id
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from headrace.workers.engine import Handover, PoolItem, Role
@@ -9,9 +12,9 @@ from headrace.workers.errors import EngineError, EngineOverloaded, UnsupportedBy
 from tests.engine_contract.subject import Subject, greedy
 
 KNOWN_ELSEWHERE = ("load_adapter", "unload_adapter", "reset_prefix_cache", "stats", "replay_kv_events", "release_handover")
-KNOWN_ELSEWHERE += ("sleep", "wake", "pause", "resume", "is_paused", "flush_cache", "fly")
+KNOWN_ELSEWHERE += ("sleep", "wake", "pause", "resume", "is_paused", "start_profile", "stop_profile", "flush_cache", "fly")
 DRIVEN = {"load_adapter", "unload_adapter", "reset_prefix_cache", "stats", "replay_kv_events", "release_handover"}
-DRIVEN |= {"sleep", "wake", "pause", "resume", "is_paused"}
+DRIVEN |= {"sleep", "wake", "pause", "resume", "is_paused", "start_profile", "stop_profile"}
 """The operations that a test here calls."""
 
 
@@ -47,9 +50,28 @@ class GeneratingOperationsContract(OperationsContract):
     async def test_a_paused_engine_goes_on_when_resumed(self, subject: Subject) -> None:
         if not {"operation pause", "operation resume"} <= subject.declared:
             return
-        await subject.engine.control("pause", {})
+        before = await subject.ids(subject.prompt(700), greedy(40))
+        running = await subject.submit(subject.prompt(700), greedy(40))
+        await subject.engine.control("pause", {"mode": "keep"})
+        await asyncio.sleep(0.2)  # a step that ran may have ended meanwhile
+        came = len(subject.outputs[running])
+        assert came < 40
+        await asyncio.sleep(0.3)
+        assert len(subject.outputs[running]) == came, "a paused engine makes no steps"
         await subject.engine.control("resume", {})
-        assert len(await subject.ids(subject.prompt(700), greedy(3))) == 3
+        outputs = await subject.end(running)
+        assert [token for output in outputs for token in output.ids] == before
+
+    async def test_a_profile_of_steps_is_written_where_declared(self, subject: Subject) -> None:
+        if "operation start_profile" not in subject.declared:
+            return
+        began = await subject.engine.control("start_profile", {})
+        with pytest.raises(EngineError):
+            await subject.engine.control("start_profile", {})
+        await subject.ids(subject.prompt(707), greedy(3))
+        ended = await subject.engine.control("stop_profile", {})
+        written = [path for path in Path(str(began["folder"])).rglob("*") if path.is_file() and path.stat().st_size]
+        assert written, (began, ended)
 
     async def test_sleep_refuses_sequences_until_it_is_woken(self, subject: Subject) -> None:
         levels = subject.engine.capabilities.sleep_levels

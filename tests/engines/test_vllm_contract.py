@@ -84,7 +84,9 @@ async def rich(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
     adapters = tuple(str(write_adapter(folder / name, model_dir, seed=n)) for n, name in enumerate(("one", "other")))
     means = Means(adapters=adapters, embeds=embeds, kill=kill, start_s=240.0)
-    async with started(VllmEngine, EngineConfig(model=str(model_dir), served_name="m", args=ALL), SUPPORT, means) as made:
+    profiler = {"profiler": "torch", "torch_profiler_dir": str(folder / "profiles"), "torch_profiler_with_stack": False}
+    args = ALL | {"profiler_config": profiler}
+    async with started(VllmEngine, EngineConfig(model=str(model_dir), served_name="m", args=args), SUPPORT, means) as made:
         yield made
 
 

@@ -67,6 +67,8 @@ class FakeEngine:
             raise self.refuse
         self.taken.append(sequence)
 
+    async def release(self, sequence_id: str, params: object) -> None: ...
+
     async def abort(self, ids: Seq[str]) -> None:
         self.aborted += ids
 

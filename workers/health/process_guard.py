@@ -65,7 +65,7 @@ class TreeGuard:
 
     def __exit__(self, *_: object) -> None:
         shell = self._shell.pid if self._shell else -1
-        if all(pid == shell or _is_tracker(pid) for pid, _ in _descendants(os.getpid())):
+        if all(pid == shell or _is_tracker(pid) for pid, _ in descendants(os.getpid())):
             self.release()
 
     def _close(self) -> None:
@@ -115,12 +115,12 @@ class ProcessTree:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._before = set(_descendants(root))
+        self._before = set(descendants(root))
         self._members: set[tuple[int, int]] = set()
 
     def remember(self) -> None:
         """Add all current descendants of the root except those that existed when this object was created."""
-        self._members |= {member for member in set(_descendants(self._root)) - self._before if not _is_tracker(member[0])}
+        self._members |= {member for member in set(descendants(self._root)) - self._before if not _is_tracker(member[0])}
 
     def alive(self) -> list[int]:
         """Return the ids of the members that still run. Zombies do not count."""
@@ -141,7 +141,7 @@ class ProcessTree:
         return len(left)
 
 
-def _descendants(root: int) -> Iterator[tuple[int, int]]:
+def descendants(root: int) -> Iterator[tuple[int, int]]:
     """Yield (process id, start time) of each descendant of `root`."""
     children: dict[int, list[tuple[int, int]]] = {}
     for entry in Path("/proc").glob("[0-9]*"):

@@ -19,28 +19,30 @@ POOLED_TOKENS = 64  # length of the warm-up input of a pooling engine
 PREFILL_TOKENS = 512  # length of a prefill worker's warm-up prompt, which serves long prompts
 
 
-async def warm_up(engine: Engine, runtime: Runtime, info: EngineInfo, *, role: Role, timeout_s: float) -> None:
+async def warm_up(engine: Engine, runtime: Runtime, info: EngineInfo, *, token: int, role: Role, timeout_s: float) -> None:
     """Generate a few tokens and discard them. In the role `prefill` also offer a prompt's blocks and release them.
 
-    A pooling engine computes a vector instead. Raises EngineStartFailed if the engine cannot.
+    `token`: the one with which the model's prompts begin. A pooling engine computes a vector instead. Raises EngineStartFailed
+    if the engine cannot.
     """
     if POOLING_KINDS & set(info.kinds):
-        await _pool(engine, info, timeout_s=timeout_s)
+        await _pool(engine, info, token, timeout_s=timeout_s)
         return
-    await _generate(engine, runtime, _sequence(info, "warm-up", 2 * info.block_size), timeout_s=timeout_s)
+    await _generate(engine, runtime, _sequence(info, "warm-up", token, 2 * info.block_size), timeout_s=timeout_s)
     if role is Role.PREFILL and engine.capabilities.disagg is DisaggStyle.PARAMS:
-        offered = msgspec.structs.replace(_sequence(info, "warm-up-prefill", PREFILL_TOKENS), handover=Handover(kind="prefill"))
+        sequence = _sequence(info, "warm-up-prefill", token, PREFILL_TOKENS)
+        offered = msgspec.structs.replace(sequence, handover=Handover(kind="prefill"))
         await _generate(engine, runtime, offered, timeout_s=timeout_s)
         await engine.release(offered.id, None)
     log.info("engine.warm", tokens=WARMUP_TOKENS, role=role.value)
 
 
-async def _pool(engine: Engine, info: EngineInfo, *, timeout_s: float) -> None:
+async def _pool(engine: Engine, info: EngineInfo, token: int, *, timeout_s: float) -> None:
     length = max(1, min(POOLED_TOKENS, info.context_length))
     item = PoolItem(
         id="warm-up",
         task="embed" if "embedding" in info.kinds else "classify",
-        token_ids=[1 if info.vocab_size > 1 else 0] * length,
+        token_ids=_prompt(info, token, length),
         second=(length // 2 or None) if "score" in info.kinds else None,
     )
     try:
@@ -53,12 +55,15 @@ async def _pool(engine: Engine, info: EngineInfo, *, timeout_s: float) -> None:
     log.info("engine.warm", tokens=length, kinds=list(info.kinds))
 
 
-def _sequence(info: EngineInfo, name: str, wanted: int) -> Sequence:
+def _prompt(info: EngineInfo, token: int, length: int) -> list[int]:
+    return [token, *[1 if info.vocab_size > 1 else 0] * (length - 1)]
+
+
+def _sequence(info: EngineInfo, name: str, token: int, wanted: int) -> Sequence:
     length = max(1, min(wanted, info.context_length // 2))
-    token = 1 if info.vocab_size > 1 else 0
     return Sequence(
         id=name,
-        token_ids=[token] * length,
+        token_ids=_prompt(info, token, length),
         prompt_tokens=length,
         sampling=Sampling(temperature=0.0, max_tokens=WARMUP_TOKENS, ignore_eos=True),
     )

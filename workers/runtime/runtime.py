@@ -101,6 +101,14 @@ class Runtime:
             scope.spawn(self.watchdog.watch_stall())
             scope.spawn(self._watch_stuck())
 
+    def suspend(self) -> None:
+        """Expect nothing of the engine: it is about to stand still, with its sequences inside."""
+        self.watchdog.suspend()
+
+    def resume(self) -> None:
+        """Expect steps again."""
+        self.watchdog.resume()
+
     def blamed(self) -> frozenset[str]:
         """Return the ids of the requests that a dead engine names as the cause, as far as they are here."""
         active = self.sequences.active
@@ -114,6 +122,9 @@ class Runtime:
         loop, active = asyncio.get_running_loop(), self.sequences.active
         while not self.dead.done():
             await asyncio.sleep(self._check_every_s)
+            if self.watchdog.suspended:
+                self._stuck.forget()
+                continue
             for stuck in self._stuck.check(loop.time(), list(active.values())):
                 if self._sink is not None and stuck.choice.id in active:
                     give_up(stuck, self._sink)

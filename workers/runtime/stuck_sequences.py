@@ -33,6 +33,10 @@ class StuckSequences:
         self._token_s = token_s
         self._seen: dict[str, tuple[int, float]] = {}  # tokens it had, and since when it has no more
 
+    def forget(self) -> None:
+        """Count all waits anew from the next check on."""
+        self._seen = {}
+
     def check(self, now_s: float, active: Iterable[ChoiceRun]) -> list[Stuck]:
         """Return the sequences that have waited for too long. Sequences that are not active any more are forgotten."""
         seen, self._seen, stuck = self._seen, {}, []

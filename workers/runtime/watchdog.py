@@ -26,7 +26,26 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self._last_step_s = 0.0
         self._reported_s = self._loop.time()
+        self._suspended = False
         self.dead: asyncio.Future[str] = self._loop.create_future()
+
+    def suspend(self) -> None:
+        """Expect no reports: the engine stands still by an operator's will."""
+        self._suspended = True
+
+    def resume(self) -> None:
+        """Expect reports again."""
+        self._suspended = False
+        self._last_step_s = self._reported_s = self._loop.time()
+
+    @property
+    def suspended(self) -> bool:
+        """No reports are expected."""
+        return self._suspended
+
+    def report(self) -> dict[str, float]:
+        """Return how long ago the engine has reported, and after how long it would count as dead, in seconds."""
+        return {"last_report_s": round(self._loop.time() - self._reported_s, 3), "stall_limit_s": self._stall_s}
 
     def declare_dead(self, why: str) -> None:
         """Record that the engine is dead. Only the first reason counts."""
@@ -57,7 +76,7 @@ class Watchdog:
             await asyncio.sleep(min(1.0, self._stall_s / 4))
             running = self._running()
             now = self._loop.time()
-            if not running:
+            if not running or self._suspended:
                 self._last_step_s = now
             elif now - self._last_step_s > self._stall_s:
                 metrics.STALLS.inc()

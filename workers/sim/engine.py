@@ -32,7 +32,13 @@ from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvali
 from headrace.workers.sim.answers.answers import PRESCRIBED
 from headrace.workers.sim.answers.guided.texts import KINDS
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
-from headrace.workers.sim.control import ADAPTER_OPERATIONS, HANDOVER_OPERATION, OPERATIONS, Operations
+from headrace.workers.sim.control import (
+    ADAPTER_OPERATIONS,
+    HANDOVER_OPERATION,
+    OPERATIONS,
+    PROFILE_OPERATIONS,
+    Operations,
+)
 from headrace.workers.sim.events import EventBuffer
 from headrace.workers.sim.fabric_member import ROLES, FabricMember
 from headrace.workers.sim.faults import SequenceFaults, raise_rejection
@@ -41,7 +47,7 @@ from headrace.workers.sim.resources import open_fabric
 from headrace.workers.sim.scheduler import SimScheduler, block_manager
 from headrace.workers.sim.scheduling.blocks import BlockManager
 from headrace.workers.sim.settings import SimSettings, parse_settings
-from headrace.workers.sim.sleep import LEVELS, Sleeper
+from headrace.workers.sim.sleep import LEVELS
 from headrace.workers.sim.step_driver import StepDriver
 from headrace.workers.sim.transfer.fabric import Fabric
 from headrace.workers.sim.transfer.handover_state import HandoverWire
@@ -86,6 +92,8 @@ class SimEngine:
 
     def _declare(self) -> Capabilities:
         operations = OPERATIONS if self._member is not None else OPERATIONS - {HANDOVER_OPERATION}
+        if self._scheduler is None or not self._scheduler.settings.profile_dir:
+            operations -= PROFILE_OPERATIONS
         if self._pooling is not None:
             return Capabilities(
                 resume=False, seeds=False, priority=True, sleep_levels=LEVELS, operations=operations - ADAPTER_OPERATIONS
@@ -130,14 +138,7 @@ class SimEngine:
         self._media = frozenset(slots)
         self._capabilities = self._declare()
         self._driver = driver = StepDriver(scheduler, self._events, sink, self._work)
-        self._operations = Operations(
-            scheduler,
-            Sleeper(scheduler, driver),
-            self._events,
-            adapters=self._adapters,
-            member=self._member,
-            wake=self._work.set,
-        )
+        self._operations = Operations(scheduler, driver, self._events, adapters=self._adapters, member=self._member)
         self._task = asyncio.create_task(self._drive(driver), name="sim-engine")
         self._task.add_done_callback(self._driver_ended)
         return EngineInfo(
@@ -326,8 +327,7 @@ class SimEngine:
             )
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Run `reset_prefix_cache`, `stats`, `replay_kv_events`, `release_handover`, `sleep`, `wake`, `load_adapter` or
-        `unload_adapter`; see docs/simulator.md.
+        """Run one of `headrace.workers.sim.control.OPERATIONS`; see docs/simulator.md.
 
         Raises UnsupportedByEngine for other operations, RequestInvalid for wrong arguments.
         """

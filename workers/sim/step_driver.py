@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from headrace.workers.engine import KvEvent, Output, Sink
 from headrace.workers.sim.driver_wait import pass_time, until_work
 from headrace.workers.sim.events import EventBuffer
+from headrace.workers.sim.profile import StepTrace
 from headrace.workers.sim.scheduler import SimScheduler, StepResult
 
 _MOST_LAG_S = 1.0  # an engine that falls further behind its schedule does not catch up
@@ -29,6 +30,9 @@ class StepDriver:
         self._aborted: set[str] = set()  # ids aborted during the running step
         self._step_ends_s = 0.0  # by the loop's clock
         self.stepping = False  # a step runs, and its outputs are not out yet
+        self._running = asyncio.Event()  # not set while paused
+        self._running.set()
+        self.trace: StepTrace | None = None  # a profile that is being taken
 
     @property
     def idle(self) -> bool:
@@ -45,7 +49,11 @@ class StepDriver:
         scheduler, clock = self._scheduler, asyncio.get_running_loop().time
         due = clock()
         while True:
+            if not self._running.is_set():
+                await self._running.wait()
+                due = clock()
             self._aborted.clear()
+            began_s = clock()
             result = scheduler.step()
             self.stepping = result is not None
             if result is None:
@@ -64,6 +72,8 @@ class StepDriver:
             if outputs:
                 self._sink(outputs)
             self.stepping = False
+            if self.trace is not None:
+                self.trace.add(began_s, clock(), result)
             if result.events:
                 self._publish(result.events)
 
@@ -76,6 +86,19 @@ class StepDriver:
         self._scheduler.abort(ids)
         self._aborted.update(ids)
         self.wake()
+
+    @property
+    def paused(self) -> bool:
+        """No step is begun."""
+        return not self._running.is_set()
+
+    def pause(self) -> None:
+        """Begin no step any more. The running one ends, and all sequences stay."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        """Go on with the sequences that are there. Has no effect on a driver that runs."""
+        self._running.set()
 
     def emit(self, outputs: list[Output]) -> None:
         """Give these outputs out now, beside the steps."""

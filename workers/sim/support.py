@@ -40,6 +40,8 @@ SUPPORT = EngineSupport(
         "handover params": "`disagg=params`",
         "handover rendezvous": "`disagg=rendezvous`",
         f"operation {HANDOVER_OPERATION}": "`disagg`",
+        "operation start_profile": "`profile_dir`",
+        "operation stop_profile": "`profile_dir`",
         "kind embedding": "`pooling=embed`",
         "kind score": "`pooling=score`",
         "kind classify": "`pooling=classify`",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from typing import Any
@@ -31,7 +31,7 @@ from headrace.workers.engine import (
     Sequence,
     Sink,
 )
-from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine
+from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine, WorkerError
 from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.kv.zmq_listener import ZmqKvListener
 from headrace.workers.text.tokens import token_table
@@ -42,12 +42,12 @@ from headrace.workers.vllm.kv_transfer import VllmKvTransfer
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media import MediaReader
 from headrace.workers.vllm.media_support import MediaSupport
+from headrace.workers.vllm.operations import VllmOperations
 from headrace.workers.vllm.pooling import VllmPooling
 from headrace.workers.vllm.settings import kv_events_wanted, ranks
 from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
 from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
-from headrace.workers.vllm.support import OPERATIONS
 
 _log = structlog.get_logger()
 
@@ -72,12 +72,15 @@ class VllmEngine:
         self._kv: KvListener | None = None
         self._pooling: VllmPooling | None = None
         self._media: MediaReader | None = None
+        self._operations: VllmOperations | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         exchange = self._exchange
+        operations = self._operations.able if self._operations is not None else frozenset()
+        levels = self._operations.sleep_levels if self._operations is not None else ()
         if self._pooling is not None:
-            return Capabilities(resume=False, seeds=False, priority=self._priority, operations=OPERATIONS)
+            return Capabilities(resume=False, seeds=False, priority=self._priority, sleep_levels=levels, operations=operations)
         lora = self._adapters is not None and self._adapters.changeable
         return Capabilities(
             roles=exchange.roles if exchange is not None else frozenset({Role.AGGREGATED}),
@@ -91,7 +94,8 @@ class VllmEngine:
             lora="dynamic" if lora else "none",
             cache_salt=True,
             priority=self._priority,
-            operations=OPERATIONS | ADAPTER_OPERATIONS if lora else OPERATIONS,
+            sleep_levels=levels,
+            operations=operations | ADAPTER_OPERATIONS if lora else operations,
         )
 
     @property
@@ -122,6 +126,7 @@ class VllmEngine:
             raise
         self._processes.remember()
         self._started = started
+        self._operations = VllmOperations(started.llm, started.info, cpu=started.cpu)
         if POOLING_KINDS & set(started.info.kinds):
             self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._translate)
             self._deafen()  # where it was not known before that there is nothing to route by
@@ -158,6 +163,7 @@ class VllmEngine:
         started, batcher, exchange = self._alive()
         if self._pooling is not None:
             raise UnsupportedByEngine(f"this vLLM serves {', '.join(started.info.kinds)} and generates nothing")
+        self._check_awake()
         run = EngineRequest(sequence)
         try:
             run.request_id, transfer = exchange.admit(sequence)
@@ -194,6 +200,11 @@ class VllmEngine:
             await started.llm.abort(run.request_id)
             return
         batcher.attach(collector, run)
+
+    def _check_awake(self) -> None:
+        """Raise EngineOverloaded while vLLM sleeps: it would queue what it is given."""
+        if self._operations is not None and self._operations.asleep:
+            raise EngineOverloaded(f"the engine sleeps (level {self._operations.asleep})")
 
     async def _prompt(self, started: Started, run: EngineRequest) -> Any:
         sequence = run.sequence
@@ -298,10 +309,12 @@ class VllmEngine:
         self._alive()
         if self._pooling is None:
             raise UnsupportedByEngine("this vLLM generates; it makes vectors of this model with runner=pooling")
+        self._check_awake()
         return await self._pooling.pool(item)
 
     async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        llm = self._alive()[0].llm
+        self._alive()
+        assert self._operations is not None  # of an engine that was started  # noqa: S101
         adapters = self._adapters
         if adapters is not None and op in ADAPTER_OPERATIONS and not adapters.changeable:
             raise UnsupportedByEngine(f"{op}: this vLLM was started without enable_lora")
@@ -311,17 +324,10 @@ class VllmEngine:
         if adapters is not None and op == "unload_adapter":
             await adapters.unload(args["name"])
             return {}
-        operations: dict[str, Callable[..., Awaitable[Any]]] = {  # by the names in `OPERATIONS`
-            "reset_prefix_cache": llm.reset_prefix_cache,
-            "pause": llm.pause_generation,
-            "resume": llm.resume_generation,
-            "is_paused": llm.is_paused,
-        }
-        operation = operations.get(op)
-        if operation is None:
-            raise UnsupportedByEngine(f"vLLM has no operation {op!r} here; known: {', '.join(operations)}")
         try:
-            return {"result": await operation(**args)}
+            return await self._operations.do(op, args)
+        except WorkerError:
+            raise
         except Exception as error:
             raise self._translate(error) from error
 

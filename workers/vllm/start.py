@@ -54,6 +54,7 @@ class Started:
     transfer: ConnectorChoice | None = None
     adapters: Adapters | None = None  # None for an engine that generates nothing
     offer: MediaSupport = NO_MEDIA
+    cpu: bool = False  # it computes without a GPU
 
 
 async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None) -> Started:
@@ -122,7 +123,9 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     except Exception as error:
         told = missing_code(str(error)) or str(error)
         raise EngineStartFailed(f"vLLM could not start {config.model}: {told}") from error
-    return Started(llm, _describe(llm, vllm.__version__, transfer, ranks=ranks(config)), transfer)
+    return Started(
+        llm, _describe(llm, vllm.__version__, transfer, ranks=ranks(config)), transfer, cpu=current_platform.is_cpu()
+    )
 
 
 def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks: int) -> EngineInfo:

@@ -6,8 +6,7 @@ from headrace.workers.engine import Capabilities, DisaggStyle, Role
 from headrace.workers.engine_support import EngineSupport, words
 from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS
 from headrace.workers.vllm.convert import GUIDED
-
-OPERATIONS = frozenset({"reset_prefix_cache", "pause", "resume", "is_paused"})
+from headrace.workers.vllm.operations import OPERATIONS
 
 _MOST = Capabilities(
     roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
@@ -21,11 +20,14 @@ _MOST = Capabilities(
     prompt_embeds=True,
     cache_salt=True,
     priority=True,
+    sleep_levels=(1, 2),
     operations=OPERATIONS | ADAPTER_OPERATIONS,
 )
 
 _CONNECTOR = "role `prefill` or `decode`, or `kv_transfer_mode`"
 _ADAPTERS = "`adapters` or `enable_lora=true`"
+_PROFILER = "`profiler_config`"
+_SLEEP_MODE = "on a GPU `enable_sleep_mode=true`, and no hand-over"
 _POOLING_MODEL = "a pooling model"
 _MEDIA_MODEL = "a model for it"
 _BY_SERVED_MODELS = "tests/engines/test_embeddings.py puts it beside vLLM's own server"
@@ -44,6 +46,12 @@ SUPPORT = EngineSupport(
         "lora dynamic": _ADAPTERS,
         "operation load_adapter": _ADAPTERS,
         "operation unload_adapter": _ADAPTERS,
+        "operation start_profile": _PROFILER,
+        "operation stop_profile": _PROFILER,
+        "operation sleep": _SLEEP_MODE,
+        "operation wake": _SLEEP_MODE,
+        "sleep level 1": _SLEEP_MODE,
+        "sleep level 2": _SLEEP_MODE,
         "prompt_embeds": "`enable_prompt_embeds=true`",
         "priority": "`scheduling_policy=priority`",
         "media image": _MEDIA_MODEL,

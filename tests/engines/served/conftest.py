@@ -28,19 +28,26 @@ def vllm(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, direct: list
 
 
 @pytest.fixture(scope="package")
-def ours(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, vllm: str) -> Iterator[str]:
-    """The URL of Headrace. Started once vLLM's server is up: both at once would take longer than one after the other."""
+def our_up(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, vllm: str) -> Iterator[RunningUp]:
+    """Headrace. Started once vLLM's server is up: both at once would take longer than one after the other."""
     flags = [flag for name, value in ARGS.items() for flag in ("--engine-arg", f"{name}={value}")]
     flags += ["--model", str(model_dir), "--served-name", MODEL, "--tool-parser", "hermes", "--reasoning-parser", "none"]
     up = RunningUp(tmp_path_factory.mktemp("ours"), *flags, engine="vllm")
     try:
         up.until("ready", lambda: up.state()["ready"], ENGINE_START_S)
-        yield up.state()["url"]
+        yield up
         up.process.terminate()
         assert up.process.wait(60) == 0, up.log()
         assert "leaked" not in up.log(), "a library of the engine was taken down"
     finally:
         up.stop()
+
+
+@pytest.fixture(scope="package")
+def ours(our_up: RunningUp) -> str:
+    """The URL of Headrace."""
+    url: str = our_up.state()["url"]
+    return url
 
 
 Request = TypeVar("Request")

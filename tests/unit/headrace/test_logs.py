@@ -49,6 +49,22 @@ def test_auto_is_json_where_nobody_looks() -> None:
     assert logs.configure(log_format="auto", stream=io.StringIO()) == "json"
 
 
+def test_a_level_can_be_changed_for_loggers_that_were_used_before() -> None:
+    stream = io.StringIO()
+    logs.configure(log_format="json", level="info", stream=stream)
+    ours = structlog.get_logger().bind()
+    ours.debug("a.before")
+    logs.set_level("debug")
+    ours.debug("a.debug")
+    logging.getLogger("library").debug("debug")
+    logs.set_level("error")
+    ours.warning("a.after")
+    logging.getLogger("library").warning("after")
+    assert [line["event"] for line in _lines(stream)] == ["a.debug", "debug"]
+    with pytest.raises(KeyError):
+        logs.set_level("loud")
+
+
 def test_the_level_holds_for_both_kinds_of_logger() -> None:
     stream = io.StringIO()
     logs.configure(log_format="json", level="warning", stream=stream)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from headrace.broker.codec import encode
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages import RouterMember, WorkerMember
 from headrace.jetstream.errors import NotConnected
 from headrace.jetstream.ports import Change, KeyState, Messaging
 from headrace.jetstream.subjects import Subjects
@@ -211,3 +211,23 @@ def test_workers_are_chosen_by_role_drain_and_way_of_handing_over() -> None:
     assert names(members.serving_workers("p")) == {"plain", "decode"}
     assert names(members.prefill_workers("p", "push")) == {"pre"}
     assert names(members.prefill_workers("p", "")) == set()
+
+
+async def test_a_sleeping_worker_can_answer_where_a_router_wakes_it() -> None:
+    members, tell, _ = view()
+    router = SUBJECTS.router_key("p", "r")
+    tell(put(1, draining=True, sleeping=1, adapters=["x"]))
+    assert not members.answerable("p")
+    tell(Change(router, encode(RouterMember(router="r", pool="p")), 2))
+    assert not members.answerable("p"), "this router wakes nobody"
+    tell(Change(router, encode(RouterMember(router="r", pool="p", wakes=True)), 3))
+    assert members.answerable("p")
+    assert members.answerable("p", "x")
+    assert not members.answerable("p", "y")
+    assert not members.waking("p")
+    tell(put(4, draining=True, sleeping=1, waking=True))
+    assert members.waking("p")
+    tell(Change(router, None, 5, "deleted"))
+    assert not members.answerable("p")
+    tell(put(6))
+    assert members.answerable("p")

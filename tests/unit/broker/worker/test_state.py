@@ -45,9 +45,9 @@ def test_a_worker_on_trial_has_room_for_suspects_only() -> None:
 def test_a_worker_that_drains_or_changes_its_role_takes_nothing() -> None:
     one = state()
     assert one.taking
-    one.changing_role = True
+    one.withdrawn = "role"
     assert not one.taking
-    one.changing_role = False
+    one.withdrawn = ""
     one.draining = True
     assert not one.taking
 

@@ -65,6 +65,22 @@ def test_what_nobody_may_take_is_refused_after_a_while_with_the_reason() -> None
     assert decision.retry_after_s
 
 
+def test_what_a_waking_worker_may_take_is_not_refused() -> None:
+    pool = Pool("ab", no_worker_s=3.0)
+    for name in "ab":
+        pool.join(name, draining=True)
+    pool.offer("r", tokens=5)
+    pool.offer("other", tokens=5, worker="gone")
+    pool.pass_time(2.0)
+    pool.join("b", draining=True, waking=True)
+    pool.pass_time(2.0)
+    (decision,) = pool.decide()
+    assert isinstance(decision, Shed)
+    assert decision.request.id == "other"
+    pool.join("b")
+    assert pool.placed() == {"r": "b"}
+
+
 def test_a_session_stays_with_its_worker() -> None:
     homes: Counter[str] = Counter()
     for n in range(40):

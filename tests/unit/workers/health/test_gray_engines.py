@@ -13,6 +13,7 @@ import pytest
 from headrace.workers.engine import Output, Pooled, PoolItem
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.health.canary import Canary
+from headrace.workers.health.probe import EngineProbe
 from headrace.workers.runtime.runtime import Runtime
 from tests.support.runtime_bench import INFO, TABLE, Bench, FakeEngine, FakeSession, generation
 
@@ -67,7 +68,8 @@ async def test_a_sequence_that_gets_tokens_slowly_is_left_alone() -> None:
 
 
 def canary(bench: Bench, *, info: Any = INFO, idle_s: float = 0.05, may: bool = True) -> Canary:
-    return Canary(bench.engine, bench.runtime, info, idle_s=idle_s, timeout_s=0.1, serving=lambda: may)  # type: ignore[arg-type]
+    probe = EngineProbe(bench.engine, bench.runtime, info, token=1)  # type: ignore[arg-type]
+    return Canary(probe, bench.runtime, idle_s=idle_s, timeout_s=0.1, serving=lambda: may)
 
 
 async def until(condition: Any) -> None:

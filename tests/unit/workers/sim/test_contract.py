@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,8 +56,8 @@ def config(role: Role = Role.AGGREGATED, **args: Any) -> EngineConfig:
 
 
 @pytest_asyncio.fixture
-async def subject() -> AsyncIterator[Subject]:
-    async with started(SimEngine, config(**ARGS), SUPPORT, MEANS) as made:
+async def subject(tmp_path: Path) -> AsyncIterator[Subject]:
+    async with started(SimEngine, config(**ARGS, profile_dir=str(tmp_path)), SUPPORT, MEANS) as made:
         yield made
 
 
@@ -121,7 +122,8 @@ class TestEnd(KilledContract, StoppedContract):
 
 
 async def test_these_settings_show_every_ability_that_the_simulator_declares() -> None:
-    given = [config(**ARGS), config(**PAIR | {"disagg": "params"}), config(**PAIR | {"disagg": "rendezvous"})]
+    given = [config(**ARGS, profile_dir="profiles")]
+    given += [config(**PAIR | {"disagg": style}) for style in ("params", "rendezvous")]
     given += [config(pooling=pooling) for pooling in POOLING]
     shown: frozenset[str] = frozenset(SUPPORT.untried)
     for each in given:

@@ -1,0 +1,182 @@
+"""Operates a started engine for its worker's session: health, sleep, pause, prefix cache, profiler and log level.
+
+It knows engines by their declared operations only, and measures what a sleep frees itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+
+from headrace.workers.blocking import run_in_thread
+from headrace.workers.engine import Engine, EngineInfo
+from headrace.workers.errors import EngineError, UnsupportedByEngine, WorkerError
+from headrace.workers.health.probe import EngineProbe
+from headrace.workers.operating.memory import measure
+from headrace.workers.runtime.runtime import Runtime
+
+log = structlog.get_logger()
+
+CALL_S = 120.0  # an operation of the engine
+LOAD_S = 900.0  # waking: weights may have to be read again
+
+NEEDED = {
+    "sleep": frozenset({"sleep", "wake"}),
+    "pause": frozenset({"pause", "resume"}),
+    "reset_cache": frozenset({"reset_prefix_cache"}),
+    "profile": frozenset({"start_profile", "stop_profile"}),
+}
+"""What the engine must declare for an operator's command."""
+
+SetLogLevel = Callable[[str], None]
+
+
+class EngineOperator:
+    """Implements `headrace.broker.worker.ports.EngineOperations`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        runtime: Runtime,
+        info: EngineInfo,
+        probe: EngineProbe,
+        *,
+        warm: Callable[[], Awaitable[None]],
+        set_log_level: SetLogLevel | None = None,
+    ) -> None:
+        """`warm` warms the engine up after a sleep. Without `set_log_level` the level cannot be changed."""
+        self._engine = engine
+        self._runtime = runtime
+        self._info = info
+        self._probe = probe
+        self._warm = warm
+        self._set_log_level = set_log_level
+        self._loop = asyncio.get_running_loop()
+
+    def check(self, operation: str, *, level: int = 0) -> None:
+        able = self._engine.capabilities
+        if not NEEDED[operation] <= able.operations:
+            raise UnsupportedByEngine(f"{self._name} as it was started cannot do this: {operation}{self._hint(operation)}")
+        if operation == "sleep" and level not in able.sleep_levels:
+            levels = ", ".join(map(str, able.sleep_levels)) or "none"
+            raise UnsupportedByEngine(f"{self._name} as it was started has no sleep level {level}; it has: {levels}")
+
+    @property
+    def _name(self) -> str:
+        return f"the engine {self._info.engine} {self._info.version}".rstrip()
+
+    def _hint(self, operation: str) -> str:
+        """Return what the engine would have to be started with, where that is known."""
+        from headrace.workers.engine_registry import supports
+
+        support = next((one for one in supports() if one.name == self._info.engine), None)
+        if support is None:
+            return ""
+        words = [f"operation {name}" for name in sorted(NEEDED[operation])]
+        if not all(word in support.words for word in words):
+            return f"; the adapter for {support.title} offers no such operation"
+        needs = next((support.conditions[word] for word in words if word in support.conditions), "")
+        return f"; it can when started with {needs}" if needs else ""
+
+    async def health(self, *, canary: bool, timeout_s: float) -> tuple[bool, dict[str, Any]]:
+        report: dict[str, Any] = {"engine": self._info.engine, "version": self._info.version}
+        dead = self._runtime.dead
+        if dead.done():
+            return False, {**report, "alive": False, "why": dead.result()}
+        report |= {"alive": True, **self._runtime.watchdog.report()}
+        report["load"] = _load(self._engine.load())
+        why = ""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._engine.healthy()
+                if canary:
+                    async with self._runtime.exclusive:
+                        report["canary_s"] = round(await self._probe.ask(), 4)
+        except TimeoutError:
+            why = f"the engine did not answer within {timeout_s:g} s"
+        except WorkerError as error:
+            why = str(error)
+        return not why, {**report, **({"why": why} if why else {})}
+
+    async def sleep(self, level: int) -> dict[str, Any]:
+        async with self._runtime.exclusive:
+            self._runtime.watchdog.suspend()  # an engine that sleeps makes no steps
+            before = await run_in_thread(measure, name="memory")
+            began = self._loop.time()
+            try:
+                await self._call("sleep", {"level": level})
+            except WorkerError:
+                self._runtime.watchdog.resume()
+                raise
+            took_s = self._loop.time() - began
+            after = await run_in_thread(measure, name="memory")
+        report = {"level": level, "took_s": round(took_s, 3), **before.freed_until(after), **after.report()}
+        log.info("engine.asleep", **report)
+        return report
+
+    async def wake(self, level: int) -> dict[str, Any]:
+        async with self._runtime.exclusive:
+            began = self._loop.time()
+            await self._call("wake", {"level": level}, within_s=LOAD_S)
+            woken_s = self._loop.time() - began
+            self._runtime.watchdog.resume()
+            await self._warm()
+            took_s = self._loop.time() - began
+        report = {"woken_s": round(woken_s, 3), "warm_s": round(took_s - woken_s, 3)}
+        log.info("engine.awake", **report)
+        return report
+
+    async def pause(self) -> dict[str, Any]:
+        async with self._runtime.exclusive:
+            self._runtime.suspend()
+            try:
+                await self._call("pause", {"mode": "keep"})
+            except WorkerError:
+                self._runtime.resume()
+                raise
+        return {}
+
+    async def resume(self) -> dict[str, Any]:
+        async with self._runtime.exclusive:
+            await self._call("resume", {})
+            self._runtime.resume()
+        return {}
+
+    async def reset_cache(self) -> dict[str, Any]:
+        answer = await self._call("reset_prefix_cache", {})
+        if answer.get("result", answer.get("ok")) is False:
+            raise EngineError(
+                f"{self._name} keeps its prefix cache while sequences use it; pause with a grace period, or try again when idle"
+            )
+        return {}
+
+    async def profile(self, action: str) -> dict[str, Any]:
+        return dict(await self._call(f"{action}_profile", {}))
+
+    def set_log_level(self, level: str) -> None:
+        if self._set_log_level is None:
+            raise UnsupportedByEngine("the log level of this process cannot be changed")
+        try:
+            self._set_log_level(level)
+        except (KeyError, ValueError):
+            raise UnsupportedByEngine(f"there is no log level {level!r}; there are debug, info, warning, error") from None
+
+    async def _call(self, operation: str, args: Mapping[str, Any], *, within_s: float = CALL_S) -> Mapping[str, Any]:
+        """Have the engine do this. Raises EngineError when it does not end in time, or fails in a way of its own."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._engine.control(operation, args)
+        except TimeoutError:
+            raise EngineError(f"{operation} did not end within {within_s:g} s") from None
+        except WorkerError:
+            raise
+        except Exception as error:  # what an engine raises of its own must not end the worker
+            log.exception("engine.operation_failed", operation=operation)
+            raise EngineError(f"{operation} failed in {self._name}: {error}") from error
+
+
+def _load(load: Any) -> dict[str, Any]:
+    return {name: getattr(load, name) for name in ("running", "waiting", "blocks_used", "blocks_total")}
