@@ -194,6 +194,7 @@ class WorkIntake:
         self._admission = admission
         self._runs = runs
         self._preemption = preemption
+        self._due = False
         work = consumers.work
         # A janitor that took this worker for dead has removed its consumer: it is made again when the worker is back.
         self._pull = deps.messaging.pull(work.stream, work.name, self._on_work, on_missing=consumers.ensure)
@@ -207,7 +208,18 @@ class WorkIntake:
         await self._pull.stop()
 
     def balance(self) -> None:
-        """Ask for as much work as there is room for, counting the slots of batch runs that would make way."""
+        """Ask for as much work as there is room for, counting the slots of batch runs that would make way.
+
+        Beside batch runs, which are looked at one by one, this is done once per turn of the event loop.
+        """
+        if not self._state.runs.batch:
+            self._balance()
+        elif not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._balance)
+
+    def _balance(self) -> None:
+        self._due = False
         taking = self._lease.held and self._state.taking
         wanted = max(0, self._state.free_slots + self._preemption.slots) if taking else 0
         if not self._state.member.serves:

@@ -66,9 +66,9 @@ def test_without_compare_and_set_at_the_revision_that_was_read_a_cancel_is_undon
 def test_without_an_end_for_lines_beyond_the_cursor_a_batch_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     close = BatchRun._close_lines
 
-    async def only_published(self: BatchRun, record: Any, plan: Any, progress: Any, numbers: Any) -> None:
+    async def only_published(self: BatchRun, record: Any, plan: Any, looks: Any, numbers: Any) -> None:
         if not isinstance(numbers, range):
-            await close(self, record, plan, progress, numbers)
+            await close(self, record, plan, looks, numbers)
 
     monkeypatch.setattr(BatchRun, "_close_lines", only_published)
     seen_to_fail(**CANCELLED)
@@ -80,8 +80,8 @@ def test_without_a_result_of_every_line_files_are_incomplete(monkeypatch: pytest
 
 
 def test_a_cursor_that_moves_before_the_acks_loses_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def publish(self: BatchRun, stored: StoredBatch, plan: Any, progress: Any, room: int) -> None:
-        record = stored.record
+    async def publish(self: BatchRun, stored: StoredBatch, plan: Any, looks: Any, room: int) -> None:
+        record, progress = stored.record, looks.progress
         await self._write(stored, self._counted(record, progress, cursor=record.cursor + room))
         wanted = progress.open(plan.published(record.cursor, record.cursor + room))
         await self._parts.fan_out.publish(record, await self._parts.fan_out.lines(record, plan, wanted))

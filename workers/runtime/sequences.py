@@ -37,6 +37,7 @@ class Sequences:
         self._refused = refused
         self.scope = scope
         self.active: dict[str, ChoiceRun] = {}
+        self._by_run: dict[Run, list[ChoiceRun]] = {}  # of `active`
         self.unsubmitted_by: Counter[int] = Counter()  # tokens to be computed of the sequences still in `commands`, by rank
 
     @property
@@ -63,10 +64,22 @@ class Sequences:
         if not self.active:
             self._watchdog.begin()
         self.active[choice.id] = choice
+        self._by_run.setdefault(choice.run, []).append(choice)
 
     def end(self, choice: ChoiceRun) -> None:
         """Forget a choice whose sequence has ended, was refused, or was taken back before its first token."""
-        self.active.pop(choice.id, None)
+        self._drop(choice)
+
+    def _drop(self, choice: ChoiceRun) -> bool:
+        """Forget an active choice. False if it is not active."""
+        if self.active.get(choice.id) is not choice:
+            return False
+        del self.active[choice.id]
+        mine = self._by_run[choice.run]
+        mine.remove(choice)
+        if not mine:
+            del self._by_run[choice.run]
+        return True
 
     async def _submit_here(self, choice: ChoiceRun) -> None:
         self.unsubmitted_by[choice.run.rank or 0] -= choice.uncached
@@ -102,7 +115,7 @@ class Sequences:
 
     def fail_handover(self, choice: ChoiceRun, fault: Fault) -> None:
         """Resolve the hand-over of a choice with a fault: the engine has dropped the choice."""
-        self.active.pop(choice.id, None)
+        self._drop(choice)
         if choice.first_token is not None and not choice.first_token.done():
             choice.first_token.set_result(fault)
 
@@ -112,20 +125,20 @@ class Sequences:
 
     def take_back(self, choice: ChoiceRun, params: Mapping[str, Any] | None) -> None:
         """Abort a choice in the engine, and release the blocks that `params` name."""
-        if self.active.pop(choice.id, None) is not None:
+        if self._drop(choice):
             self.abort(choice)
         if params is not None:
             self._commands.put(partial(self._engine.release, choice.id, params))
 
     def of(self, run: Run) -> list[ChoiceRun]:
         """Return the choices of a run that the engine works on."""
-        return [choice for choice in self.active.values() if choice.run is run]
+        return list(self._by_run.get(run, ()))
 
     def withdraw(self, run: Run) -> list[ChoiceRun]:
         """Abort a run in the engine. Returns its choices that were in the engine."""
         mine = self.of(run)
         for choice in mine:
-            del self.active[choice.id]
+            self._drop(choice)
         if mine:
             self.abort(*mine)
         return mine
