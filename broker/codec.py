@@ -21,14 +21,22 @@ from headrace.broker.messages import (
     HEADER_HISTORY,
     HEADER_PREFILL,
     WIRE_VERSION,
+    Envelope,
+    History,
     HistoryEntry,
     IngressControl,
     PrefillDecision,
     WorkerCommand,
 )
+from headrace.broker.messages.base import MOST_ATTEMPTS
 from headrace.broker.messages.prefill import AnyWorkerControl
 
 T = TypeVar("T")
+
+NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
+"""What a decoder raises for bytes that are no such message. A RecursionError is one for nested values."""
+
+_MOST_DIGITS = 10  # of an attempt in a header
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
@@ -53,13 +61,21 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
     """
     try:
         message: T = _decoder(kind).decode(data)  # type: ignore[arg-type]  # types and unions are hashable
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_DECODED as error:
         _refuse_newer(data)
         raise MalformedMessage(f"not a {_name(kind)}: {error}") from None
     version = getattr(message, "v", WIRE_VERSION)
     if version > WIRE_VERSION:
         raise UnsupportedVersion(f"a {_name(kind)} of version {version}; this program reads up to {WIRE_VERSION}")
     return message
+
+
+def decode_request(data: bytes | memoryview) -> Envelope:
+    """Return the request in `data`, of which a judge must be named. Raises as `decode` does."""
+    envelope = decode(Envelope, data)
+    if not envelope.judge:  # only a stored job, which gets one by its carrier, may leave it out
+        raise MalformedMessage("not an Envelope: `judge` is empty")
+    return envelope
 
 
 def decode_ingress_control(data: bytes) -> IngressControl:
@@ -87,7 +103,7 @@ def _name(kind: Any) -> str:
 def _refuse_newer(data: bytes | memoryview) -> None:
     try:
         version = _version_decoder.decode(data).v
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_DECODED:
         return
     if version > WIRE_VERSION:
         raise UnsupportedVersion(f"a message of version {version}; this program reads up to {WIRE_VERSION}")
@@ -180,8 +196,8 @@ def parse_prefill_header(headers: Mapping[str, str] | None) -> PrefillDecision |
         return None
     try:
         return msgspec.json.decode(raw, type=PrefillDecision)
-    except msgspec.DecodeError as error:
-        raise MalformedMessage(f"header {HEADER_PREFILL}={raw!r}: {error}") from None
+    except NOT_DECODED as error:
+        raise MalformedMessage(f"header {HEADER_PREFILL}={_short(raw)}: {error}") from None
 
 
 def parse_job_headers(headers: Mapping[str, str] | None) -> tuple[int, list[HistoryEntry]]:
@@ -189,15 +205,21 @@ def parse_job_headers(headers: Mapping[str, str] | None) -> tuple[int, list[Hist
     if not headers:
         return 1, []
     try:
-        attempt = int(headers.get(HEADER_ATTEMPT, "1"))
-        if attempt < 1:
-            raise ValueError("below 1")
+        written = headers.get(HEADER_ATTEMPT, "1")
+        attempt = int(written) if len(written) <= _MOST_DIGITS else 0
+        if not 1 <= attempt <= MOST_ATTEMPTS:
+            raise ValueError(f"not 1 to {MOST_ATTEMPTS}")
     except ValueError as error:
-        raise MalformedMessage(f"header {HEADER_ATTEMPT}={headers[HEADER_ATTEMPT]!r}: {error}") from None
+        raise MalformedMessage(f"header {HEADER_ATTEMPT}={_short(headers[HEADER_ATTEMPT])}: {error}") from None
     raw = headers.get(HEADER_HISTORY)
     if not raw:
         return attempt, []
     try:
-        return attempt, msgspec.json.decode(raw, type=list[HistoryEntry])
-    except msgspec.DecodeError as error:
-        raise MalformedMessage(f"header {HEADER_HISTORY}={raw!r}: {error}") from None
+        return attempt, msgspec.json.decode(raw, type=History)
+    except NOT_DECODED as error:
+        raise MalformedMessage(f"header {HEADER_HISTORY}={_short(raw)}: {error}") from None
+
+
+def _short(value: str) -> str:
+    """Return a header's value for a message: it may be as long as a message."""
+    return repr(value if len(value) <= 80 else f"{value[:80]}…")

@@ -7,7 +7,10 @@ from functools import cache
 from prometheus_client import Counter, Gauge, Histogram
 
 MALFORMED = Counter("headrace_broker_malformed_total", "Messages that could not be decoded", ["kind"])
+FAILED_MESSAGES = Counter("headrace_broker_failed_messages_total", "Messages whose handling failed unforeseen", ["kind"])
 MOVED = Counter("headrace_broker_moved_total", "Jobs moved to a new attempt", ["reason"])
+UNREADABLE_CARDS = Counter("headrace_models_unreadable_cards_total", "Tries to read the files of a model card that failed")
+NAMES_TAKEN = Counter("headrace_models_names_taken_total", "Names of models or aliases that another pool has already")
 SUBMITTED = Counter("headrace_ingress_submitted_total", "Requests accepted into the queue", ["pool"])
 submitted = cache(SUBMITTED.labels)
 REFUSED = Counter("headrace_ingress_refused_total", "Requests not accepted", ["reason"])

@@ -27,7 +27,7 @@ class StreamDelivery:
 
     @property
     def subject(self) -> str:
-        return self._subject.decode()
+        return self._subject.decode(errors="replace")
 
     @property
     def headers(self) -> Mapping[str, str]:

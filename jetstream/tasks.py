@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -45,9 +45,23 @@ class TaskScope:
         finally:
             self._group = None
 
+    def spawn_guarded(self, work: Coroutine[Any, Any, None], failed: Callable[[Exception], None]) -> asyncio.Task[None]:
+        """Run work that one message has asked for: an error in it is given to `failed` and does not end the scope.
+
+        Raises RuntimeError, and closes `work`, if the scope is not open.
+        """
+        return self.spawn(_guarded(work, failed))
+
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Run `work` as a task of this scope. Raises RuntimeError, and closes `work`, if the scope is not open."""
         if self._group is None:
             work.close()
             raise RuntimeError("this task scope is not open: its owner does not run yet, or has ended")
         return self._group.create_task(work, name=name)
+
+
+async def _guarded(work: Coroutine[Any, Any, None], failed: Callable[[Exception], None]) -> None:
+    try:
+        await work
+    except Exception as error:
+        failed(error)

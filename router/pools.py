@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection
 
 import structlog
 
+from headrace.broker import metrics
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.models.cards import ModelCard
+from headrace.broker.models.cards import ModelCard, check_card_key
 from headrace.jetstream.ports import Change, Messaging
 from headrace.jetstream.subjects import Subjects
 
@@ -42,7 +43,9 @@ class Pools:
             return
         try:
             card = decode(ModelCard, change.value)
+            check_card_key(card, change.key)
         except WireError as error:
+            metrics.MALFORMED.labels("card").inc()
             log.error("card.malformed", pool=change.key, error=str(error))
             return
         if self._namespace is not None and card.namespace != self._namespace:

@@ -14,7 +14,8 @@ from headrace.broker.batches.errors import BatchUnknown
 from headrace.broker.batches.ports import Leases
 from headrace.broker.batches.record import NOBODY, BatchRecord
 from headrace.broker.batches.store import BatchView
-from headrace.jetstream.errors import JetStreamError, RevisionConflict
+from headrace.broker.failed_deliveries import note_failure
+from headrace.jetstream.errors import JetStreamError, RevisionConflict, SubjectError
 from headrace.jetstream.tasks import TaskScope
 
 log = structlog.get_logger()
@@ -82,7 +83,10 @@ class BatchOwner:
             if self._leases.held:
                 for record in list(self._view.records()):
                     if _needs_owner(record) and record.id not in self._runs and not self._draining:
-                        await self._begin(record)
+                        try:
+                            await self._begin(record)
+                        except Exception as error:  # one record must end neither the frontend nor the round
+                            note_failure("batch", error, batch=record.id)
             else:
                 self._forget()
             metrics.CARRIED.set(len(self._runs))
@@ -97,12 +101,16 @@ class BatchOwner:
             if not await self._take(record):
                 return
         batch_id = record.id
-        task = self._tasks.spawn(BatchRun(self._parts, record.tenant, batch_id, self._me).run(), name=f"batch {batch_id}")
+        run = BatchRun(self._parts, record.tenant, batch_id, self._me).run()
+        task = self._tasks.spawn_guarded(run, lambda error: note_failure("batch", error, batch=batch_id))
         self._runs[batch_id] = task
         task.add_done_callback(lambda done: self._ended(batch_id, done))
 
     async def _is_gone(self, owner: str) -> bool:
-        return not self._leases.ingress_live(owner) and await self._leases.ingress_gone(owner)
+        try:
+            return not self._leases.ingress_live(owner) and await self._leases.ingress_gone(owner)
+        except SubjectError:  # no process can have that name
+            return True
 
     async def _take(self, seen: BatchRecord) -> bool:
         """Become the owner of a batch whose owner is gone. Returns False if another process was first."""

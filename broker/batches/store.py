@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 import msgspec
 import structlog
 
+from headrace.broker import metrics
 from headrace.broker.batches.errors import BatchUnknown
 from headrace.broker.batches.record import BatchRecord, is_batch_id
 from headrace.broker.batches.states import Closing, closing
-from headrace.jetstream.errors import RequestTimeout
+from headrace.broker.codec import NOT_DECODED
+from headrace.jetstream.errors import RequestTimeout, SubjectError
 from headrace.jetstream.ports import Change, Messaging
 from headrace.jetstream.subjects import Subjects, check_token
 
@@ -63,7 +66,10 @@ class BatchStore:
                 entries = await self._bucket.entries(f"{check_token(tenant, 'tenant')}.*")
         except TimeoutError:
             raise RequestTimeout(f"the batches were not read within {READ_TIMEOUT_S:g} s") from None
-        records = [_record.decode(entry.value) for entry in entries]
+        records = []
+        for entry in entries:
+            with contextlib.suppress(*NOT_DECODED):  # the view has logged it
+                records.append(_record.decode(entry.value))
         return sorted(records, key=lambda r: (r.created, r.id), reverse=True)
 
 
@@ -108,8 +114,13 @@ class BatchView:
             self._records.pop(batch_id, None)
         else:
             try:
-                self._records[batch_id] = _record.decode(change.value)
-            except msgspec.MsgspecError as error:
+                record = _record.decode(change.value)
+                if batch_key(record.tenant, record.id) != change.key:
+                    raise msgspec.ValidationError(f"it is the record of batch {record.id[:80]!r}")
+                self._records[batch_id] = record
+            except (*NOT_DECODED, SubjectError) as error:
+                self._records.pop(batch_id, None)
+                metrics.MALFORMED.labels("batch").inc()
                 log.error("batch.malformed", batch=batch_id, error=str(error))
                 return
         self._changed.set()

@@ -10,6 +10,7 @@ ENDED = Counter("headrace_jobs_ended_total", "Stored jobs whose result this proc
 LEFT = Counter("headrace_jobs_left_total", "Deliveries given up without an end, by reason", ["reason"])
 RETRIED = Counter("headrace_jobs_retried_total", "Submissions of stored jobs that are tried again, by reason", ["reason"])
 ENTRIES = Counter("headrace_jobs_entries_total", "Entries appended to streams of jobs, by kind", ["kind"])
+UNREADABLE_ENTRIES = Counter("headrace_jobs_unreadable_entries_total", "Entries of jobs that could not be decoded")
 ENTRIES_LOST = Counter("headrace_jobs_entries_lost_total", "Times a writer found its entries gone from the damaged stream")
 RESULTS = Counter("headrace_jobs_results_total", "Results by what became of them: stored, or another was first", ["outcome"])
 SWEPT = Counter("headrace_jobs_swept_total", "Stored jobs ended without a carrier, by status", ["status"])

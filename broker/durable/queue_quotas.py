@@ -22,8 +22,9 @@ from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.results import refused
 from headrace.broker.durable.stored_job import StoredJob, parse_job
 from headrace.broker.errors import BrokerUnavailable, Overloaded
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.messages import JobFault
-from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects
 
@@ -96,13 +97,18 @@ class QueueQuotas:
                     await self.sweep()
                 except JetStreamError as error:
                     log.info("quotas.not_swept", error=str(error))
+                except Exception as error:  # a job that nothing foresaw must not end the frontend
+                    note_failure("quota", error)
 
     async def sweep(self) -> int:
         """Look at what has come to all queues. Returns the number of jobs that were ended. Raises JetStreamError."""
         last_seq = (await self._messaging.stream_state(self._stream)).last_seq
         waiting: dict[str, int] = {}
         for subject, count in (await self._messaging.subject_counts(self._stream, self._subjects.all_jobs())).items():
-            tenant = self._subjects.parse_job(subject).tenant
+            try:
+                tenant = self._subjects.parse_job(subject).tenant
+            except SubjectError:  # nothing reads there; `broker/durable/carrying/sweep.py` logs it
+                continue
             waiting[tenant] = waiting.get(tenant, 0) + count
         self._ledgers = {tenant: self._ledgers.get(tenant, TenantLedger()) for tenant in waiting}
         return sum([await self._sweep_tenant(tenant, count, last_seq) for tenant, count in waiting.items()])

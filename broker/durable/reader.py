@@ -12,6 +12,7 @@ from typing import NamedTuple
 from headrace.broker.codec import decode
 from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.result_store import decode_result
+from headrace.broker.errors import WireError
 from headrace.broker.messages import JobResult, StreamEntry
 from headrace.jetstream.errors import StreamTrimmed
 from headrace.jetstream.ports import Follow, Messaging
@@ -80,7 +81,11 @@ class EventFollow:
                 await self.close()
                 continue
             for message in batch.messages:
-                stretch = self._join.take(message.seq, decode(StreamEntry, message.data))
+                try:
+                    entry = decode(StreamEntry, message.data)
+                except WireError as error:
+                    raise StreamIncomplete(f"entry {message.seq} of {self._subject} cannot be read: {error}") from None
+                stretch = self._join.take(message.seq, entry)
                 if stretch is not None:
                     self._read.append(stretch)
         return self._read.popleft()

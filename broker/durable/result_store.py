@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
+from headrace.broker.codec import NOT_DECODED
 from headrace.broker.durable import metrics
 from headrace.broker.errors import MalformedMessage
 from headrace.broker.messages import JobResult, ResultError, ResultObject, ResultResponse
@@ -38,7 +39,7 @@ def decode_result(data: bytes) -> JobResult:
     """Return a stored result; one that cannot be read is a failed one, because nothing replaces it. Never raises."""
     try:
         return msgspec.json.decode(data, type=JobResult)
-    except msgspec.MsgspecError as error:
+    except NOT_DECODED as error:
         log.error("result.malformed", error=str(error))
         return JobResult(id="", status="failed", error=ResultError(code="result_malformed", message=str(error)))
 
@@ -77,7 +78,7 @@ class ResultStore:
         data = await self._objects.get(result.object.name)
         try:
             return msgspec.json.decode(data, type=ResultResponse)
-        except msgspec.MsgspecError as error:
+        except NOT_DECODED as error:
             raise MalformedMessage(f"object {result.object.name!r} is no response: {error}") from None
 
     async def commit(self, tenant: str, token: str, result: JobResult) -> JobResult:

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from headrace.broker.codec import decode
+from headrace.broker.codec import NOT_DECODED, decode
 from headrace.broker.durable.errors import JobMalformed
 from headrace.broker.durable.names import JobRef, check_name, job_id, job_token
 from headrace.broker.errors import WireError
@@ -113,7 +113,7 @@ def _body_of(data: bytes) -> tuple[bytes, Envelope | None]:
         return data, None
     try:
         value: Any = msgspec.msgpack.decode(data)
-    except msgspec.DecodeError as error:
+    except NOT_DECODED as error:
         raise JobMalformed(f"the body is neither a JSON object nor msgpack: {error}") from None
     if not isinstance(value, dict):
         raise JobMalformed(f"the body is a msgpack {type(value).__name__}; it must be a map")
@@ -121,7 +121,7 @@ def _body_of(data: bytes) -> tuple[bytes, Envelope | None]:
         if "payload" in value or "spill" in value:
             return b"", decode(Envelope, data)
         return msgspec.json.encode(value), None
-    except (WireError, TypeError, UnicodeError) as error:
+    except (WireError, TypeError, UnicodeError, RecursionError) as error:
         raise JobMalformed(f"the msgpack body is neither a request nor an Envelope: {error}") from None
 
 
@@ -129,7 +129,7 @@ def _line_of(body: bytes) -> _Line | None:
     """Return a body as a line of a batch file; None if it is a plain request. Broken JSON is left to the API's own error."""
     try:
         return msgspec.json.decode(body, type=_Line)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -13,7 +13,7 @@ import structlog
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.durable import metrics
-from headrace.broker.durable.errors import CarrierLost
+from headrace.broker.durable.errors import CarrierLost, StreamIncomplete
 from headrace.broker.durable.fold import JobState
 from headrace.broker.errors import WireError
 from headrace.broker.messages import EntryKind, StreamEntry
@@ -57,7 +57,11 @@ async def read_stream(messaging: Messaging, subjects: Subjects, tenant: str, tok
     stored = await messaging.subject_messages(subjects.stream("RSP"), subjects.rsp(tenant, token), limit=MOST_ENTRIES)
     state = JobState()
     for message in stored:
-        state.apply(message.seq, decode(StreamEntry, message.data))
+        try:
+            entry = decode(StreamEntry, message.data)
+        except WireError as error:
+            raise StreamIncomplete(f"entry {message.seq} of {message.subject} cannot be read: {error}") from None
+        state.apply(message.seq, entry)
     return state
 
 
@@ -151,7 +155,12 @@ class StreamWriter:
         found = await self._messaging.last_messages(self._stream, [self._subject])
         if not found:
             return None
-        entry = decode(StreamEntry, found[0].data)
+        try:
+            entry = decode(StreamEntry, found[0].data)
+        except WireError as error:  # no writer of ours: it is another's entry, behind which nothing can be appended
+            metrics.UNREADABLE_ENTRIES.inc()
+            log.error("entry.malformed", subject=self._subject, seq=found[0].seq, error=str(error))
+            return LastEntry(found[0].seq, "", 0)
         return LastEntry(found[0].seq, entry.nonce, entry.n)
 
     def _landed(self, kind: EntryKind, seq: int) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 import structlog
 
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.files import metrics
 from headrace.broker.files.records import file_key, is_file_id
 from headrace.broker.files.store import FORGET_DELETED_S, LONGEST_WRITE_S
-from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.ports import Bucket, Messaging, ObjectBucket
 from headrace.jetstream.subjects import Subjects
 
@@ -43,6 +44,8 @@ class FileSweeper:
                 await self.sweep()
             except JetStreamError as error:  # the next sweep tries again
                 log.warning("files.not_swept", error=str(error))
+            except Exception as error:  # an object that nothing foresaw must not end the frontend
+                note_failure("file", error)
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> int:
@@ -62,7 +65,11 @@ class FileSweeper:
             tenant, _, file_id = found.name.partition("/")
             if not is_file_id(file_id):  # a part of an upload, which expires by itself
                 continue
-            key = file_key(tenant, file_id)
+            try:
+                key = file_key(tenant, file_id)
+            except SubjectError as error:  # no object of ours, and it must not keep the sweep from the others
+                log.warning("file.unknown_object", error=str(error)[:300])
+                continue
             if key in known or self._now() - found.stored < ORPHAN_S or await self._records.get(key) is not None:
                 continue
             await self._objects.delete(found.name, ttl_s=FORGET_DELETED_S)

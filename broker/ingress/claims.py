@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.ingress.judge_outbox import JudgeOutbox
 from headrace.broker.membership.members import Members, drained_key
 from headrace.broker.messages import Claim, ClaimReply, HistoryEntry, Suspicion, SuspicionQuery
@@ -67,7 +68,7 @@ class ClaimDecider:
         if not suspects:
             decide(frozenset())
         elif self._tasks.is_open:
-            self._tasks.spawn(self._read(record, suspects, decide))
+            self._tasks.spawn_guarded(self._read(record, suspects, decide), lambda error: note_failure("claim", error))
 
     async def _read(self, record: JobRecord, suspects: list[str], decide: Decide) -> None:
         try:

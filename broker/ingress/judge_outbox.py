@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from headrace.broker import metrics
 from headrace.broker.codec import encode
 from headrace.broker.messages import Abort, Answers, Record, RunRef, RunVerdict, Since, SinceItem
 from headrace.broker.protocol.crashes import Crash
 from headrace.broker.protocol.job_record import JobRecord
+from headrace.jetstream.errors import PayloadTooLarge, SubjectError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
+
+log = structlog.get_logger()
 
 
 class JudgeOutbox:
@@ -54,16 +59,21 @@ class JudgeOutbox:
 
     def flush(self) -> None:
         """Send the collected messages: one per worker and kind."""
-        if self._answers:
-            for worker, answers in self._answers.items():
-                self._messaging.send(self._subjects.control(worker), encode(Answers(answers=answers)))
-            self._answers.clear()
-        if self._aborts:
-            for worker, refs in self._aborts.items():
-                self._messaging.send(self._subjects.control(worker), encode(Abort(runs=refs)))
-            self._aborts.clear()
-        if self._sinces:
-            for worker, items in self._sinces.items():
-                metrics.GAPS.labels("gap").inc(len(items))
-                self._messaging.send(self._subjects.control(worker), encode(Since(items=list(items.values()))))
-            self._sinces.clear()
+        # Each is taken out before it is sent: one that cannot be sent must not come again with every later message.
+        while self._answers:
+            worker, answers = self._answers.popitem()
+            self._send(worker, Answers(answers=answers))
+        while self._aborts:
+            worker, refs = self._aborts.popitem()
+            self._send(worker, Abort(runs=refs))
+        while self._sinces:
+            worker, items = self._sinces.popitem()
+            metrics.GAPS.labels("gap").inc(len(items))
+            self._send(worker, Since(items=list(items.values())))
+
+    def _send(self, worker: str, message: Record) -> None:
+        try:
+            self._messaging.send(self._subjects.control(worker), encode(message))
+        except (SubjectError, PayloadTooLarge) as error:
+            metrics.FAILED_MESSAGES.labels("verdict").inc()
+            log.error("verdict.not_sent", worker=worker[:80], error=str(error))

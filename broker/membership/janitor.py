@@ -13,14 +13,17 @@ from collections.abc import Callable
 import structlog
 import xxhash
 
+from headrace.broker import metrics
 from headrace.broker.membership.members import Members
 from headrace.broker.membership.mover import Mover
 from headrace.broker.settings import Timing
-from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
+
+MOST_STRANGE = 100  # subjects without a worker that are logged
 
 
 def rendezvous_first(pool: str, candidates: list[str]) -> str | None:
@@ -43,6 +46,7 @@ class Janitor:
         self._wake = asyncio.Event()
         self._seen: set[str] = set()  # workers that were live in the last round, or have a consumer
         self._listed = False  # the consumers have been read since it began to act
+        self._strange: set[str] = set()  # subjects that were logged
 
     def wake(self) -> None:
         """Start the next round now, because a lease has vanished."""
@@ -69,7 +73,7 @@ class Janitor:
     async def _round(self) -> None:
         stream = self._subjects.stream("WORK")
         counts = await self._messaging.subject_counts(stream, self._subjects.work_filter(self._pool))
-        placed = {self._subjects.parse_work(subject).worker for subject in counts}
+        placed = {worker for subject in counts if (worker := self._worker_of(subject)) is not None}
         if not self._listed:
             self._seen |= await self._with_consumer()
             self._listed = True
@@ -91,9 +95,19 @@ class Janitor:
         """Return the workers of the pool that have a consumer of WORK, dead or alive. Raises JetStreamError."""
         consumers = await self._messaging.consumer_subjects(self._subjects.stream("WORK"))
         own = self._subjects.work_filter(self._pool).removesuffix("*")
-        return {
-            self._subjects.parse_work(subject).worker
-            for subjects in consumers.values()
-            for subject in subjects
-            if subject.startswith(own)
-        }
+        found = {self._worker_of(name) for names in consumers.values() for name in names if name.startswith(own)}
+        return {worker for worker in found if worker is not None}
+
+    def _worker_of(self, subject: str) -> str | None:
+        """Return the worker that owns a subject of WORK. None if that can be no worker: nothing is read there, or ever will be.
+
+        Such a message expires with its Nats-TTL, or with the stream's own limit. It must not keep the round from the others.
+        """
+        try:
+            return self._subjects.parse_work(subject).worker
+        except SubjectError as error:
+            if subject not in self._strange and len(self._strange) < MOST_STRANGE:
+                self._strange.add(subject)
+                metrics.MALFORMED.labels("subject").inc()
+                log.error("work.unknown_subject", pool=self._pool, error=str(error)[:300])
+            return None

@@ -9,12 +9,14 @@ leases of all members do.  So that is never a verdict within one lease TTL of th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import structlog
 
+from headrace.broker import metrics
 from headrace.broker.codec import decode
-from headrace.broker.errors import WireError
+from headrace.broker.errors import MalformedMessage, WireError
 from headrace.broker.messages import RouterMember, WorkerMember
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import lease_gone
@@ -22,6 +24,8 @@ from headrace.jetstream.ports import Change, Messaging
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
+
+_KEY = re.compile(r"(ingress|snapshots|(worker|router)\.[A-Za-z0-9_-]{1,64})\.[A-Za-z0-9_-]{1,64}\Z")
 
 
 def drained_key(worker: str) -> str:
@@ -69,6 +73,10 @@ class Members:
 
     def _apply(self, change: Change) -> None:
         kind, _, rest = change.key.partition(".")
+        if not _KEY.match(change.key):
+            metrics.MALFORMED.labels("member").inc()
+            log.warning("member.unknown_key", key=change.key[:200])
+            return
         before = change.key in self._values
         if change.value is None:
             self._values.pop(change.key, None)
@@ -94,8 +102,13 @@ class Members:
             members.pop(worker, None)
             return
         try:
-            members[worker] = decode(WorkerMember, value)
+            member = decode(WorkerMember, value)
+            if (member.pool, member.worker) != (pool, worker):
+                raise MalformedMessage(f"it says that it is {member.worker!r} of pool {member.pool!r}")
+            members[worker] = member
         except WireError as error:
+            metrics.MALFORMED.labels("member").inc()
+            members.pop(worker, None)
             log.warning("member.malformed", worker=worker, pool=pool, error=str(error))
 
     def pools(self) -> list[str]:

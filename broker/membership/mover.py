@@ -10,15 +10,17 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 
+import msgspec
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, encode, job_headers, parse_job_headers
+from headrace.broker.codec import decode_request, encode, job_headers, parse_job_headers
+from headrace.broker.dead_letters import MOST_BYTES
 from headrace.broker.errors import WireError
 from headrace.broker.log_ids import log_ids
-from headrace.broker.messages import Envelope, HistoryEntry, JobEvent, JobEvents
+from headrace.broker.messages import DeadLetter, Envelope, HistoryEntry, JobEvent, JobEvents, JobFault, Refuse, Unreadable
 from headrace.broker.settings import Timing
-from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge
 from headrace.jetstream.ports import Messaging, StoredMessage
 from headrace.jetstream.subjects import Subjects, moved_class
 
@@ -69,16 +71,22 @@ class Mover:
         decoded is deleted.
         """
         try:
-            envelope = decode(Envelope, data)
+            envelope = decode_request(data)
             attempt, history = parse_job_headers(headers)
         except WireError as error:
             log.error("job.malformed", worker=worker, seq=seq, error=str(error))
             metrics.MALFORMED.labels("work").inc()
+            self._bury_unreadable(worker, data, str(error))
             await self._delete(seq)
             return
         if suspect is not None:
             history = [*history, HistoryEntry(attempt, suspect, group)]
-        await self._publish(envelope, data, attempt + 1, history, seq)
+        try:
+            await self._publish(envelope, data, attempt + 1, history, seq)
+        except PayloadTooLarge as error:  # its headers have grown beyond what the server takes
+            self._bury(envelope, attempt, history, f"the request cannot be moved: {error}")
+            await self._delete(seq)
+            return
         await self._delete(seq)
         metrics.MOVED.labels(reason).inc()
         log.info("job.moved", **log_ids(envelope), attempt=attempt + 1, worker=worker, reason=reason)
@@ -90,7 +98,7 @@ class Mover:
 
         Raises WireError for a message that cannot be decoded.
         """
-        envelope = decode(Envelope, data)
+        envelope = decode_request(data)
         attempt, history = parse_job_headers(headers)
         await self._publish(envelope, data, attempt + 1, history, seq)
         metrics.MOVED.labels("displaced").inc()
@@ -111,11 +119,28 @@ class Mover:
                     ttl_s=message_ttl_s(envelope.deadline, self._wall(), self._timing.ttl_slack_s),
                     timeout_s=self._timing.publish_timeout_s,
                 )
+            except PayloadTooLarge:
+                raise
             except JetStreamError as error:  # an unknown outcome is retried under the same id until it is certain
                 log.warning("move.retry", **log_ids(envelope), attempt=attempt, error=str(error))
                 await asyncio.sleep(self._timing.retry_s)
             else:
                 return
+
+    def _bury(self, envelope: Envelope, attempt: int, history: list[HistoryEntry], why: str) -> None:
+        """End a request that can never be moved, and tell its judge."""
+        metrics.FAILED_MESSAGES.labels("move").inc()
+        log.error("job.not_movable", **log_ids(envelope), attempt=attempt, error=why)
+        refusal = Refuse(id=envelope.id, attempt=attempt + 1, fault=JobFault("engine_error", why))
+        self._messaging.send(self._subjects.control(envelope.judge), encode(refusal))
+        bare = msgspec.structs.replace(envelope, payload=b"", hashes=b"")  # its message has no room for the rest of a letter
+        letter = DeadLetter(envelope=bare, reason=why, attempt=attempt, history=history, at=self._wall())
+        self._messaging.send(self._subjects.dlq(self._pool), encode(letter))
+
+    def _bury_unreadable(self, worker: str, data: bytes, why: str) -> None:
+        subject = self._subjects.work(self._pool, worker)
+        letter = Unreadable(subject=subject, why=why, data=data[:MOST_BYTES], at=self._wall())
+        self._messaging.send(self._subjects.dlq(self._pool), encode(letter))
 
     async def _delete(self, seq: int) -> None:
         stream = self._subjects.stream("WORK")

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from headrace.broker.messages.base import Record
+from headrace.broker.messages.base import (
+    MOST_HISTORY,
+    Attempt,
+    Choice,
+    Count,
+    Record,
+    Run64,
+    Seconds,
+    Suspect,
+    Token,
+    TokenId,
+    Tokens,
+)
 from headrace.broker.messages.frames import JobFault
 
 Verdict = Literal["go", "wait", "stale", "unknown"]
@@ -19,8 +31,8 @@ class RunRef(msgspec.Struct, frozen=True, array_like=True):
     """A reference to a run: [id, attempt, run]."""
 
     id: str
-    attempt: int
-    run: int
+    attempt: Attempt
+    run: Run64
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -29,9 +41,12 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, order=True):
     `group`: the number of jobs that it had then, among which the cause may be; 0 = not known.
     """
 
-    attempt: int
-    worker: str
-    group: int = 0
+    attempt: Attempt
+    worker: Suspect
+    group: Count = 0
+
+
+History = Annotated[list[HistoryEntry], msgspec.Meta(max_length=MOST_HISTORY)]
 
 
 class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="claim"):
@@ -42,11 +57,11 @@ class Claim(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op
     """
 
     id: str
-    attempt: int
-    run: int
-    worker: str
-    history: list[HistoryEntry] = []
-    group: int = 0
+    attempt: Attempt
+    run: Run64
+    worker: Token
+    history: History = []
+    group: Count = 0
     beside: bool = False
 
 
@@ -58,31 +73,31 @@ class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     verdict: Verdict
-    emitted: list[list[int]] = []  # per choice
-    finished: list[int] = []  # choices that have ended already
-    crashes: int = 0  # that count against the job
-    limit: int = 0  # the most suspects that may run together with this one; 0 = the job is not suspect
-    clear_s: float = 0.0  # the run clears the job when it has gone on for so long, and some tokens further
+    emitted: list[list[TokenId]] = []  # per choice
+    finished: list[Choice] = []  # choices that have ended already
+    crashes: Count = 0  # that count against the job
+    limit: Count = 0  # the most suspects that may run together with this one; 0 = the job is not suspect
+    clear_s: Seconds = 0.0  # the run clears the job when it has gone on for so long, and some tokens further
 
 
 class SuspicionQuery(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="suspicion"):
     """A question of a router or worker: how suspect is this job, with these entries? It decides nothing. Answer: Suspicion."""
 
     id: str
-    history: list[HistoryEntry] = []
+    history: History = []
 
 
 class Suspicion(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The judge's answer to a suspicion query, as in ClaimReply."""
 
-    limit: int = 0
-    crashes: int = 0
+    limit: Count = 0
+    crashes: Count = 0
 
 
 class Check(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="check"):
     """A question of a worker that had lost its lease: are these runs still its own? Answered with CheckReply."""
 
-    worker: str
+    worker: Token
     runs: list[RunRef]
 
 
@@ -96,7 +111,7 @@ class Refuse(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="o
     """The end of a job without a run (deadline, shed, malformed payload); answered with RefuseReply."""
 
     id: str
-    attempt: int
+    attempt: Attempt
     fault: JobFault
 
 
@@ -133,8 +148,8 @@ class RunVerdict(msgspec.Struct, frozen=True, array_like=True):
     """The judge's verdict on the last frame of a run: [id, attempt, run, verdict]."""
 
     id: str
-    attempt: int
-    run: int
+    attempt: Attempt
+    run: Run64
     verdict: Literal["done", "stale", "unknown"]
 
 
@@ -154,7 +169,7 @@ class SinceItem(msgspec.Struct, frozen=True, array_like=True):
     """The tokens that have arrived of a request, [id, offsets]: `offsets[i]` tokens of choice i."""
 
     id: str
-    offsets: list[int]
+    offsets: list[Tokens]
 
 
 class Since(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="since"):
@@ -166,7 +181,7 @@ class Since(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op
 class Drain(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="drain"):
     """A command to stop claiming, finish the runs or hand them over, and leave. Answered with Done."""
 
-    grace_s: float | None = None
+    grace_s: Seconds | None = None
 
 
 class Inspect(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="inspect"):
@@ -195,7 +210,7 @@ class UnloadAdapter(Record, frozen=True, omit_defaults=True, kw_only=True, tag_f
     """A command to accept no more jobs for an adapter, finish its runs and unload it. Answered with Done after that."""
 
     name: str
-    grace_s: float | None = None  # after it the runs on the adapter are handed over
+    grace_s: Seconds | None = None  # after it the runs on the adapter are handed over
 
 
 WorkerControl = Answers | Abort | Since | Drain | Inspect | Ping | KvDump | LoadAdapter | UnloadAdapter

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from headrace.broker.messages.base import WIRE_VERSION, Record
-from headrace.broker.messages.control import HistoryEntry
+from headrace.broker.messages.base import WIRE_VERSION, Count, OptionalToken, Record
+from headrace.broker.messages.control import History
 from headrace.broker.messages.frames import JobFault, Row
 
 # Headers of a message on hr.job.<model slug>.<tenant>; all are optional.
@@ -28,15 +28,15 @@ class StreamEntry(Record, frozen=True, omit_defaults=True, kw_only=True):
     """An entry of a job on hr.rsp.<tenant>.<job>. `nonce` and `n` name the writer's delivery and count its entries from 1."""
 
     nonce: str
-    n: int
+    n: Count
     kind: EntryKind
-    carrier: str = ""  # of `take`: the ingress that carries the job from here on
+    carrier: OptionalToken = ""  # of `take`: the ingress that carries the job from here on
     rows: list[Row] = []  # of `rows` and `end`; their ids of requests are empty
-    first_event: int = 0  # the number of the first of `events` inside the job
+    first_event: Count = 0  # the number of the first of `events` inside the job
     events: list[bytes] = []  # what clients get, as JSON
     status: JobStatus | None = None  # of `end`
     fault: JobFault | None = None  # of `end`
-    history: list[HistoryEntry] = []  # of `crash`
+    history: History = []  # of `crash`
 
 
 class ResultResponse(msgspec.Struct, frozen=True, kw_only=True):

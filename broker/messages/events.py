@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from headrace.broker.messages.base import Record
+from headrace.broker.messages.base import (
+    MOST_RANKS,
+    Attempt,
+    Count,
+    Name,
+    OptionalToken,
+    Rank,
+    Record,
+    Run64,
+    Seconds,
+    Token,
+    Tokens,
+    UnixTime,
+)
 
 
 class Cancel(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -31,15 +44,15 @@ class JobEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: EventKind
     id: str
-    attempt: int
-    worker: str
-    tokens: int = 0
-    uncached: int = 0
-    blocks: int = 0
-    by: str = ""
+    attempt: Attempt
+    worker: Name
+    tokens: Tokens = 0
+    uncached: Tokens = 0
+    blocks: Tokens = 0
+    by: OptionalToken = ""
     hashes: bytes = b""
-    prefill: str = ""
-    rank: int | None = None
+    prefill: Name = ""
+    rank: Rank | None = None
 
 
 class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -51,39 +64,41 @@ class JobEvents(Record, frozen=True, omit_defaults=True, kw_only=True):
 class RankLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The load of a data-parallel rank, with the fields of the report: an array in this order."""
 
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_used: int = 0
-    queued_prefill_tokens: int = 0
-    step_prefill_tokens: int = 0
-    step_decodes: int = 0
-    batch: int = 0
-    yielding: int = 0
-    yielding_blocks: int = 0
+    running: Count = 0
+    waiting: Count = 0
+    blocks_total: Count = 0
+    blocks_used: Count = 0
+    queued_prefill_tokens: Count = 0
+    step_prefill_tokens: Count = 0
+    step_decodes: Count = 0
+    batch: Count = 0
+    yielding: Count = 0
+    yielding_blocks: Count = 0
 
 
 class LoadReport(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The load of a worker, sent on change and every 200 ms on hr.load.<pool>.<worker>."""
 
-    worker: str
-    epoch: int
-    n: int
-    at: float
-    slots: int  # 0: the worker is on trial, and no job may be placed here but suspects
-    running: int
-    waiting: int
-    blocks_total: int = 0
-    blocks_used: int = 0
-    queued_prefill_tokens: int = 0
-    step_s: float = 0.0  # duration of the last engine step
-    step_prefill_tokens: int = 0  # prompt tokens computed in the last engine step
-    step_decodes: int = 0  # sequences that got a token in the last engine step
-    handover_s: float = 0.0  # last remote prefill: time from its blocks being ready to the first token
-    handover_tokens: int = 0  # last remote prefill: tokens fetched
-    suspects: int = 0  # uncleared suspects that run or wait here; not 0: the worker is on trial
-    limit: int = 0  # on trial: the smallest group limit among them
-    batch: int = 0  # runs of class batch among `running`
-    yielding: int = 0  # batch runs among `running` that make way for interactive work
-    yielding_blocks: int = 0  # KV blocks that these hold, about
-    ranks: list[RankLoad] = []  # the same per data-parallel rank; empty for a worker with one
+    worker: Token
+    epoch: Run64
+    n: Count
+    at: UnixTime
+    slots: Count  # 0: the worker is on trial, and no job may be placed here but suspects
+    running: Count
+    waiting: Count
+    blocks_total: Count = 0
+    blocks_used: Count = 0
+    queued_prefill_tokens: Count = 0
+    step_s: Seconds = 0.0  # duration of the last engine step
+    step_prefill_tokens: Count = 0  # prompt tokens computed in the last engine step
+    step_decodes: Count = 0  # sequences that got a token in the last engine step
+    handover_s: Seconds = 0.0  # last remote prefill: time from its blocks being ready to the first token
+    handover_tokens: Count = 0  # last remote prefill: tokens fetched
+    suspects: Count = 0  # uncleared suspects that run or wait here; not 0: the worker is on trial
+    limit: Count = 0  # on trial: the smallest group limit among them
+    batch: Count = 0  # runs of class batch among `running`
+    yielding: Count = 0  # batch runs among `running` that make way for interactive work
+    yielding_blocks: Count = 0  # KV blocks that these hold, about
+    ranks: Annotated[
+        list[RankLoad], msgspec.Meta(max_length=MOST_RANKS)
+    ] = []  # the same per data-parallel rank; empty for a worker with one

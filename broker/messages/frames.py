@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.broker.messages.base import Record
+from headrace.broker.messages.base import Attempt, CallIndex, Choice, Record, Run64, Seconds, Token, TokenId, Tokens
 
 FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
 
@@ -29,7 +29,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: Literal["content", "reasoning", "tool"]
     text: str = ""
-    index: int = 0
+    index: CallIndex = 0
     id: str | None = None
     name: str | None = None
 
@@ -44,7 +44,7 @@ class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
     message: str
     retriable: bool = False
-    retry_after_s: float | None = None
+    retry_after_s: Seconds | None = None
     param: str | None = None
 
 
@@ -54,10 +54,10 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=F
     reason: FinishReason
     stop: str | int | None = None  # the stop string or stop token that matched
     tail: Text = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0  # of the completion tokens, as far as the parser can tell
+    prompt_tokens: Tokens = 0
+    completion_tokens: Tokens = 0
+    cached_tokens: Tokens = 0
+    reasoning_tokens: Tokens = 0  # of the completion tokens, as far as the parser can tell
     prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token, None for the first
     vector: bytes = b""  # result of pooling, f32 little endian
     fault: JobFault | None = None
@@ -70,11 +70,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     id: str
-    attempt: int
-    run: int
-    choice: int
-    offset: int
-    ids: list[int]
+    attempt: Attempt
+    run: Run64
+    choice: Choice
+    offset: Tokens
+    ids: list[TokenId]
     texts: list[Text]
     logprobs: list[TokenLogprob] | None = None
     fin: Finish | None = None
@@ -83,5 +83,5 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Frame(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The rows of an engine step of a worker for an ingress, on hr.out.<ingress>."""
 
-    worker: str
+    worker: Token
     rows: list[Row]

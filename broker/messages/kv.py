@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.messages.base import Record
+from headrace.broker.messages.base import Count, Place, Record, Run64
 
 
 class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="step"):
@@ -12,9 +12,9 @@ class KvStep(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="o
     a tier (device, host, disk) to chain values, u64 little endian. `device` comes first wherever tiers are ordered.
     """
 
-    worker: str
-    epoch: int
-    n: int
+    worker: Place
+    epoch: Run64
+    n: Count
     cleared: bool = False
     removed: dict[str, bytes] = {}
     stored: dict[str, bytes] = {}
@@ -27,11 +27,11 @@ class KvReset(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="
     `last`: from then on the worker holds exactly these blocks.
     """
 
-    worker: str
-    epoch: int
-    n: int
-    dump: int  # number of the dump in its epoch
-    part: int  # from 0
+    worker: Place
+    epoch: Run64
+    n: Count
+    dump: Count  # number of the dump in its epoch
+    part: Count  # from 0
     last: bool = False
     blocks: dict[str, bytes] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.broker.messages.base import Record
+from headrace.broker.messages.base import Attempt, Finite, Record
 from headrace.broker.messages.control import Inspect
 from headrace.broker.messages.requests import PrefillDecision
 
@@ -67,13 +67,13 @@ class Decided(Record, frozen=True, omit_defaults=True, kw_only=True):
 
     id: str
     name: str = ""  # the client's own id of the request
-    attempt: int = 1
+    attempt: Attempt = 1
     router: str = ""
     policy: str = ""
     state: str = ""  # waiting, placed, refused
     worker: str = ""
     reason: str = ""
-    at: float = 0.0
+    at: Finite = 0.0
     waited_s: float = 0.0  # time in the router's window
     since_arrival_s: float = 0.0  # from the request's arrival at its frontend to the decision
     predicted_ttft_s: float = 0.0  # from the arrival

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from headrace.broker.messages import JobFault, Record, Spill, WorkerControl
+from headrace.broker.messages.base import Attempt, JobId, Rank, Run64, Seconds, Small, Token, Tokens, UnixTime
 
 
 class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
@@ -23,22 +24,22 @@ class PrefillJob(Record, frozen=True, omit_defaults=True, kw_only=True):
     The tokens are those of the `Generation` in `payload` (or `spill`), and after them `emitted`.
     """
 
-    job: str
-    id: str
-    attempt: int
-    decode: str  # the worker that owns the request and receives the answers
-    deadline: float  # the decode worker waits until then
-    created: float
-    tokens: int  # tokens in all
-    uncached: int  # tokens that a prefill worker without a cached prefix has to compute
-    priority: int = 0
-    room: int | None = None  # rendezvous: the number under which both sides meet
+    job: JobId
+    id: JobId
+    attempt: Attempt
+    decode: Token  # the worker that owns the request and receives the answers
+    deadline: UnixTime  # the decode worker waits until then
+    created: UnixTime
+    tokens: Tokens  # tokens in all
+    uncached: Tokens  # tokens that a prefill worker without a cached prefix has to compute
+    priority: Small = 0
+    room: Run64 | None = None  # rendezvous: the number under which both sides meet
     emitted: bytes = b""  # u32 little endian
-    block_size: int = 0
+    block_size: Tokens = 0
     hashes: bytes = b""  # block chain values of the prompt, u64 little endian
     payload: bytes = b""
     spill: Spill | None = None
-    rank: int | None = None  # data-parallel rank of the prefill worker; None = its engine chooses
+    rank: Rank | None = None  # data-parallel rank of the prefill worker; None = its engine chooses
 
 
 # To the decode worker, which answers with PrefillVerdict:
@@ -48,7 +49,7 @@ class PrefillTaken(Record, frozen=True, omit_defaults=True, kw_only=True, tag_fi
     """The notice that a prefill worker starts a job. `address`: the address of its engine (rendezvous)."""
 
     job: str
-    worker: str
+    worker: Token
     address: str = ""
 
 
@@ -56,12 +57,12 @@ class PrefillDone(Record, frozen=True, omit_defaults=True, kw_only=True, tag_fie
     """The end of a prefill job: the prompt is prefilled, or has failed (`fault`)."""
 
     job: str
-    worker: str
+    worker: Token
     params: dict[str, Any] | None = None  # opaque transfer parameters for the decode worker's engine
-    cached: int = 0  # tokens found in the prefill worker's cache
-    computed: int = 0  # tokens that it computed
-    queued_s: float = 0.0  # time from the job's creation until the engine received it
-    took_s: float = 0.0  # time in the engine
+    cached: Tokens = 0  # tokens found in the prefill worker's cache
+    computed: Tokens = 0  # tokens that it computed
+    queued_s: Seconds = 0.0  # time from the job's creation until the engine received it
+    took_s: Seconds = 0.0  # time in the engine
     fault: JobFault | None = None
 
 
@@ -87,7 +88,7 @@ class PrefillState(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The state of a job. `held`: it is computed, and the engine keeps the blocks for at least `left_s` more seconds."""
 
     state: Literal["running", "held", "unknown"]
-    left_s: float = 0.0
+    left_s: Seconds = 0.0
 
 
 class PrefillDrop(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="op", tag="prefill_drop"):
@@ -100,7 +101,7 @@ class SetRole(Record, frozen=True, omit_defaults=True, kw_only=True, tag_field="
     """A command to finish the work of the present role and take this one: aggregated, prefill or decode. Answered with Done."""
 
     role: str
-    grace_s: float | None = None  # after it the remaining runs are handed over
+    grace_s: Seconds | None = None  # after it the remaining runs are handed over
 
 
 PrefillControl = PrefillTaken | PrefillDone | PrefillCheck | PrefillDrop | SetRole

@@ -6,7 +6,21 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.broker.messages.base import Record
+from headrace.broker.messages.base import (
+    Choices,
+    Count,
+    Finite,
+    JobId,
+    Name,
+    OptionalToken,
+    Rank,
+    Record,
+    Seconds,
+    Small,
+    Token,
+    Tokens,
+    UnixTime,
+)
 
 HEADER_ATTEMPT = "Hr-Attempt"  # decimal; absent = 1
 HEADER_HISTORY = "Hr-History"  # JSON list of [attempt, worker, group]; absent = []
@@ -18,58 +32,58 @@ HEADER_RANK = "Hr-Rank"  # decimal: the data-parallel rank of the worker; absent
 class Spill(msgspec.Struct, frozen=True, omit_defaults=True):
     """The place of a payload that was too large for a message, in the object store `<prefix>_spill`."""
 
-    object: str
-    size: int
+    object: Name
+    size: Count
     digest: str  # SHA-256, hex
 
 
 class Envelope(Record, frozen=True, omit_defaults=True, kw_only=True):
     """The body of a request in REQ and WORK. It never changes after submission; headers carry the parts that do."""
 
-    id: str
-    pool: str
+    id: JobId
+    pool: Token
     model: str
-    judge: str  # the ingress that accepted it: frames go to hr.out.<judge>, claims to hr.ctl.<judge>
-    deadline: float
-    created: float
+    judge: OptionalToken  # the ingress that accepted it: frames go to hr.out.<judge>, claims to hr.ctl.<judge>
+    deadline: UnixTime
+    created: UnixTime
     kind: Literal["generate", "pool"] = "generate"
-    tokens: int  # prompt length; for kind `pool` that of all inputs together
-    max_tokens: int = 0  # most tokens one choice may produce, 0 = up to the context length
-    choices: int = 1  # for kind `pool` the number of inputs
-    request_class: str = "std"
-    tenant: str = "_"
-    priority: int = 0  # lower is sooner, inside a class
-    block_size: int = 0  # 0 when there are no hashes
+    tokens: Tokens  # prompt length; for kind `pool` that of all inputs together
+    max_tokens: Tokens = 0  # most tokens one choice may produce, 0 = up to the context length
+    choices: Choices = 1  # for kind `pool` the number of inputs
+    request_class: Name = "std"
+    tenant: Token = "_"
+    priority: Small = 0  # lower is sooner, inside a class
+    block_size: Tokens = 0  # 0 when there are no hashes
     hashes: bytes = b""  # block chain values, u64 little endian; empty = no affinity
     payload: bytes = b""  # a msgpack `Generation` or, of kind `pool`, `Pooling`; empty when spilled
     spill: Spill | None = None
     trace: dict[str, str] = {}
-    name: str = ""  # the client's own id of the request, to be found by in logs and explanations; need not be unique
+    name: Name = ""  # the client's own id of the request, to be found by in logs and explanations; need not be unique
     # Constraints and preferences for the placement:
-    adapter: str = ""
-    session: str = ""  # requests of one session go to one worker
+    adapter: Name = ""
+    session: Name = ""  # requests of one session go to one worker
     affinity: Literal["soft", "hard"] = "soft"  # soft: unless it costs more time than the session's blocks save
-    worker: str = ""  # the only worker that may run it (policy `direct`)
-    require: list[str] = []  # labels that a worker must have
-    prefer: dict[str, float] = {}  # labels that a worker should have, with weights; a weight below 0 is for labels to avoid
+    worker: Name = ""  # the only worker that may run it (policy `direct`)
+    require: list[Name] = []  # labels that a worker must have
+    prefer: dict[Name, Finite] = {}  # labels that a worker should have, with weights; a weight below 0 is for labels to avoid
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Parameters of sampling. An absent one is the engine's own default."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: Finite = 1.0
+    top_p: Finite = 1.0
     top_k: int = 0  # 0 = off
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    min_p: Finite = 0.0
+    presence_penalty: Finite = 0.0
+    frequency_penalty: Finite = 0.0
+    repetition_penalty: Finite = 1.0
     seed: int | None = None
-    max_tokens: int | None = None  # None = up to the context length
-    min_tokens: int = 0
+    max_tokens: Tokens | None = None  # None = up to the context length
+    min_tokens: Tokens = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, Finite] = {}
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = []
 
@@ -82,7 +96,7 @@ class Generation(Record, frozen=True, omit_defaults=True, kw_only=True):
     stop: list[str] = []
     include_stop: bool = False  # keep the stop string in the text
     skip_special_tokens: bool = True
-    logprobs: int | None = None  # alternatives per token; None = no logprobs
+    logprobs: Tokens | None = None  # alternatives per token; None = no logprobs
     prompt_logprobs: int | None = None
     guided: dict[str, Any] | None = None  # one of json, regex, choice, grammar, json_object, structural_tag
     adapter: str | None = None
@@ -106,7 +120,7 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reasoning: bool = True  # return the reasoning; otherwise it is dropped, not returned as content
     whole: bool = False
     template_kwargs: dict[str, Any] = {}  # arguments of the chat template: some of them turn reasoning on and off
-    calls_before: int = 0  # tool calls in the conversation so far, because some model families number them
+    calls_before: Tokens = 0  # tool calls in the conversation so far, because some model families number them
 
 
 PoolingTask = Literal["embed", "classify"]
@@ -143,7 +157,7 @@ class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
 
     remote: bool = False
     refuse: bool = False
-    worker: str = ""
-    rank: int | None = None
+    worker: OptionalToken = ""
+    rank: Rank | None = None
     reason: str = ""
-    wait_s: float = 0.0
+    wait_s: Seconds = 0.0

@@ -6,15 +6,17 @@ So a card is removed only by a command.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 import structlog
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import ModelServed, UnknownModel, WireError
 from headrace.broker.messages import WorkerMember
-from headrace.broker.models.cards import ModelCard
+from headrace.broker.models.cards import ModelCard, check_card_key
 from headrace.jetstream.errors import ObjectNotFound, RevisionConflict
-from headrace.jetstream.ports import Messaging
+from headrace.jetstream.ports import Entry, Messaging
 from headrace.jetstream.subjects import Subjects
 
 log = structlog.get_logger()
@@ -30,7 +32,16 @@ class ListedModel(msgspec.Struct, frozen=True):
 async def pool_workers(messaging: Messaging, subjects: Subjects, pool: str) -> list[WorkerMember]:
     """Return the workers of a pool that hold a lease now, by a fresh read."""
     entries = await messaging.bucket(subjects.bucket("members")).entries(f"worker.{pool}.>")
-    return sorted((decode(WorkerMember, entry.value) for entry in entries), key=lambda member: member.worker)
+    return sorted(readable_members(entries), key=lambda member: member.worker)
+
+
+def readable_members(entries: Iterable[Entry]) -> Iterator[WorkerMember]:
+    """Return the workers of these leases; one that cannot be read is logged and left out."""
+    for entry in entries:
+        try:
+            yield decode(WorkerMember, entry.value)
+        except WireError as error:
+            log.warning("member.malformed", key=entry.key[:200], error=str(error))
 
 
 async def adapter_served(messaging: Messaging, subjects: Subjects, pool: str, name: str) -> None:
@@ -73,6 +84,7 @@ async def list_models(messaging: Messaging, subjects: Subjects) -> list[ListedMo
     for entry in await messaging.bucket(subjects.bucket("models")).entries():
         try:
             card = decode(ModelCard, entry.value)
+            check_card_key(card, entry.key)
         except WireError as error:
             log.warning("card.malformed", pool=entry.key, error=str(error))
             continue

@@ -7,22 +7,30 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import structlog
 
+from headrace.broker import metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import BrokerUnavailable, UnknownModel, WireError
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.membership.members import Members
-from headrace.broker.models.cards import CardFile, ModelCard
+from headrace.broker.models.cards import CardFile, ModelCard, check_card_key
 from headrace.broker.models.served_pools import LATELY_S, ServedPools
-from headrace.jetstream.errors import JetStreamError, ObjectNotFound, RequestTimeout, RevisionConflict
+from headrace.broker.spill import sha256_hex
+from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, RevisionConflict
 from headrace.jetstream.ports import Change, Messaging, ObjectBucket
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.subjects import Subjects, pool_id
 
 log = structlog.get_logger()
 
 FETCH_RETRY_S = 0.5
+FETCH_RETRY_MAX_S = 30.0
+READ_AT_ONCE = 4  # cards
+MOST_FILE_BYTES = 512 * 1024 * 1024
+MOST_TAKEN = 1000  # names that are logged
 LISTING_S = 60.0
 LOST_CHECK_S = 5.0
 
@@ -109,6 +117,10 @@ class ModelDirectory:
         self._pools: dict[str, str] = {}  # model name or alias → pool
         self._adapters: dict[str, str] = {}  # adapter → pool, for the adapters of the cards and of live workers
         self._files: dict[str, bytes] = {}  # by digest
+        self._reading: dict[str, asyncio.Task[None]] = {}  # by pool: cards whose files are not here yet
+        self._reading_cards: dict[str, ModelCard] = {}
+        self._slots = asyncio.Semaphore(READ_AT_ONCE)
+        self._taken: set[tuple[str, str, str]] = set()  # names that several pools want, as they were logged
         self._lost: dict[str, float] = {}  # pools whose card has vanished, and since when
         self._served = ServedPools(members)
         self._loop = asyncio.get_running_loop()
@@ -173,11 +185,15 @@ class ModelDirectory:
         if pool is None:
             pool, adapter = self._adapters.get(name), name
         if pool is None:
-            if not self._listed:
+            if not self._listed or any(name in (card.model, *card.aliases) for card in self._unread()):
                 raise BrokerUnavailable("the models that are served are still being read; try again shortly")
             raise UnknownModel(name, (*self.offered_names(), *self.adapters()))
         card, files = self._known[pool]
         return ServedModel(name, card, files, len(self._members.having(pool, adapter)), adapter)
+
+    def _unread(self) -> list[ModelCard]:
+        """Return the cards whose files are not here yet."""
+        return [card for pool, card in self._reading_cards.items() if pool in self._reading]
 
     def _changed(self) -> None:
         self._served.refresh(self._known, self._loop.time())
@@ -213,7 +229,9 @@ class ModelDirectory:
         if change.value is not None:
             try:
                 card = decode(ModelCard, change.value)
+                check_card_key(card, change.key)
             except WireError as error:
+                metrics.MALFORMED.labels("card").inc()
                 log.error("card.malformed", pool=change.key, error=str(error))
                 return
             if self._namespace is not None and card.namespace != self._namespace:
@@ -235,29 +253,105 @@ class ModelDirectory:
                     self._wanted.put_nowait((pool, None))
 
     async def _load(self) -> None:
-        while True:
-            pool, card = await self._wanted.get()
-            try:
+        """Take cards in their order. The files of a card that cannot be read keep no other card waiting."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                pool, card = await self._wanted.get()
+                if (reading := self._reading.pop(pool, None)) is not None:
+                    reading.cancel()
+                    self._reading_cards.pop(pool, None)
                 if card is None:
                     self._known.pop(pool, None)
                     log.info("model.removed", pool=pool)
+                    self._found()
+                    self._wanted.task_done()
                 else:
-                    self._known[pool] = (card, {name: await self._file(f) for name, f in card.files.items()})
-                    log.info("model.known", pool=pool, model=card.model)
-                self._pools = {}
-                for known, _ in self._known.values():
-                    self._pools |= dict.fromkeys(known.aliases, known.pool)
-                for known, _ in self._known.values():  # a model's own name wins over another's alias
-                    self._pools[known.model] = known.pool
-                self._changed()
-            finally:
-                self._wanted.task_done()
+                    task = self._reading[pool] = tasks.create_task(self._read(pool, card, Once(self._wanted.task_done)))
+                    self._reading_cards[pool] = card
+                    task.add_done_callback(partial(self._read_ended, pool))
+
+    def _read_ended(self, pool: str, task: asyncio.Task[None]) -> None:
+        if self._reading.get(pool) is task:
+            del self._reading[pool]
+            self._reading_cards.pop(pool, None)
+
+    async def _read(self, pool: str, card: ModelCard, tried: Once) -> None:
+        """Read the files of a card, and try again until they are here. `tried` is called after the first time."""
+        retry_s = FETCH_RETRY_S
+        try:
+            while True:
+                try:
+                    async with self._slots:
+                        files = {name: await self._file(file) for name, file in card.files.items()}
+                    break
+                except JetStreamError as error:  # also a file that is not there, or not what the card says
+                    metrics.UNREADABLE_CARDS.inc()
+                    log.warning("card.file_unreadable", pool=pool, model=card.model, error=str(error), retry_s=retry_s)
+                except Exception as error:  # nothing foresaw it: no other card may suffer from it
+                    note_failure("card", error, pool=pool, model=card.model)
+                tried()
+                await asyncio.sleep(retry_s)
+                retry_s = min(retry_s * 2, FETCH_RETRY_MAX_S)
+            self._known[pool] = (card, files)
+            log.info("model.known", pool=pool, model=card.model)
+            self._found()
+        finally:
+            tried()
+
+    def _found(self) -> None:
+        """Find the pool of every name anew."""
+        pools: dict[str, str] = {}
+        for card in sorted((card for card, _ in self._known.values()), key=self._precedence):  # the first one has the name
+            if pools.setdefault(card.model, card.pool) != card.pool:
+                self._note_taken(card.model, card.pool, pools[card.model])
+        for card in sorted((card for card, _ in self._known.values()), key=self._precedence):
+            for alias in card.aliases:  # a model's own name wins over another's alias
+                if pools.setdefault(alias, card.pool) != card.pool:
+                    self._note_taken(alias, card.pool, pools[alias])
+        self._pools = pools
+        self._changed()
+
+    def _precedence(self, card: ModelCard) -> tuple[bool, bool, bool, float, str]:
+        """Order the cards that want one name: a card cannot take the name of a model that is served.
+
+        First the pool that a model of this name and namespace has, then whoever has the name now, then one with workers, then
+        the oldest card.
+        """
+        return (
+            card.pool != pool_id(card.model, card.namespace),
+            self._pools.get(card.model) != card.pool,
+            not self._members.serving_workers(card.pool),
+            card.created,
+            card.pool,
+        )
+
+    def _note_taken(self, name: str, pool: str, by: str) -> None:
+        if (name, pool, by) not in self._taken and len(self._taken) < MOST_TAKEN:
+            self._taken.add((name, pool, by))
+            metrics.NAMES_TAKEN.inc()
+            log.warning("model.name_taken", model=name, pool=pool, by=by)
 
     async def _file(self, file: CardFile) -> bytes:
-        while file.digest not in self._files:
-            try:
-                self._files[file.digest] = await self._objects.get(file.object)
-            except JetStreamError as error:
-                log.warning("card.file_unreadable", object=file.object, error=str(error))
-                await asyncio.sleep(FETCH_RETRY_S)
-        return self._files[file.digest]
+        """Return a file of a card. Raises JetStreamError, ObjectCorrupt also for one that is not what the card says."""
+        if file.digest in self._files:
+            return self._files[file.digest]
+        stored = await self._objects.info(file.object)
+        if file.size > MOST_FILE_BYTES or stored.size != file.size:
+            raise ObjectCorrupt(f"{file.object[:80]!r} has {stored.size} bytes, its card says {file.size} of {MOST_FILE_BYTES}")
+        data = await self._objects.get(file.object)
+        if len(data) != file.size or await sha256_hex(data) != file.digest:
+            raise ObjectCorrupt(f"{file.object[:80]!r} is not the file of digest {file.digest[:80]!r} that its card names")
+        self._files[file.digest] = data
+        return data
+
+
+class Once:
+    """A function that is called once, however often it is asked for."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()

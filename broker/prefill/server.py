@@ -19,6 +19,7 @@ from headrace.broker import metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import BrokerError, WireError
+from headrace.broker.failed_deliveries import FailedDeliveries, note_failure
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import JobFault
 from headrace.broker.messages.prefill import PrefillDone, PrefillJob, PrefillState, PrefillTaken, PrefillVerdict
@@ -91,12 +92,14 @@ class PrefillServer:
         self._held: dict[str, HeldPrefill] = {}
         self._leaving = False
         self._tasks = TaskScope()
+        self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=pool, kind="prefill_job", wall=deps.wall)
         self._specs = (prefill_consumer(deps.subjects, pool, worker), prefill_consumer(deps.subjects, pool))
         self._pulls = [self._pull(spec) for spec in self._specs]
 
     def _pull(self, spec: ConsumerSpec) -> PullLoop:
         ensure = partial(self._messaging.ensure_consumer, spec)
-        return self._messaging.pull(spec.stream, spec.name, self._on_delivery, on_missing=ensure)
+        on_delivery = self._failures.guard(self._on_delivery, after=self.balance)
+        return self._messaging.pull(spec.stream, spec.name, on_delivery, on_missing=ensure)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -172,7 +175,8 @@ class PrefillServer:
                         continue
                     if now > held.asked_s + ASK_AGAIN_S and held.answer is not None:
                         held.asked_s = now
-                        self._tasks.spawn(self._ask(held, held.answer, again=False))
+                        asking = self._ask_again(held, held.answer)
+                        self._tasks.spawn_guarded(asking, lambda error: note_failure("prefill_job", error))
                 elif self._lease.held:
                     held.delivery.progress()
                 if not self._members.worker_live(self._pool, held.job.decode):
@@ -213,8 +217,17 @@ class PrefillServer:
         else:
             held = self._held[job.job] = HeldPrefill(job, delivery)
             self._budget.reserve(job.job, self._executor.uncached(job))
-            self._tasks.spawn(self._serve(held))
+            self._tasks.spawn_guarded(self._serve(held), lambda error: self._failed(held, error))
         self.balance()
+
+    def _failed(self, held: HeldPrefill, error: Exception) -> None:
+        """Give up a job for a reason that no check has foreseen. Its decode worker computes the prompt."""
+        self._failures.bury(held.delivery, error)
+        if not held.gone:
+            self.drop(held.job.job)
+
+    async def _ask_again(self, held: HeldPrefill, answer: PrefillDone) -> None:
+        await self._ask(held, answer, again=False)
 
     async def _serve(self, held: HeldPrefill) -> None:
         fresh = held.delivery.num_delivered == 1 and abs(self._wall() - held.job.created) < FRESH_S

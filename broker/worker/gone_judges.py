@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.membership.members import Members
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
@@ -27,7 +28,7 @@ class GoneJudges:
             return
         self._looked_s = now_s
         for judge in {run.judge: None for run in self._state.runs if not self._members.ingress_live(run.judge)}:
-            self._tasks.spawn(self._drop_if_gone(judge))
+            self._tasks.spawn_guarded(self._drop_if_gone(judge), lambda error: note_failure("judge", error))
 
     async def _drop_if_gone(self, judge: str) -> None:
         runs = [run for run in self._state.runs if run.judge == judge]  # not those that come while the lease is read

@@ -7,13 +7,14 @@ import asyncio
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, parse_job_headers, parse_prefill_header
+from headrace.broker.codec import decode_request, parse_job_headers, parse_prefill_header
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.deadline_texts import missed
 from headrace.broker.errors import BrokerError, WireError
+from headrace.broker.failed_deliveries import FailedDeliveries, fault_of_failure
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.members import Members
-from headrace.broker.messages import HEADER_KEPT, ClaimReply, Envelope, JobFault, Suspicion
+from headrace.broker.messages import HEADER_KEPT, ClaimReply, JobFault, Suspicion
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.protocol.trial import Turn, alone_after_s
 from headrace.broker.spill import fetch_payload
@@ -58,6 +59,7 @@ class RunAdmission:
         self._judges = judges
         self._runs = runs
         self._tasks = tasks
+        self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=state.pool, kind="work", wall=deps.wall)
 
     def admit(self, run: Run) -> None:
         """Start a run of the table now, if there is nothing to ask or to wait for, else in the background."""
@@ -65,7 +67,20 @@ class RunAdmission:
             run.begin([], [])
             self._runs.start(run, run.envelope.payload)
         else:
-            self._tasks.spawn(self._admit(run))
+            self._tasks.spawn_guarded(self._admit(run), lambda error: self.failed(run, error))
+
+    def failed(self, run: Run, error: Exception) -> None:
+        """End a run that cannot be admitted for a reason that no check has foreseen: it must not end the worker."""
+        self._failures.bury(run.delivery, error)
+        if run.stopping or run.gone:
+            return
+        try:
+            if run.choices:  # it was claimed, so the judge waits for its last frame
+                self._runs.fail(run, fault_of_failure(error))
+                return
+        except Exception as again:
+            log.error("run.not_failed", **log_ids(run.envelope), error=str(again))
+        self._runs.drop(run, how="failed")
 
     def _starts_at_once(self, run: Run) -> bool:
         """A first attempt of a first delivery with nothing to ask takes no round trip before its first token."""
@@ -197,7 +212,9 @@ class WorkIntake:
         self._due = False
         work = consumers.work
         # A janitor that took this worker for dead has removed its consumer: it is made again when the worker is back.
-        self._pull = deps.messaging.pull(work.stream, work.name, self._on_work, on_missing=consumers.ensure)
+        failures = FailedDeliveries(deps.messaging, deps.subjects, pool=state.pool, kind="work", wall=deps.wall)
+        on_work = failures.guard(self._on_work, after=state.changed)
+        self._pull = deps.messaging.pull(work.stream, work.name, on_work, on_missing=consumers.ensure)
 
     async def run(self) -> None:
         """Pull until cancelled or stopped."""
@@ -243,15 +260,18 @@ class WorkIntake:
                 state.runs.add(run)
                 metrics.RUNS.set(len(state.runs))
                 state.arrived(run.id, run.attempt)
-                self._preemption.make_room(run)
-                if not run.stopping:
-                    self._admission.admit(run)
+                try:
+                    self._preemption.make_room(run)
+                    if not run.stopping:
+                        self._admission.admit(run)
+                except Exception as error:
+                    self._admission.failed(run, error)
             state.changed()
 
     def _read(self, delivery: Delivery) -> Run | None:
         """Make a run of a stored message. An undecodable one becomes a dead letter."""
         try:
-            envelope = decode(Envelope, delivery.data)
+            envelope = decode_request(delivery.data)
             attempt, history = parse_job_headers(delivery.headers)
             decision = parse_prefill_header(delivery.headers)
         except WireError as error:

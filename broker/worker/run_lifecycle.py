@@ -8,6 +8,7 @@ from __future__ import annotations
 import structlog
 
 from headrace.broker import metrics
+from headrace.broker.failed_deliveries import FailedDeliveries
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import JobFault
@@ -44,6 +45,7 @@ class RunLifecycle:
         self._mover = mover
         self._events = events
         self._tasks = tasks
+        self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=state.pool, kind="move", wall=deps.wall)
         self.max_frame_bytes = deps.settings.max_frame_bytes
         # The send path is bound here, so that the token path has no call in between.
         self.append = outbox.append
@@ -70,7 +72,8 @@ class RunLifecycle:
         elif self._tasks.is_open and run.state in (RunState.RUNNING, RunState.LAPSED, RunState.CLAIMING):
             ids = log_ids(run.envelope)
             log.warning("run.retried_elsewhere", **ids, attempt=run.attempt, code=fault.code, why=fault.message)
-            self._tasks.spawn(self.move(run, suspect=None, reason=fault.code))
+            moving = self.move(run, suspect=None, reason=fault.code)
+            self._tasks.spawn_guarded(moving, lambda error: self._not_moved(run, error))
 
     async def move(self, run: Run, *, suspect: str | None, reason: str, group: int = 0) -> None:
         """Stop a run here and give its message to the next attempt.
@@ -85,7 +88,8 @@ class RunLifecycle:
         """Stop a run here now, and give its message to the next attempt in the background."""
         if not run.stopping and self._tasks.is_open:
             self._stop_to_move(run)
-            self._tasks.spawn(self._move(run, suspect=None, reason=reason))
+            moving = self._move(run, suspect=None, reason=reason)
+            self._tasks.spawn_guarded(moving, lambda error: self._not_moved(run, error))
 
     def _stop_to_move(self, run: Run) -> None:
         in_engine = run.state is not RunState.WAITING
@@ -105,9 +109,13 @@ class RunLifecycle:
         )
         self._forget(run, "moved")
 
+    def _not_moved(self, run: Run, error: Exception) -> None:
+        self._failures.bury(run.delivery, error)
+        self._forget(run, "failed")
+
     def return_unserved(self, delivery: Delivery) -> None:
         """Move a request that was placed here while this worker still served requests, in the background."""
-        self._tasks.spawn(self._return(delivery))
+        self._tasks.spawn_guarded(self._return(delivery), lambda error: self._failures.bury(delivery, error))
 
     async def _return(self, delivery: Delivery) -> None:
         await self._mover.move(
@@ -140,7 +148,8 @@ class RunLifecycle:
             self._executor.stop(run)
         self._forget(run, "displaced")
         if lost and self._tasks.is_open:
-            self._tasks.spawn(self._mover.store_again(run.seq, run.delivery.data, run.delivery.headers))
+            again = self._mover.store_again(run.seq, run.delivery.data, run.delivery.headers)
+            self._tasks.spawn_guarded(again, lambda error: self._not_moved(run, error))
 
     def _forget(self, run: Run, how: str) -> None:
         runs = self._state.runs

@@ -11,14 +11,17 @@ protocol's safety rests on the order of placements.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 import structlog
 
 from headrace.broker import metrics
-from headrace.broker.codec import decode, job_headers, parse_job_headers
+from headrace.broker.codec import decode_request, job_headers, parse_job_headers
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import WireError
+from headrace.broker.failed_deliveries import FailedDeliveries
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.janitor import rendezvous_first
 from headrace.broker.membership.members import Members
@@ -28,7 +31,7 @@ from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
-from headrace.jetstream.errors import JetStreamError, QueueFull
+from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, QueueFull
 from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.ports import Delivery, PullLoop
 from headrace.jetstream.subjects import BATCH_CLASSES, REQUEST_CLASSES, RequestClass
@@ -64,6 +67,7 @@ class SelfPlacer:
         self._events = events
         self._preemption = preemption
         self.enabled = deps.settings.self_place
+        self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=state.pool, kind="request", wall=deps.wall)
         self._pulls: dict[RequestClass, PullLoop] = {}
         self._asking = False  # requests are open: most workers have a router, and nothing to ask for
         self._holding: dict[Delivery, None] = {}
@@ -78,7 +82,7 @@ class SelfPlacer:
                 pull = self._messaging.pull(
                     consumer.stream,
                     consumer.name,
-                    partial(self._on_request, request_class=request_class),
+                    self._failures.guard(partial(self._on_request, request_class=request_class), after=self.balance),
                     priority=WORKER_PRIORITY,
                     on_missing=partial(self._messaging.ensure_consumer, consumer),
                 )
@@ -139,7 +143,7 @@ class SelfPlacer:
 
     def _on_request(self, delivery: Delivery, *, request_class: RequestClass) -> None:
         try:
-            envelope = decode(Envelope, delivery.data)
+            envelope = decode_request(delivery.data)
             attempt, history = parse_job_headers(delivery.headers)
         except WireError as error:
             metrics.MALFORMED.labels("request").inc()
@@ -150,15 +154,18 @@ class SelfPlacer:
         if envelope.id in self._state.tombstones:
             delivery.ack()
         elif self._may_place() and (worker := self._elsewhere(envelope)):
-            self._tasks.spawn(self._place(delivery, envelope, attempt, history, worker=worker))
+            self._spawn(delivery, self._place(delivery, envelope, attempt, history, worker=worker))
         elif self._waits(envelope):
             delivery.nak(self._timing.retry_s)
         elif self._room(request_class) < 1 or not self._may_place():
             delivery.nak()  # several classes were answered at once and the slot is taken: another worker may have one
         else:
             self._state.placed(envelope.id, attempt, self._loop.time())
-            self._tasks.spawn(self._place(delivery, envelope, attempt, history, worker=self._state.worker))
+            self._spawn(delivery, self._place(delivery, envelope, attempt, history, worker=self._state.worker))
         self.balance()
+
+    def _spawn(self, delivery: Delivery, placing: Coroutine[Any, Any, None]) -> None:
+        self._tasks.spawn_guarded(placing, lambda error: self._failures.bury(delivery, error))
 
     async def _place(
         self, delivery: Delivery, envelope: Envelope, attempt: int, history: list[HistoryEntry], *, worker: str
@@ -178,6 +185,10 @@ class SelfPlacer:
                 except QueueFull:
                     self._state.arrived(envelope.id, attempt)
                     delivery.nak(self._timing.retry_s)
+                    return
+                except PayloadTooLarge as error:  # its headers have grown beyond what the server takes
+                    self._state.arrived(envelope.id, attempt)
+                    self._failures.bury(delivery, error)
                     return
                 except JetStreamError as error:  # unknown outcome: the same subject and id until it is known
                     log.warning("place.retry", **log_ids(envelope), attempt=attempt, error=str(error))

@@ -22,7 +22,7 @@ import structlog
 from headrace.broker.codec import encode
 from headrace.broker.errors import UnknownModel
 from headrace.broker.models.cards import ModelCard
-from headrace.frontend.errors import BadRequest, FrontendError
+from headrace.frontend.errors import BadRequest, FrontendError, ModelUnusable
 from headrace.frontend.http.field_checks import model_name
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models, Served
@@ -99,6 +99,7 @@ class ModelCache:
         self._prompt_cache = _prompt_cache(settings, metrics)
         self._ready: dict[str, LoadedModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._broken: dict[str, tuple[ModelCard, ModelUnusable]] = {}  # models that failed to load, and with which card
         self._executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         self._on_refused: Callable[[], None] = metrics.slow_prompts.inc if metrics is not None else lambda: None
         self._speedup: asyncio.Future[None] | None = None
@@ -130,6 +131,7 @@ class ModelCache:
             for gone in self._ready.keys() - set(names):
                 del self._ready[gone]
                 self._locks.pop(gone, None)
+                self._broken.pop(gone, None)
             for name in names:
                 try:
                     await self.get(name)
@@ -156,7 +158,20 @@ class ModelCache:
                 return unchanged
             began = time.perf_counter()
             loop = asyncio.get_running_loop()
-            ready = await loop.run_in_executor(self._executor, self._build, served)
+            broken = self._broken.get(card.model)
+            if broken is not None and broken[0] == card:
+                raise broken[1]
+            try:
+                ready = await loop.run_in_executor(self._executor, self._build, served)
+            except ModelUnusable as error:
+                self._broken[card.model] = (card, error)
+                raise
+            except Exception as error:  # the files of one model must not end the frontend, nor keep it from the others
+                log.warning("model.failed", model=card.model, error=f"{type(error).__name__}: {error}"[:500], exc_info=error)
+                unusable = ModelUnusable(f"the files of {card.model!r} cannot be loaded ({type(error).__name__})")
+                self._broken[card.model] = (card, unusable)
+                raise unusable from None
+            self._broken.pop(card.model, None)
             self._ready[card.model] = ready
             log.info("model.loaded", model=card.model, seconds=round(time.perf_counter() - began, 3))
             if self._settings.fast_tokenizer:  # not awaited: until it is done, prompts only take longer

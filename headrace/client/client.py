@@ -13,6 +13,7 @@ from typing import Any
 from headrace.broker.codec import decode
 from headrace.broker.durable.cancel import JobCanceller
 from headrace.broker.durable.names import job_token
+from headrace.broker.errors import WireError
 from headrace.broker.messages import JobStatus
 from headrace.broker.models.cards import ModelCard
 from headrace.client.errors import NotConfirmed, NotSubmitted, ResultTimeout, UnknownJob
@@ -150,7 +151,11 @@ class Client:
     async def only_model(self) -> str:
         """Return the name of the one model that is known. Raises NotSubmitted if there are none or several."""
         entries = await self.messaging.bucket(self.subjects.bucket("models")).entries()
-        names = sorted({decode(ModelCard, entry.value).model for entry in entries})
+        found = set()
+        for entry in entries:
+            with contextlib.suppress(WireError):  # one that cannot be read is served by no frontend
+                found.add(decode(ModelCard, entry.value).model)
+        names = sorted(found)
         if len(names) != 1:
             raise NotSubmitted(f"the request names no model, and {len(names)} are known: {', '.join(names) or 'none'}")
         return names[0]

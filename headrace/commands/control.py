@@ -11,6 +11,7 @@ import msgspec
 from headrace.broker.codec import decode, encode
 from headrace.broker.messages import Done, Drain, Inspect, Inspection, Record, WorkerMember
 from headrace.broker.messages.prefill import SetRole
+from headrace.broker.models.card_store import readable_members
 from headrace.commands.control_client import ask_all, columns, connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError, StartFailed
@@ -72,7 +73,7 @@ def change_role(settings: Settings, worker: str, role: str, *, grace_s: float) -
 async def live_workers(messaging: Messaging, names: Subjects) -> list[WorkerMember]:
     """Return the workers that hold a lease now, sorted by id."""
     entries = await messaging.bucket(names.bucket("members")).entries("worker.>")
-    return sorted((decode(WorkerMember, entry.value) for entry in entries), key=lambda member: member.worker)
+    return sorted(readable_members(entries), key=lambda member: member.worker)
 
 
 def find_worker(wanted: str, live: list[WorkerMember]) -> WorkerMember:

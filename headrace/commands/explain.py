@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
 from headrace.broker.messages import (
     Candidate,
     Decided,
@@ -78,7 +80,11 @@ def show_routers(settings: Settings, *, as_json: bool) -> int:
 async def live_routers(messaging: Messaging, names: Subjects) -> list[RouterMember]:
     """Return the routers that hold a lease now, sorted by pool and id."""
     entries = await messaging.bucket(names.bucket("members")).entries("router.>")
-    return sorted((decode(RouterMember, entry.value) for entry in entries), key=lambda member: (member.pool, member.router))
+    found = []
+    for entry in entries:
+        with contextlib.suppress(WireError):  # one that cannot be read answers no question
+            found.append(decode(RouterMember, entry.value))
+    return sorted(found, key=lambda member: (member.pool, member.router))
 
 
 def chronology(told: Iterable[Explanation]) -> list[Decided]:

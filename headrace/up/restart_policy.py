@@ -2,7 +2,7 @@
 
 A part that ends by itself is started again after 0.5 s, then 1 s, 2 s … up to 30 s; 60 s of running forget the past.  Two ends
 are no crash: a worker that leaves with code 0 was drained on purpose, and code 78 means that its settings are wrong, which
-another start cannot cure.
+another start cannot cure.  Once the deployment was ready they are not, and such an end counts as a crash.
 """
 
 from __future__ import annotations
@@ -63,14 +63,16 @@ class RestartState:
         """Note that the part is to stop: its end is no crash from now on."""
         self._asked = True
 
-    def exited(self, now_s: float, *, exit_code: int, serving: bool) -> Decision:
+    def exited(self, now_s: float, *, exit_code: int, serving: bool, ready: bool = False) -> Decision:
         """Decide what follows the end of the part.
 
-        `exit_code` is negative for a signal; `serving`: `up` can answer requests without the part.
+        `exit_code` is negative for a signal; `serving`: `up` can answer requests without the part; `ready`: the deployment was
+        ready once, with the settings that it still has. Then whatever the part says of them is a crash: something that it has
+        read led it astray, and a deployment that serves must not end for that.
         """
         if self._asked:
             return Leave("asked")
-        if exit_code == EXIT_CONFIGURATION:
+        if exit_code == EXIT_CONFIGURATION and not ready:
             return Leave("configuration", fatal=self._essential or not serving, exit_code=EXIT_CONFIGURATION)
         if exit_code == EXIT_OK and not self._essential:
             return Leave("drained")

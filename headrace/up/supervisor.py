@@ -111,7 +111,8 @@ class Supervisor:
                 return
             while not part.stop_asked.is_set():
                 code, tail = await self._run_once(part)
-                decision = part.state.exited(time.monotonic(), exit_code=code, serving=self._serves_without(part))
+                serving = self._serves_without(part)
+                decision = part.state.exited(time.monotonic(), exit_code=code, serving=serving, ready=self._ready)
                 if isinstance(decision, Leave):
                     self._part_left(part, decision, tail)
                     return

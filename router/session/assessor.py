@@ -7,6 +7,7 @@ import structlog
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import Suspicion, SuspicionQuery
 from headrace.broker.protocol.group_testing import limit_by_header
@@ -32,7 +33,7 @@ class Assessor:
 
     def ask(self, held: HeldRequest) -> None:
         """Begin to ask the judge of a request that waits. The scheduler does not place it before it knows."""
-        self._tasks.spawn(self._ask(held))
+        self._tasks.spawn_guarded(self._ask(held), lambda error: note_failure("suspicion", error, **log_ids(held.head)))
 
     async def _ask(self, held: HeldRequest) -> None:
         found = await self._suspicion(held)

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 from headrace.broker.codec import decode
 from headrace.broker.messages import HistoryEntry, Record
+from headrace.broker.messages.base import Choices, Finite, JobId, Name, Small, Token, Tokens, UnixTime
 from headrace.broker.protocol.transitions import follow
 from headrace.jetstream.ports import Delivery
 from headrace.jetstream.subjects import MOVED_CLASSES, RequestClass
@@ -53,25 +54,25 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 class RequestHead(Record, frozen=True, omit_defaults=True, kw_only=True):
     """An `Envelope` without the payload, which a router has no use for and must not copy."""
 
-    id: str
-    judge: str
-    deadline: float
-    created: float = 0.0
-    name: str = ""
-    tokens: int
-    max_tokens: int = 0
-    choices: int = 1
-    request_class: str = "std"
-    tenant: str = "_"
-    priority: int = 0
-    block_size: int = 0
+    id: JobId
+    judge: Token
+    deadline: UnixTime
+    created: UnixTime = 0.0
+    name: Name = ""
+    tokens: Tokens
+    max_tokens: Tokens = 0
+    choices: Choices = 1
+    request_class: Name = "std"
+    tenant: Token = "_"
+    priority: Small = 0
+    block_size: Tokens = 0
     hashes: bytes = b""
-    adapter: str = ""
-    session: str = ""
+    adapter: Name = ""
+    session: Name = ""
     affinity: Literal["soft", "hard"] = "soft"
-    worker: str = ""
-    require: list[str] = []
-    prefer: dict[str, float] = {}
+    worker: Name = ""
+    require: list[Name] = []
+    prefer: dict[Name, Finite] = {}
 
 
 @dataclass(eq=False, slots=True)

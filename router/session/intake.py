@@ -6,6 +6,7 @@ The server serves routers (priority 0) before workers that place on themselves (
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import structlog
 
@@ -13,6 +14,7 @@ from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import parse_job_headers, unpack_u64
 from headrace.broker.dead_letters import dead_letter
 from headrace.broker.errors import WireError
+from headrace.broker.failed_deliveries import FailedDeliveries
 from headrace.broker.log_ids import log_ids
 from headrace.broker.protocol.group_testing import limit_by_header
 from headrace.jetstream.ports import Delivery, PullLoop
@@ -52,6 +54,7 @@ class Intake:
         self._refuser = refuser
         self._assessor = assessor
         self._pulls: list[PullLoop] = []
+        self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=deps.pool, kind="request", wall=deps.wall)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -62,7 +65,7 @@ class Intake:
                 pull = self._messaging.pull(
                     consumer.stream,
                     consumer.name,
-                    lambda delivery, c=request_class: self._on_delivery(delivery, c),  # type: ignore[misc]
+                    self._failures.guard(partial(self._on_delivery, request_class=request_class), after=self._credit.balance),
                     priority=ROUTER_PRIORITY,
                     on_missing=lambda spec=consumer: self._messaging.ensure_consumer(spec),  # type: ignore[misc]
                 )
@@ -103,7 +106,12 @@ class Intake:
         elif self._only_copy(held):
             metrics.RECEIVED_OF[request_class].inc()
             self._window.add(held)
-            self._offer(held, chain)
+            try:
+                self._offer(held, chain)
+            except Exception:  # the message is buried, and nothing of it may stay here
+                self._scheduler.cancel([held.id])
+                self._window.remove(held)
+                raise
         else:
             delivery.nak(self._retry_s)
             self._credit.balance()

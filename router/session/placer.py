@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from headrace.broker.codec import job_headers, prefill_header
+from headrace.broker.failed_deliveries import fault_of_failure, note_failure
 from headrace.broker.log_ids import log_ids
 from headrace.broker.membership.mover import message_ttl_s
 from headrace.broker.messages import HEADER_KEPT, HEADER_RANK, JobFault
@@ -47,9 +48,14 @@ class Placer:
         held.place()
         self.in_flight += 1
         self._gauge.inc()
-        task = self._tasks.spawn(self._place(held, placement))
+        task = self._tasks.spawn_guarded(self._place(held, placement), lambda error: self._failed(held, error))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def _failed(self, held: HeldRequest, error: Exception) -> None:
+        """Refuse a request that cannot be placed for a reason that no check has foreseen: it must not end the router."""
+        note_failure("place", error, **log_ids(held.head))
+        self._outcomes.impossible(held, fault_of_failure(error))
 
     def abandon(self) -> None:
         """Stop waiting for outcomes. The server delivers again what was not acked."""

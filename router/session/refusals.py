@@ -9,6 +9,7 @@ import structlog
 from headrace.broker import metrics as broker_metrics
 from headrace.broker.codec import decode, encode
 from headrace.broker.errors import DeadlineExceeded, WireError
+from headrace.broker.failed_deliveries import FailedDeliveries
 from headrace.broker.log_ids import log_ids
 from headrace.broker.messages import JobFault, Refuse, RefuseReply
 from headrace.jetstream.errors import NoResponder, NotConnected, RequestTimeout
@@ -45,6 +46,7 @@ class Refuser:
         self._tasks = tasks
         self._permission = permission
         self._release = release
+        self._failures = FailedDeliveries(deps.messaging, deps.subjects, pool=deps.pool, kind="refusal", wall=deps.wall)
         self.in_flight = 0
         self._running: set[asyncio.Task[None]] = set()
 
@@ -52,9 +54,13 @@ class Refuser:
         """Begin to ask the judge of this request to end it with `fault`."""
         held.refuse()
         self.in_flight += 1
-        task = self._tasks.spawn(self._refuse(held, fault))
+        task = self._tasks.spawn_guarded(self._refuse(held, fault), lambda error: self._failed(held, error))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def _failed(self, held: HeldRequest, error: Exception) -> None:
+        self._failures.bury(held.delivery, error)
+        self._release.settle(held, "failed")
 
     def abandon(self) -> None:
         """Stop asking. The server delivers again what was not acked."""

@@ -28,6 +28,7 @@ from headrace.broker.durable.ports import BatchStates, JobRenderer
 from headrace.broker.durable.result_lookup import ResultLookup
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.stored_job import parse_job
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.ingress.ingress import Ingress
 from headrace.broker.membership.members import drained_key
 from headrace.broker.retry import until_done
@@ -40,6 +41,7 @@ from headrace.jetstream.topology import LONGEST_DEADLINE_S
 
 log = structlog.get_logger()
 
+MOST_FAILURES = 3  # deliveries of a job whose carrying fails unforeseen, before it ends
 DRAIN_POLL_S = 0.05
 
 
@@ -79,7 +81,7 @@ class Carrier:
         self._started: Counter[str] = Counter()  # by tenant
         self._starting = 0
         self._open = False
-        self._intake = JobIntake(deps, self._held, self._tasks, self._on_delivery)
+        self._intake = JobIntake(deps, self._held, self._tasks, self._take)
         self._ender = JobEnder(deps)
         self._admission = JobAdmission(deps, self._held, self._ender, ResultLookup(results, self._tasks))
         self._runner = JobRunner(deps, self._ender, self._intake.pause)
@@ -138,6 +140,14 @@ class Carrier:
 
     # What arrives:
 
+    def _take(self, slug: str, delivery: Delivery) -> None:
+        try:
+            self._on_delivery(slug, delivery)
+        except Exception as error:  # one job must neither end the carrier nor come again for ever
+            note_failure("job", error, seq=delivery.stream_seq)
+            self._malformed.end(delivery, f"it cannot be read: {type(error).__name__}")
+            self._intake.balance()
+
     def _on_delivery(self, slug: str, delivery: Delivery) -> None:
         if not self._deps.ingress.lease_held or not self._open or self._held.redelivered(delivery):
             self._intake.balance()
@@ -164,7 +174,7 @@ class Carrier:
             held.phase = "starting"
             self._starting += 1
             self._started[held.job.tenant] += 1
-            held.task = self._tasks.spawn(self._carry(held))
+            held.task = self._tasks.spawn_guarded(self._carry(held), partial(self._failed, held))
             held.task.add_done_callback(partial(self._done, held))
 
     # What becomes of it:
@@ -180,6 +190,13 @@ class Carrier:
         except StreamIncomplete as error:  # nothing can bring it back, and no end can follow: only the result can say so
             log.error("stream.incomplete", stored_job=held.job.id, tenant=held.job.tenant, error=str(error))
             await self._ender.end_unreadable(held, str(error))
+
+    def _failed(self, held: HeldJob, error: Exception) -> None:
+        """Leave a job whose carrying fails to its redelivery, and end it when that has failed several times."""
+        note_failure("job", error, stored_job=held.job.id, delivery=held.num_delivered)
+        metrics.LEFT.labels("failed").inc()
+        if held.num_delivered >= MOST_FAILURES:
+            self._malformed.end(held.delivery, f"it has failed {held.num_delivered} times: {type(error).__name__}")
 
     def _done(self, held: HeldJob, _task: asyncio.Task[None]) -> None:
         self._has_started(held)

@@ -17,8 +17,9 @@ from headrace.broker.durable.carrying.carrier_deps import CarrierDeps
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
 from headrace.broker.durable.results import TEXTS, refused, without_answer
 from headrace.broker.durable.stored_job import StoredJob, parse_job
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.messages import JobFault, JobResult
-from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.errors import JetStreamError, SubjectError
 from headrace.jetstream.ports import StoredMessage
 
 log = structlog.get_logger()
@@ -66,7 +67,12 @@ class JobSweeper:
         subjects = self._deps.subjects
         counts = await self._deps.messaging.subject_counts(self._stream, subjects.all_jobs())
         for subject in sorted(counts):
-            if not self._carried(subjects.parse_job(subject).model_slug):
+            try:
+                slug = subjects.parse_job(subject).model_slug
+            except SubjectError as error:  # nothing reads there, and it must not keep the sweep from the others
+                log.error("jobs.unknown_subject", error=str(error)[:300])
+                continue
+            if not self._carried(slug):
                 await self._sweep_subject(subject)
         self._cursors = {subject: seq for subject, seq in self._cursors.items() if subject in counts}
 
@@ -76,7 +82,12 @@ class JobSweeper:
             seq = self._cursors.get(subject, 1)
             page = await self._deps.messaging.subject_messages(self._stream, subject, limit=PAGE, start_seq=seq)
             for message in page:
-                await self._look(message)
+                try:
+                    await self._look(message)
+                except JetStreamError:
+                    raise
+                except Exception as error:  # a job that nothing foresaw must not keep the sweep from the others
+                    note_failure("sweep", error, seq=message.seq)
             if len(page) < PAGE:
                 self._cursors.pop(subject, None)
                 return

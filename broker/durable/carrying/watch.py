@@ -11,6 +11,7 @@ from headrace.broker.durable import metrics
 from headrace.broker.durable.carrying.carrier_deps import CarrierDeps
 from headrace.broker.durable.carrying.held_job import HeldJob, HeldJobs
 from headrace.broker.errors import WireError
+from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.messages import Cancel, StreamEntry
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Message
@@ -72,6 +73,8 @@ class JobWatch:
                 await self.look()
             except (JetStreamError, WireError) as error:
                 log.info("jobs.not_looked_at", error=str(error))
+            except Exception as error:  # an entry that nothing foresaw must not end the frontend
+                note_failure("entry", error)
 
     async def look(self) -> None:
         """Read the ends and the last entries of what is carried. Raises JetStreamError, WireError."""
@@ -94,7 +97,13 @@ class JobWatch:
         if not by_subject:
             return
         for message in await self._deps.messaging.last_messages(subjects.stream("RSP"), list(by_subject)):
-            held, entry = by_subject[message.subject], decode(StreamEntry, message.data)
+            held = by_subject[message.subject]
+            try:
+                entry = decode(StreamEntry, message.data)
+            except WireError as error:  # its carrier ends a job whose entries cannot be read
+                metrics.UNREADABLE_ENTRIES.inc()
+                log.error("entry.malformed", stored_job=held.job.id, seq=message.seq, error=str(error))
+                continue
             if message.seq > held.writer.last_seq and entry.nonce != held.nonce:
                 held.halt("lost")
 

@@ -76,6 +76,8 @@ def values(kind: typing.Any) -> st.SearchStrategy:
     arguments = typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return struct(kind)
+    if origin is typing.Annotated:
+        return constrained(arguments[0], arguments[1])
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin is list:
@@ -95,6 +97,18 @@ def values(kind: typing.Any) -> st.SearchStrategy:
         type(None): st.none(),
         typing.Any: st.one_of(st.integers(0, 9), st.text(max_size=4), st.none()),
     }[kind]
+
+
+def constrained(kind: typing.Any, meta: msgspec.Meta) -> st.SearchStrategy:
+    if meta.pattern is not None:
+        return st.from_regex(meta.pattern)
+    if kind is str:
+        return st.text(min_size=meta.min_length or 0, max_size=8)
+    least = meta.ge if meta.ge is not None else 0
+    most = meta.le if meta.le is not None else meta.lt - 1 if meta.lt is not None else 2**63 - 1
+    if kind is int:
+        return st.integers(least, most)
+    return st.floats(least, most) if kind is float else values(kind)
 
 
 def envelope_map() -> dict[str, object]:
@@ -159,9 +173,14 @@ def test_a_first_attempt_needs_no_headers() -> None:
     assert parse_job_headers(None) == (1, [])
 
 
+WORKERS = st.sampled_from(["w", "a-1", "b#engine"])
+
+
 @given(
     st.integers(1, 10**6),
-    st.lists(st.builds(HistoryEntry, st.integers(1, 99), st.text(min_size=1, max_size=9), st.integers(0, 99)), max_size=4),
+    st.lists(
+        st.builds(HistoryEntry, st.integers(1, 99), st.sampled_from(["w", "a-1", "b#engine"]), st.integers(0, 99)), max_size=4
+    ),
 )
 def test_attempt_and_history_survive_their_headers(attempt: int, history: list[HistoryEntry]) -> None:
     headers = job_headers(attempt, history)

@@ -83,3 +83,20 @@ async def test_a_scope_is_entered_once_at_a_time() -> None:
         again = scope.__aenter__()
         with pytest.raises(RuntimeError, match="open already"):
             await again
+
+
+async def test_an_error_in_guarded_work_is_reported_and_ends_nothing_else() -> None:
+    failed: list[Exception] = []
+    done: list[str] = []
+
+    async def fails() -> None:
+        raise ValueError("this message")
+
+    async def other() -> None:
+        await asyncio.sleep(0.001)
+        done.append("other")
+
+    async with TaskScope() as scope:
+        scope.spawn(other())
+        scope.spawn_guarded(fails(), failed.append)
+    assert ([str(error) for error in failed], done) == (["this message"], ["other"])

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from headrace.broker.codec import decode, encode
 from headrace.broker.durable import stream_writer
-from headrace.broker.durable.errors import CarrierLost
+from headrace.broker.durable.errors import CarrierLost, StreamIncomplete
 from headrace.broker.durable.fold import fold
-from headrace.broker.durable.stream_writer import LastEntry, StreamWriter, after_refusal
+from headrace.broker.durable.stream_writer import LastEntry, StreamWriter, after_refusal, read_stream
 from headrace.broker.messages import StreamEntry
 from headrace.jetstream.subjects import Subjects
 from tests.unit.broker.durable.fakes import FakeStreams
@@ -124,3 +124,12 @@ def test_what_was_left_unsettled_is_settled_before_anything_else_is_written() ->
 
     asyncio.run(write())
     assert [entry.kind for entry in stored(streams)] == ["take", "end"]
+
+
+async def test_an_entry_that_cannot_be_read_is_another_writers_and_not_waited_for() -> None:
+    streams = FakeStreams()
+    streams.put(SUBJECT, b"\xc1")
+    with pytest.raises(CarrierLost):
+        await writer(streams).append("take", carrier="c")
+    with pytest.raises(StreamIncomplete, match="cannot be read"):
+        await read_stream(streams, Subjects("hr"), "t", "j")  # type: ignore[arg-type]

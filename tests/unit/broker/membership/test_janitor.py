@@ -173,3 +173,19 @@ async def test_it_is_woken_for_one_round() -> None:
     world.janitor.wake()
     await world.rounds()
     assert world.counted == 1
+
+
+async def test_a_subject_that_no_worker_can_have_keeps_the_round_from_nothing() -> None:
+    world = World("a")
+    world.placed = {"b"}
+    real = world.subject_counts
+
+    async def with_strange(stream: str, pattern: str) -> dict[str, int]:
+        return {"hr.work.p.a$b": 3, **await real(stream, pattern)}
+
+    world.subject_counts = with_strange  # type: ignore[method-assign]
+    world.consumers = {"W_x": "hr.work.p.a$b"}
+    with capture_logs() as logs:
+        await world.rounds()
+    assert world.moved, "the work of the dead worker is moved"
+    assert [entry["event"] for entry in logs].count("work.unknown_subject") == 1, "said once, not in every round"

@@ -231,3 +231,19 @@ async def test_a_sleeping_worker_can_answer_where_a_router_wakes_it() -> None:
     assert not members.answerable("p")
     tell(put(6))
     assert members.answerable("p")
+
+
+async def test_a_lease_under_a_key_that_is_not_its_own_is_no_member() -> None:
+    members, tell, _ = view()
+    for key in ("worker.p.other", "worker.q.w", "worker.p.a.b", "worker.p.a b", "worker", "router.p", "x.y", "worker.p."):
+        tell(Change(key, put(1).value, 1))
+    assert (members.workers("p"), members.workers("q"), members.pools()) == ({}, {}, [])
+    tell(put(2))
+    assert list(members.workers("p")) == ["w"]
+
+
+async def test_a_member_whose_lease_turns_into_rubbish_is_chosen_no_more() -> None:
+    members, tell, _ = view()
+    tell(put(1))
+    tell(Change(KEY, b"\xc1", 2))
+    assert members.workers("p") == {}

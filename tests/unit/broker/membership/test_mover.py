@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.codec import encode, parse_job_headers
+from headrace.broker.codec import decode, encode, parse_job_headers
 from headrace.broker.membership.mover import Mover
-from headrace.broker.messages import Envelope
+from headrace.broker.messages import DeadLetter, Envelope, Refuse, Unreadable
 from headrace.broker.settings import Timing
+from headrace.jetstream.errors import PayloadTooLarge
 from headrace.jetstream.subjects import Subjects
 from tests.support.ingress_parts import Messages
 
@@ -33,3 +34,17 @@ async def test_a_moved_request_keeps_its_place_before_or_behind_interactive_ones
     assert broker.published[0][0] == SUBJECTS.req("p", after)  # type: ignore[arg-type]
     assert parse_job_headers(broker.headers[0]) == (2, [])
     assert broker.deleted == [7]
+
+
+async def test_a_message_that_cannot_be_moved_is_buried_and_its_judge_told() -> None:
+    broker = Broker()
+    mover = Mover(broker, SUBJECTS, pool="p", timing=Timing(), wall=lambda: 0.0)  # type: ignore[arg-type]
+    await mover.move(worker="w", seq=7, data=b"\xc1", headers=None, suspect=None, reason="drain")
+    assert decode(Unreadable, broker.sent[0][1]).subject == "hr.work.p.w"
+    broker.failing = [PayloadTooLarge("headers")]
+    envelope = Envelope(id="r", pool="p", model="m", judge="i", deadline=60.0, created=0.0, tokens=3)
+    await mover.move(worker="w", seq=8, data=encode(envelope), headers=None, suspect="w", reason="drain")
+    (told, refusal), (where, letter) = broker.sent[1:]
+    assert (told, decode(Refuse, refusal).attempt) == ("hr.ctl.i", 2)
+    assert (where, decode(DeadLetter, letter).envelope.id) == ("hr.dlq.p", "r")
+    assert broker.deleted == [7, 8]

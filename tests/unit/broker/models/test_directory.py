@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from headrace.broker.codec import encode
-from headrace.broker.errors import UnknownModel
+from headrace.broker.errors import BrokerUnavailable, UnknownModel
 from headrace.broker.messages import WorkerMember
 from headrace.broker.models import directory as module
-from headrace.broker.models.cards import ModelCard
+from headrace.broker.models.cards import CardFile, ModelCard
 from headrace.broker.models.directory import ModelDirectory
-from headrace.jetstream.ports import Change
-from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.errors import ObjectNotFound
+from headrace.jetstream.ports import Change, StoredObject
+from headrace.jetstream.subjects import Subjects, pool_id
 
 SUBJECTS = Subjects("hr")
 
@@ -51,6 +53,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.report: Callable[[Change], None] = lambda _change: None
+        self.objects_here: dict[str, bytes] = {}
 
     def bucket(self, _name: str) -> FakeStore:
         return self
@@ -64,6 +67,14 @@ class FakeStore:
 
     async def run(self) -> None:
         await asyncio.Event().wait()
+
+    async def info(self, name: str) -> StoredObject:
+        if name not in self.objects_here:
+            raise ObjectNotFound(name)
+        return StoredObject(name, len(self.objects_here[name]), "", 0.0)
+
+    async def get(self, name: str) -> bytes:
+        return self.objects_here[name]
 
     async def ready(self, _timeout_s: float) -> None:
         pass
@@ -155,3 +166,92 @@ async def test_aliases_are_listed_with_their_model_unless_another_model_has_the_
     assert bench.directory.listed_names() == ["one", "two", "gpt", "sql"]
     assert (bench.directory.get("gpt").name, bench.directory.get("gpt").card.model) == ("gpt", "one")
     assert (bench.directory.get("sql").name, bench.directory.get("sql").adapter) == ("sql", "sql")
+
+
+def file_of(data: bytes) -> CardFile:
+    digest = hashlib.sha256(data).hexdigest()
+    return CardFile(digest, digest, len(data))
+
+
+def with_file(pool: str, file: CardFile, **fields: object) -> Change:
+    card = ModelCard(**{"model": pool, "pool": pool, "context_length": 64, "block_size": 16, **fields}, files={"f": file})  # type: ignore[arg-type]
+    return Change(pool, encode(card), 1)
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not met():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_card_whose_file_is_missing_keeps_no_other_model_from_being_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FETCH_RETRY_S", 0.01)
+    bench.store.report(with_file("a", file_of(b"lost")))
+    await bench.card("b")
+    assert bench.knows("b")
+    with pytest.raises(BrokerUnavailable):
+        bench.directory.get("a")
+    file = file_of(b"lost")
+    bench.store.objects_here[file.object] = b"lost"
+    await until(lambda: "a" in bench.directory.names())
+    assert bench.directory.get("a").files == {"f": b"lost"}
+
+
+async def test_a_card_that_is_deleted_while_its_file_is_missing_is_forgotten(bench: Bench) -> None:
+    bench.store.report(with_file("a", file_of(b"lost")))
+    await bench.directory.ready(5.0)
+    await bench.gone("a", "delete")
+    assert not bench.knows("a")
+
+
+async def test_a_file_that_is_not_what_its_card_says_is_not_used(bench: Bench) -> None:
+    bench.store.objects_here = {"forged": b"forged", "right": b"right"}
+    right = hashlib.sha256(b"right").hexdigest()
+    for n, file in enumerate(
+        (
+            CardFile("forged", right, 6),
+            CardFile("forged", "f" * 64, 6),
+            CardFile("right", right, 99),
+            CardFile("right", right, 2**40),
+        )
+    ):
+        bench.store.report(with_file(f"bad{n}", file))
+    bench.store.report(with_file("good", CardFile("right", right, 5)))
+    await bench.directory.ready(5.0)
+    await until(lambda: bool(bench.directory.names()))
+    assert bench.directory.names() == ["good"]
+    assert bench.directory.get("good").files == {"f": b"right"}
+
+
+async def test_a_card_under_another_key_than_its_pool_is_ignored(bench: Bench) -> None:
+    bench.store.report(Change("yy", with_file("other", file_of(b"")).value, 1))
+    await bench.card("b")
+    assert bench.directory.names() == ["b"]
+
+
+async def test_a_card_of_another_pool_cannot_take_the_name_of_a_model(bench: Bench) -> None:
+    mine = pool_id("sim", "default")
+    card = ModelCard(model="sim", pool=mine, context_length=64, block_size=16, created=100.0)
+    for pool in ("aa-rogue", "zz-rogue"):
+        rogue = ModelCard(model="sim", pool=pool, context_length=64, block_size=16, aliases=["sim"], created=1.0)
+        bench.store.report(Change(pool, encode(rogue), 1))
+        await bench.directory.ready(5.0)
+        bench.members.come(pool)
+    bench.store.report(Change(mine, encode(card), 1))
+    await bench.directory.ready(5.0)
+    bench.members.come(mine)
+    assert bench.directory.get("sim").card.pool == mine, "the rogue cards were there first, and are older"
+
+
+async def test_of_two_namespaces_the_one_that_has_a_name_keeps_it(bench: Bench) -> None:
+    first, second = pool_id("sim", "blue"), pool_id("sim", "red")
+    for pool, namespace, created in ((first, "blue", 100.0), (second, "red", 1.0)):
+        card = ModelCard(model="sim", pool=pool, namespace=namespace, context_length=64, block_size=16, created=created)
+        bench.store.report(Change(pool, encode(card), 1))
+        await bench.directory.ready(5.0)
+        bench.members.come(pool)
+    assert bench.directory.get("sim").card.pool == first
+    await bench.gone(first, "delete")
+    assert bench.directory.get("sim").card.pool == second

@@ -56,3 +56,10 @@ def test_wrong_settings_end_everything_unless_others_serve() -> None:
     assert _crash(worker, at_s=0.0, exit_code=78, serving=True) == Leave("configuration", fatal=False, exit_code=78)
     frontend = RestartState(essential=True)
     assert _crash(frontend, at_s=0.0, exit_code=78, serving=True) == Leave("configuration", fatal=True, exit_code=78)
+
+
+def test_a_deployment_that_was_ready_never_ends_since_a_part_refuses_to_go_on() -> None:
+    for essential in (False, True):
+        state = RestartState(essential=essential)
+        state.started(0.0)
+        assert state.exited(1.0, exit_code=78, serving=False, ready=True) == Restart(0.5, 1)

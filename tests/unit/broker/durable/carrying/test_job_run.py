@@ -30,7 +30,7 @@ async def stream_of_two(streams: FakeStreams) -> HeldJob:
 
 
 def row(offset: int) -> Row:
-    return Row(id="", attempt=0, run=0, choice=0, offset=offset, ids=[offset], texts=["t"])
+    return Row(id="", attempt=1, run=0, choice=0, offset=offset, ids=[offset], texts=["t"])
 
 
 def runner(streams: FakeStreams) -> Any:

@@ -1,0 +1,70 @@
+"""A stored message whose handling fails is buried, its judge is told, and those behind it are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.broker.codec import decode, encode
+from headrace.broker.failed_deliveries import FailedDeliveries
+from headrace.broker.messages import DeadLetter, Refuse, Unreadable
+from headrace.jetstream.errors import PayloadTooLarge
+from headrace.jetstream.subjects import Subjects
+from tests.support import poison
+from tests.support.ingress_parts import Messages
+
+
+class Delivery:
+    subject = "hr.req.p.std.x"
+    stream_seq = 7
+    headers: dict[str, str] = {}
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.acked = 0
+
+    def ack(self) -> None:
+        self.acked += 1
+
+
+class Small(Messages):
+    """A server that takes no message of this size."""
+
+    def send(self, subject: str, data: bytes) -> None:
+        if len(data) > 100_000:
+            raise PayloadTooLarge(subject)
+        super().send(subject, data)
+
+
+def failures(messages: Messages) -> FailedDeliveries:
+    return FailedDeliveries(messages, Subjects("hr"), pool="p", kind="request", wall=lambda: 5.0)  # type: ignore[arg-type]
+
+
+async def test_a_request_becomes_a_dead_letter_and_its_judge_ends_it() -> None:
+    messages, delivery, asked = Messages(), Delivery(encode(poison.envelope("p", judge="j"))), []
+
+    def handler(_delivery: Any) -> None:
+        raise ZeroDivisionError("the secret prompt")
+
+    failures(messages).guard(handler, after=lambda: asked.append(1))(delivery)  # type: ignore[arg-type]
+    refusal, letter = (data for _, data in messages.sent)
+    assert [subject for subject, _ in messages.sent] == ["hr.ctl.j", "hr.dlq.p"]
+    assert decode(DeadLetter, letter).reason == "failed: ZeroDivisionError: the secret prompt"
+    told = decode(Refuse, refusal)
+    assert (told.fault.code, told.attempt) == ("engine_error", 1)
+    assert "secret" not in told.fault.message
+    assert (delivery.acked, asked) == (1, [1])
+
+
+async def test_what_is_no_request_is_kept_as_bytes() -> None:
+    messages, delivery = Messages(), Delivery(b"rubbish")
+    failures(messages).bury(delivery, ValueError("no"))  # type: ignore[arg-type]
+    assert decode(Unreadable, messages.sent[0][1]).data == b"rubbish"
+    assert delivery.acked == 1
+
+
+async def test_a_request_that_leaves_no_room_for_a_letter_is_kept_in_part() -> None:
+    messages = Small()
+    delivery = Delivery(encode(poison.envelope("p", judge="j", payload=b"x" * 100_000)))
+    failures(messages).bury(delivery, ValueError("no" * 150))  # type: ignore[arg-type]
+    letter = decode(Unreadable, messages.sent[-1][1])
+    assert (len(letter.data), delivery.acked) == (64 * 1024, 1)
