@@ -112,6 +112,7 @@ def build_frontend(
     stored, records, jobs, uploads = stores.responses, stores.records, stores.jobs, stores.uploads
     metrics = metrics or Metrics()
     lifecycle = lifecycle or Lifecycle()
+    ring = ring or KeyRing(settings)
     model_cache = ModelCache(port.models, settings, metrics)
     chats = StoredChats(stored, records, metrics) if stored is not None and records is not None else None
     conversations = Conversations(stored, records, settings) if stored is not None and records is not None else None
@@ -199,14 +200,14 @@ def build_frontend(
         GENERATE: generate_api,
         **pooling,
     }
-    renderer = ApiRenderer(apis, port.models, model_cache, settings, metrics)
+    renderer = ApiRenderer(apis, port.models, model_cache, settings, metrics, charge=ring.quotas.charge)
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False
     app: ASGIApp = Observe(
         starlette,
         hot=hot,
-        gate=Gate(settings, ring or KeyRing(settings)),
+        gate=Gate(settings, ring),
         metrics=metrics,
         routes=labels,
         access_log=settings.access_log,

@@ -35,6 +35,7 @@ from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.auth.key_ring import KeyRing
+from headrace.frontend.auth.quota_share import QuotaShare
 from headrace.frontend.batches.carrying import BatchCarrying
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.files.limits import file_limits
@@ -170,7 +171,10 @@ class _Work:
             )
             if frontend.stored_background is not None:
                 work.on_reconnect(frontend.stored_background.store_again)
-            background = [running, looking, watching, group.create_task(frontend.model_cache.run(), name="model_cache")]
+            share = QuotaShare(ring.quotas, work, subjects, me=ingress.id)
+            watching_quotas = group.create_task(share.run(), name="quota_share")
+            background = [running, looking, watching, watching_quotas]
+            background.append(group.create_task(frontend.model_cache.run(), name="model_cache"))
             background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
             background.append(group.create_task(batches.run(), name="batches"))
             background.append(group.create_task(quotas.run(lambda: ingress.lease_held), name="quotas"))

@@ -28,11 +28,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class PubAck(msgspec.Struct, frozen=True):
-    """The server's confirmation that a message is stored. `duplicate`: a message with this id was stored before."""
+    """The server's confirmation that a message is stored. `duplicate`: a message with this id was stored before.
+
+    `total`: of a stream that counts, the number of the subject after the addition; None for a duplicate.
+    """
 
     stream: str
     seq: int
     duplicate: bool = False
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

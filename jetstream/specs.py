@@ -42,6 +42,7 @@ class StreamSpec:
     allow_rollup_hdrs: bool = False
     deny_delete: bool = False
     no_ack: bool = False
+    counts: bool = False  # messages are additions to a number per subject; nats-server 2.12 or newer, else they are just stored
     replicas: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,6 +72,8 @@ class StreamSpec:
             "num_replicas": self.replicas,
             "metadata": {"owner": "headrace", "version": TOPOLOGY_VERSION, **self.metadata},
         }
+        if self.counts:
+            config["allow_msg_counter"] = True
         if self.marker_ttl_s:
             config["subject_delete_marker_ttl"] = wire.nanoseconds(self.marker_ttl_s)
         return config

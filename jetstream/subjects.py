@@ -196,6 +196,14 @@ class Subjects:
         """Return the subject of operators' commands to a worker."""
         return f"{self.prefix}.adm.worker.{check_token(pool, 'pool')}.{check_token(worker, 'worker')}"
 
+    def quota(self, owner: str, kind: str, window: int) -> str:
+        """Return the subject of a counter: what a key or a tenant used of something in one window of time."""
+        return f"{self.prefix}.quota.{check_token(owner, 'owner')}.{check_token(kind, 'kind')}.{window}"
+
+    def quota_open(self) -> str:
+        """Return the subject on which frontends tell each other how many requests are open, by owner."""
+        return f"{self.prefix}.quota.open"
+
     def cancel(self, pool: str) -> str:
         return f"{self.prefix}.cancel.{check_token(pool, 'pool')}"
 

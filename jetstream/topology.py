@@ -50,6 +50,7 @@ class Topology:
     kv_bytes: int = 512 * MIB
     route_bytes: int = 256 * MIB
     dlq_bytes: int = 256 * MIB
+    quota_bytes: int = 64 * MIB
     work_max_age_s: float = DAY_S
     job_max_age_s: float = 8 * DAY_S  # beyond the longest deadline of a job, `LONGEST_DEADLINE_S`
     request_max_age_s: float = 8 * DAY_S  # each has a TTL of its own; a job's request may wait until the job's deadline
@@ -150,6 +151,16 @@ class Topology:
                 discard_new_per_subject=True,
                 max_bytes=self.result_bytes,
                 max_age_s=self.result_max_age_s,
+                replicas=self.replicas,
+            ),
+            StreamSpec(
+                name=s.stream("QUOTA"),
+                subjects=(f"{p}.quota.*.*.*",),
+                description="what keys and tenants have used, by minute and day",
+                max_msgs_per_subject=1,
+                max_bytes=self.quota_bytes,
+                max_age_s=2 * DAY_S,
+                counts=True,
                 replicas=self.replicas,
             ),
             StreamSpec(

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=Served)
 class Caller:
     """A key, ready to be asked. `key` is its public id, `tenant` a subject token, `until` Unix time."""
 
-    __slots__ = ("_allowed", "_models", "key", "limits", "name", "scopes", "tenant", "tenant_limits", "until")
+    __slots__ = ("_allowed", "_models", "key", "limits", "name", "scopes", "tenant", "until")
 
     def __init__(
         self, key: str, tenant: str, scopes: Iterable[str], *, models: Sequence[str] = (), until: float = math.inf
@@ -29,7 +29,6 @@ class Caller:
         self.tenant = tenant
         self.scopes = frozenset(scopes)
         self.limits: Limits = NO_LIMITS
-        self.tenant_limits: Limits = NO_LIMITS
         self.until = until
         self._models = tuple(models)
         self._allowed: dict[str, bool] = {}
@@ -38,7 +37,9 @@ class Caller:
     def of(cls, record: KeyRecord, *, until: float) -> Caller:
         """Return the caller of a stored key, one of whose texts is good until `until`."""
         caller = cls(record.id, tenant_token(record.tenant), record.scopes, models=record.models, until=until)
-        caller.name, caller.limits, caller.tenant_limits = record.name, record.limits, record.tenant_limits
+        caller.name = record.name
+        if record.limits.any:
+            caller.limits = record.limits
         return caller
 
     def may_use(self, model: str) -> bool:

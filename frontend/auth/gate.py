@@ -39,6 +39,7 @@ class Gate:
 
     def __init__(self, settings: FrontendSettings, ring: KeyRing) -> None:
         self._ring = ring
+        self._quotas = ring.quotas
         self._open = frozenset({"/metrics"}) if settings.open_metrics else frozenset()
         self._pages = PageGuard(listens_on=settings.host, allowed_hosts=settings.allowed_hosts, origins=settings.cors_origins)
 
@@ -81,7 +82,10 @@ class Gate:
         scope["headrace.caller"] = caller
         if needed != ANY:
             caller.need(needed, path)
-        scope["headrace.tenant"] = _tenant(caller, get(TENANT_HEADER))
+        tenant = scope["headrace.tenant"] = _tenant(caller, get(TENANT_HEADER))
+        hold = self._quotas.enter(caller, tenant)
+        if hold is not None:
+            scope["headrace.hold"] = hold
 
 
 def key_in(get: Header) -> bytes | None:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from headrace.broker.keys.key_texts import digest_of
-from headrace.broker.keys.records import KeyRecord
+from headrace.broker.keys.records import KeyRecord, Limits
 from headrace.broker.keys.store import read_key
 from headrace.frontend.auth.caller import Caller, operators_caller
+from headrace.frontend.auth.quotas import Quotas
 from headrace.frontend.settings import FrontendSettings
 from headrace.jetstream.ports import Change
+from headrace.jetstream.subjects import tenant_token
 
 log = structlog.get_logger()
 
@@ -21,7 +23,8 @@ log = structlog.get_logger()
 class KeyRing:
     """A dict of callers by hash. A look-up hashes the text once: how long it takes says nothing about any key.
 
-    Keys are in force as soon as one was given or stored, and stay so when the last one is revoked or expires: its record stays.
+    `quotas` are those of the keys and their tenants. Keys are in force as soon as one was given or stored, and stay so when the
+    last one is revoked or expires: its record stays.
     """
 
     def __init__(self, settings: FrontendSettings, *, wall: Callable[[], float] = time.time) -> None:
@@ -31,6 +34,7 @@ class KeyRing:
         self._stored: dict[str, KeyRecord] = {}
         self._callers: dict[bytes, Caller] = dict(self._given)
         self.in_force = self._always
+        self.quotas = Quotas(wall=wall)
 
     def find(self, text: bytes) -> Caller | None:
         """Return the caller of a key, None if it is unknown, revoked or expired."""
@@ -55,9 +59,13 @@ class KeyRing:
 
     def _rebuild(self) -> None:
         callers = dict(self._given)
-        for record in self._stored.values():
+        tenants: dict[str, Limits] = {}
+        for record in sorted(self._stored.values(), key=lambda record: record.created):
+            if record.tenant_limits.any:
+                tenants[tenant_token(record.tenant)] = record.tenant_limits
             if not record.revoked:
                 for each in record.hashes:
                     until = min(record.expires or math.inf, each.until or math.inf)
                     callers[each.sha256] = Caller.of(record, until=until)
         self._callers = callers
+        self.quotas.limit_tenants(tenants)

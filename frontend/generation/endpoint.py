@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.broker.errors import SlowClient
 from headrace.broker.messages import Row
+from headrace.frontend.auth.quotas import Hold, longest_output
 from headrace.frontend.errors import Draining, ErrorForm, FrontendError, translate
 from headrace.frontend.generation.explain_header import Explained
 from headrace.frontend.generation.merged_answer import MergedAnswer, submit_all
@@ -72,6 +73,9 @@ class GenerationEndpoint:
             async with exchange.watch() as watch:
                 plan = await self._api.plan(body, exchange)
                 self._metrics.prepare.series().observe(time.perf_counter() - began)
+                hold: Hold | None = scope.get("headrace.hold")
+                if hold is not None:
+                    self._reserve(hold, plan, exchange)
                 story = RequestStory(plan)
                 if plan.jobs:
                     scope["headrace.story"] = story
@@ -94,6 +98,12 @@ class GenerationEndpoint:
             await self._fail(exchange, error, plan)
             forget_frames(error)
 
+    def _reserve(self, hold: Hold, plan: Plan, exchange: HttpExchange) -> None:
+        """Reserve the tokens of the request. Its answer says what is left. Raises QuotaExceeded."""
+        output = sum(longest_output(job.max_tokens, job.choices) for job in plan.jobs if job.pooling is None)
+        hold.reserve(sum(job.prompt_tokens for job in plan.jobs), output)
+        exchange.more_headers += hold.headers(anthropic=exchange.scope["path"].startswith("/v1/messages"))
+
     async def _answer(self, plan: Plan, exchange: HttpExchange, watch: DisconnectWatch, pace: _Pace) -> None:
         model = plan.jobs[0].card.model
         try:
@@ -111,6 +121,9 @@ class GenerationEndpoint:
                     await self._deliver(plan, merged, exchange, watch, pace)
         finally:
             counter = plan.counter
+            hold: Hold | None = exchange.scope.get("headrace.hold")
+            if hold is not None:
+                hold.settle(counter.prompt + counter.completion)
             if counter.completion or counter.ended:
                 self._metrics.count_tokens(model, prompt=counter.prompt, cached=counter.cached, output=counter.completion)
 

@@ -208,8 +208,10 @@ class HttpExchange:
     async def start_stream(self, events: bytes = b"") -> None:
         """Send the head of a stream together with its first `events`. Raises SlowReader."""
         scope = self.scope
-        if self._wire is not None and events and not self.more_headers and self.stream_headers is _SSE:
+        if self._wire is not None and events and self.stream_headers is _SSE:
             head = _SSE_HEAD % shown_id(scope).encode()
+            if self.more_headers:
+                head += b"".join(b"%b: %b\r\n" % header for header in self.more_headers)
             if self._wire.begin(head, events):
                 self.started = True
                 scope["headrace.status"] = 200

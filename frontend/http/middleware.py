@@ -92,6 +92,8 @@ class Observe:
                 raise  # the server closes the connection, so that a partial answer does not look complete
             await HttpExchange(scope, receive, send).send_error(translate(error))
         finally:
+            if (hold := scope.get("headrace.hold")) is not None:
+                hold.leave()
             self._metrics.in_flight.dec()
             self._record(scope, time.perf_counter() - began)
 

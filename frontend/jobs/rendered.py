@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -15,6 +15,8 @@ from headrace.frontend.generation.plan import Plan
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 
+Charge = Callable[[str, int], None]
+
 _EVENT_END = b"\n\n"
 _DATA = b"data: "
 _DONE = b"[DONE]"
@@ -23,8 +25,18 @@ _DONE = b"[DONE]"
 class RenderedAnswer:
     """A job that one of the APIs has planned, and the writer of its answer."""
 
-    def __init__(self, job: StoredJob, plan: Plan, requests: Sequence[Job], form: ErrorForm, metrics: Metrics) -> None:
-        """`requests` are those of the plan, with the options of the stored job."""
+    def __init__(
+        self,
+        job: StoredJob,
+        plan: Plan,
+        requests: Sequence[Job],
+        form: ErrorForm,
+        metrics: Metrics,
+        *,
+        charge: Charge | None = None,
+    ) -> None:
+        """`requests` are those of the plan, with the options of the stored job. `charge` takes tenant and tokens."""
+        self._charge = charge
         self._metrics = metrics
         self.requests = requests
         self._job = job
@@ -91,6 +103,8 @@ class RenderedAnswer:
             self._metrics.count_tokens(
                 model, prompt=counter.prompt, cached=counter.cached, output=counter.completion, source="job"
             )
+            if self._charge is not None:
+                self._charge(self.requests[0].tenant, counter.prompt + counter.completion)
 
 
 def events_of(stream: bytes) -> list[bytes]:

@@ -19,7 +19,7 @@ from headrace.frontend.generation.plan import Plan
 from headrace.frontend.jobs.bodies import stream_body, whole_body
 from headrace.frontend.jobs.envelopes import plan_envelope
 from headrace.frontend.jobs.job_exchange import JobExchange
-from headrace.frontend.jobs.rendered import RenderedAnswer
+from headrace.frontend.jobs.rendered import Charge, RenderedAnswer
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models
 from headrace.frontend.prompts.model_cache import ModelCache
@@ -36,9 +36,17 @@ class ApiRenderer:
     """Renders the jobs of every path that has an API here, and those of Envelopes."""
 
     def __init__(
-        self, apis: Mapping[str, Api], models: Models, model_cache: ModelCache, settings: FrontendSettings, metrics: Metrics
+        self,
+        apis: Mapping[str, Api],
+        models: Models,
+        model_cache: ModelCache,
+        settings: FrontendSettings,
+        metrics: Metrics,
+        *,
+        charge: Charge | None = None,
     ) -> None:
-        """`apis` by path."""
+        """`apis` by path. `charge` takes the tenant of each job and the tokens that it used."""
+        self._charge = charge
         self._metrics = metrics
         self._apis = apis
         self._models = models
@@ -71,7 +79,8 @@ class ApiRenderer:
             if type(seen) is FrontendError:
                 log.error("job.not_rendered", request_id=run, exc_info=error)
             raise _rejected(seen, form) from error
-        return RenderedAnswer(job, plan, [_with_options(request, job) for request in plan.jobs], form, self._metrics)
+        requests = [_with_options(request, job) for request in plan.jobs]
+        return RenderedAnswer(job, plan, requests, form, self._metrics, charge=self._charge)
 
     def _api(self, job: StoredJob) -> Api | None:
         """Return the API of a job; None for an Envelope. Raises BadRequest."""

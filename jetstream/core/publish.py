@@ -69,6 +69,7 @@ class _PubReply(msgspec.Struct, frozen=True):
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
+    val: str | None = None
     error: api.ApiFault | None = None
 
 
@@ -217,7 +218,7 @@ class Mux:
             else:
                 reply = _pub_reply.decode(answer.data)
                 if reply.error is None:
-                    return PubAck(reply.stream, reply.seq, reply.duplicate)
+                    return PubAck(reply.stream, reply.seq, reply.duplicate, None if reply.val is None else int(reply.val))
                 last = api.publish_fault(reply.error, call.subject)
                 if reply.error.err_code not in (*api.NOT_READY, api.TOO_MANY_REQUESTS):
                     raise last

@@ -1,0 +1,113 @@
+"""Quotas of keys and tenants, as clients see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.broker.keys.records import CLIENT_SCOPES, Limits
+from headrace.frontend.auth import quotas as quotas_module
+from tests.support.frontend.fakes import MODEL, chat, end, row, say
+from tests.support.frontend.keyed import Keyed
+
+
+async def test_requests_of_a_minute_end_with_a_429_that_says_when_to_come_back() -> None:
+    bed = Keyed()
+    key = bed.key(limits=Limits(requests_per_minute=2))
+    first = await bed.ask(key)
+    assert (first.headers["x-ratelimit-limit-requests"], first.headers["x-ratelimit-remaining-requests"]) == ("2", "1")
+    assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert (await bed.ask(key)).status == 200
+    over = await bed.ask(key)
+    assert (over.status, over.error["code"], over.error["type"]) == (429, "rate_limit_exceeded", "rate_limit_error")
+    assert 1 <= int(over.headers["retry-after"]) <= 60
+    assert over.headers["x-ratelimit-remaining-requests"] == "0"
+    assert over.received == 0
+    assert len(bed.ingress.jobs) == 2
+    assert (await bed.ask(bed.key("other"))).status == 200
+
+
+async def test_the_refusal_has_the_form_of_the_api() -> None:
+    bed = Keyed()
+    key = bed.key(limits=Limits(requests_per_minute=1))
+    body = {"model": MODEL, "max_tokens": 4, "messages": chat()["messages"]}
+    good = await bed.ask(key, "/v1/messages", body)
+    assert good.headers["anthropic-ratelimit-requests-limit"] == "1"
+    over = await bed.ask(key, "/v1/messages", body)
+    assert (over.status, over.json()["error"]["type"]) == (429, "rate_limit_error")
+
+
+async def test_tokens_are_reserved_before_and_settled_after() -> None:
+    bed = Keyed(say("a", "b"))
+    key = bed.key(limits=Limits(tokens_per_minute=200))
+    prompt = 20  # of `chat()` with the tokenizer of bytes
+    big = await bed.ask(key, body=chat(max_tokens=190))
+    assert (big.status, big.error["code"]) == (429, "rate_limit_exceeded")
+    assert "200 are left" in big.error["message"]
+    assert not bed.ingress.jobs
+    good = await bed.ask(key, body=chat(max_tokens=100))
+    assert good.headers["x-ratelimit-remaining-tokens"] == str(200 - prompt - 100)
+    again = await bed.ask(key, body=chat(max_tokens=100))
+    assert again.status == 200, "what was not used came back"
+    assert int(again.headers["x-ratelimit-remaining-tokens"]) == 200 - (prompt + 2) - (prompt + 100)
+
+
+async def test_a_longer_answer_than_was_reserved_is_counted_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas_module, "RESERVED_OUTPUT", 1)
+    bed = Keyed(lambda job: [[row("x", ids=[65] * 50, fin=end())]])
+    key = bed.key(limits=Limits(tokens_per_day=60))
+    assert (await bed.ask(key)).status == 200
+    over = await bed.ask(key)
+    assert over.status == 429
+    assert "60 tokens per day" in over.error["message"]
+
+
+async def test_a_failed_request_costs_its_prompt_and_no_answer() -> None:
+    bed = Keyed()
+    key = bed.key(limits=Limits(tokens_per_minute=200))
+    bed.ingress.refusal = RuntimeError("no")
+    assert (await bed.ask(key, body=chat(max_tokens=100))).status == 500
+    bed.ingress.refusal = None
+    assert (await bed.ask(key, body=chat(max_tokens=100))).status == 200
+
+
+async def test_requests_at_once_are_limited_and_leave() -> None:
+    bed = Keyed()
+    key = bed.key(limits=Limits(concurrent=1))
+    meters: Any = bed.ring.quotas
+    assert (await bed.ask(key)).status == 200
+    (meter,) = meters.meters()
+    assert meter.open == 0
+    meter.elsewhere = 1
+    over = await bed.ask(key)
+    assert (over.status, over.headers["retry-after"]) == (429, "1")
+    meter.elsewhere = 0
+    assert (await bed.ask(key)).status == 200
+    assert meter.open == 0
+
+
+async def test_the_keys_of_a_tenant_share_its_limits_and_the_newest_decides() -> None:
+    bed = Keyed()
+    one = bed.key("acme", tenant_limits=Limits(requests_per_minute=1), created=1.0)
+    two = bed.key("acme", tenant_limits=Limits(requests_per_minute=2), created=2.0)
+    assert [(await bed.ask(key)).status for key in (one, two, one)] == [200, 200, 429]
+    gateway = bed.key("gate", scopes=[*CLIENT_SCOPES, "act_as"])
+    assert (await bed.ask(gateway, x_headrace_tenant="acme")).status == 429
+    assert (await bed.ask(gateway)).status == 200
+
+
+async def test_what_stored_jobs_use_is_charged_to_their_tenant() -> None:
+    bed = Keyed()
+    key = bed.key("acme", tenant_limits=Limits(tokens_per_day=1000))
+    bed.ring.quotas.charge("acme", 1000)
+    bed.ring.quotas.charge("unlimited", 1000)
+    assert (await bed.ask(key)).status == 429
+
+
+async def test_a_probe_counts_nothing() -> None:
+    bed = Keyed()
+    key = bed.key(limits=Limits(requests_per_minute=1))
+    for _ in range(3):
+        assert (await bed.ask(key, "/health", method="GET")).status == 200
+    assert (await bed.ask(key)).status == 200
