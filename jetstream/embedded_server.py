@@ -213,7 +213,11 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
-                env={"GOMAXPROCS": str(self.settings.processors or max(1, (os.cpu_count() or 1) // 2)), **os.environ},
+                env={
+                    "GOMAXPROCS": str(self.settings.processors or max(1, (os.cpu_count() or 1) // 2)),
+                    "GOGC": str(self.settings.garbage_percent),
+                    **os.environ,
+                },
                 start_new_session=True,  # Ctrl-C in the terminal must not reach the server; it is stopped after its clients
             )
         return time.monotonic() + timeout_s

@@ -27,4 +27,13 @@ class ServerSettings:
             most=1024,
         ),
     ] = 0  # half of the machine's is at least one
+    garbage_percent: Annotated[
+        int,
+        Setting(
+            "Garbage it may gather, in percent of the memory in use, before it is collected (Go's `GOGC`): less costs a little "
+            "more processor time. `GOGC` in the environment goes before it.",
+            least=10,
+            most=1000,
+        ),
+    ] = 50
     extra: str = ""  # more lines for the configuration file

@@ -43,7 +43,8 @@ class Figures:
     itl_mean: float
     batch_tokens_per_s: float
     chat_tokens_per_s: float
-    idle_slots_used: float  # part of the slot seconds that chats leave
+    idle_slots_used: float  # part of the slot seconds that chats leave, once the pool was filled
+    idle_slots_used_at_all: float  # the same from the empty pool on
     preempted: int
 
 
@@ -117,14 +118,16 @@ def measure(
     warm_s: float,
     tuning: dict[str, float] | None = None,
 ) -> Figures:
-    """Serve for so many seconds. Chats of the first `warm_s` count in no time."""
+    """Serve for so many seconds. The first `warm_s`, in which the pool is filled, count for no time of chats and no slot."""
     world = World(interactive, batch, [engine(slots)] * workers, settings(dict(tuning or {})))
+    warm: list[float] = []
+    world.clock.at(warm_s, lambda: warm.extend((world.held_s(batch=False), world.held_s(batch=True))))
     world.run(seconds)
     if world.shed:
         raise RuntimeError(f"{world.shed} requests were refused")
     timed = [one for one in world.interactive if one.first_s >= 0 and one.request.at_s >= warm_s]
     ended = [one for one in timed if one.ended_s >= 0 and one.request.output > 1]
-    free = workers * slots * seconds - sum(one.held_s for one in world.interactive)
+    chats_s, batch_s = (sum(one.held_s for one in served) for served in (world.interactive, world.batch))
     useful = sum(map(progress, world.batch))
     return Figures(
         name=name,
@@ -134,7 +137,8 @@ def measure(
         itl_mean=sum((one.ended_s - one.first_s) / (one.request.output - 1) for one in ended) / max(len(ended), 1),
         batch_tokens_per_s=useful / seconds,
         chat_tokens_per_s=sum(map(progress, world.interactive)) / seconds,
-        idle_slots_used=sum(one.held_s for one in world.batch) / free,
+        idle_slots_used=(batch_s - warm[1]) / (workers * slots * (seconds - warm_s) - (chats_s - warm[0])),
+        idle_slots_used_at_all=batch_s / (workers * slots * seconds - chats_s),
         preempted=sum(one.preempted for one in world.batch),
     )
 
@@ -178,7 +182,8 @@ def main() -> int:
     full = run("flood of chats beside the file", flood, lines, 30.0)
     print(f"TTFT p50 x {beside.ttft_p50 / without.ttft_p50:.3f}, p99 x {beside.ttft_p99 / without.ttft_p99:.3f}")
     idle = (1 - options.load) * alone.batch_tokens_per_s
-    print(f"idle slots used {beside.idle_slots_used:.1%}, idle tokens used {beside.batch_tokens_per_s / idle:.1%}")
+    slots = f"{beside.idle_slots_used:.1%} ({beside.idle_slots_used_at_all:.1%} from the empty pool on)"
+    print(f"idle slots used {slots}, idle tokens used {beside.batch_tokens_per_s / idle:.1%}")
     share = full.batch_tokens_per_s / (full.batch_tokens_per_s + full.chat_tokens_per_s)
     print(f"share of the flooded pool {share:.2%}")
     return 0

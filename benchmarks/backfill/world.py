@@ -95,6 +95,13 @@ class World(PoolWorld):
             for served in running.values():
                 served.held_s += self.clock.now_s - served.began_s
 
+    def held_s(self, *, batch: bool) -> float:
+        """Return the seconds of slots that requests of a kind have had so far."""
+        now_s = self.clock.now_s
+        running = [one for runs in self.runs.values() for one in runs.values() if one.batch == batch]
+        ended = self.batch if batch else self.interactive
+        return sum(one.held_s for one in ended) + sum(now_s - one.began_s for one in running)
+
     # -- the router ----------------------------------------------------------------------------------------------------
 
     def _pull(self) -> None:

@@ -49,7 +49,7 @@ PROGRESS = b"+WPI"
 TERM = b"+TERM"
 
 _LINE = b"NATS/1.0"
-_CRLF = b"\r\n"
+_BLANKS = " \t\n\r\v\f"
 
 
 def pub(subject: str, data: bytes, reply: str = "") -> bytes:
@@ -75,13 +75,33 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     """Return the header block of an HPUB. Raises SubjectError for names or values that would break out of it."""
     lines = ["NATS/1.0"]
     for name, value in headers.items():
-        if not name or ":" in name or " " in name or "\r" in name or "\n" in name or "\r" in value or "\n" in value:
-            raise SubjectError(
-                f"header {name!r}: {value!r} cannot be sent: line breaks, and spaces or colons in names, are not allowed"
-            )
+        if name not in _sendable:
+            _check_name(name, value)
         lines.append(f"{name}: {value}")
     lines.append("\r\n")
-    return "\r\n".join(lines).encode()
+    block = "\r\n".join(lines)
+    # Each line but the last ends in one break, which ends in two: any more came out of a value.
+    if block.count("\n") != len(lines) or block.count("\r") != len(lines):
+        name, value = next((n, v) for n, v in headers.items() if "\r" in v or "\n" in v)
+        raise _unsendable(name, value)
+    return block.encode()
+
+
+_MOST_NAMES = 256
+_sendable: set[str] = set()  # names of headers that were checked
+
+
+def _check_name(name: str, value: str) -> None:
+    if not name or ":" in name or " " in name or "\r" in name or "\n" in name:
+        raise _unsendable(name, value)
+    if len(_sendable) < _MOST_NAMES:
+        _sendable.add(name)
+
+
+def _unsendable(name: str, value: str) -> SubjectError:
+    return SubjectError(
+        f"header {name!r}: {value!r} cannot be sent: line breaks, and spaces or colons in names, are not allowed"
+    )
 
 
 def status_of(raw: bytes | None) -> int:
@@ -97,18 +117,18 @@ def decode_headers(raw: bytes | None) -> dict[str, str]:
     """Parse a received header block; an inline status becomes `Status` and `Description`."""
     if not raw:
         return {}
-    first, _, rest = raw.partition(_CRLF)
+    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
     out: dict[str, str] = {}
-    inline = first[len(_LINE) :].strip()
+    inline = first[len(_LINE) :].strip(_BLANKS)
     if inline:
-        code, _, description = inline.partition(b" ")
-        out[STATUS] = code.decode("ascii", "replace")
+        code, _, description = inline.partition(" ")
+        out[STATUS] = code
         if description:
-            out[DESCRIPTION] = description.decode("utf-8", "replace")
-    for line in rest.split(_CRLF):
-        name, colon, value = line.partition(b":")
+            out[DESCRIPTION] = description
+    for line in lines:
+        name, colon, value = line.partition(":")
         if colon:
-            out[name.strip().decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
+            out[name.strip(_BLANKS)] = value.strip(_BLANKS)
     return out
 
 

@@ -148,3 +148,15 @@ def test_a_killed_parent_leaves_no_server_behind(tmp_path: Path) -> None:
     parent.wait()
     parent.stdout.close()
     assert gone(pid)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "30"), ("70", "70")], ids=["the setting", "the environment"])
+def test_its_garbage_is_bounded_by_the_setting_or_the_environment(
+    given: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOGC", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GOGC", given)
+    with EmbeddedServer(tmp_path / "nats", ServerSettings(garbage_percent=30)) as server:
+        environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+        assert f"GOGC={expected}".encode() in environment
