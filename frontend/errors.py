@@ -23,6 +23,7 @@ HeadraceError
     ├── Draining                   503  this process is shutting down
     ├── ModelUnusable              500  the card's tokenizer or template cannot be loaded
     ├── AddressUnavailable         at start: the port cannot be bound
+    ├── CertificateUnusable        at start: the certificate or its key cannot be loaded
     └── Translated                 an error of the broker or of NATS, made by `translate`
 
 Every error has a body in OpenAI's shape: `{"error": {message, type, param, code}}`.
@@ -200,6 +201,10 @@ class ModelUnusable(FrontendError, code="model_unusable"):
 
 class AddressUnavailable(FrontendError, code="address_unavailable"):
     """The address to listen on cannot be bound."""
+
+
+class CertificateUnusable(FrontendError, code="certificate_unusable"):
+    """The certificate of the server, or its key, cannot be loaded."""
 
 
 class Translated(FrontendError):

@@ -34,6 +34,7 @@ from headrace.broker.keys.store import KeyStore
 from headrace.broker.models.adapter_client import AdapterClient
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
+from headrace.frontend.auth.exposure import is_loopback
 from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.auth.quota_share import QuotaShare
 from headrace.frontend.batches.carrying import BatchCarrying
@@ -42,6 +43,7 @@ from headrace.frontend.files.limits import file_limits
 from headrace.frontend.http.connections import Connections
 from headrace.frontend.http.loop_lag import watch_lag
 from headrace.frontend.http.malloc import return_large
+from headrace.frontend.http.tls import ServerTls
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.startup_app import StartupApp
@@ -251,6 +253,8 @@ async def serve(
 ) -> None:
     """Serve HTTP on `listener` until a signal arrives and running answers have ended; `drain(grace_s)` is awaited meanwhile."""
     connections = Connections(settings, frontend.metrics)
+    tls = ServerTls(settings.tls_cert, settings.tls_key) if settings.tls_cert is not None else None
+    _warn_of_plain_http(settings)
     server = _Server(
         uvicorn.Config(
             frontend.app,
@@ -261,6 +265,7 @@ async def serve(
             access_log=False,
             server_header=False,
             headers=list(SECURITY_HEADERS),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
             proxy_headers=False,
             backlog=settings.backlog,
             timeout_keep_alive=max(1, round(settings.keep_alive_s)),
@@ -276,8 +281,11 @@ async def serve(
                 group.create_task(connections.sweep(), name="connections"),
                 group.create_task(watch_lag(frontend.metrics.loop_lag.series()), name="lag"),
             ]
+            if tls is not None:
+                background.append(group.create_task(tls.watch(), name="tls"))
             host, port = listener.getsockname()[:2]
-            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            scheme = "http" if tls is None else "https"
+            url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
             while not server.started and not serving.done():  # a client that connected earlier would be refused
                 await asyncio.sleep(STARTING_S)
             log.info("frontend.listening", url=url)
@@ -296,6 +304,16 @@ async def serve(
             for task in background:
                 task.cancel()
     log.info("frontend.stopped")
+
+
+def _warn_of_plain_http(settings: FrontendSettings) -> None:
+    """Say that keys and prompts can be read on their way, unless the operator has said that this is meant."""
+    if settings.tls_cert is None and not settings.insecure and not is_loopback(settings.host):
+        log.warning(
+            "frontend.plain_http",
+            host=settings.host,
+            meaning="API keys and prompts travel unencrypted: give --tls-cert, or put a proxy with TLS in front",
+        )
 
 
 class _Server(uvicorn.Server):

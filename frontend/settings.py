@@ -78,6 +78,18 @@ class FrontendSettings:
     )
     max_header_bytes: Annotated[int, Setting("Largest request line and headers.", least=1024)] = 64 * 1024
     max_pipelined: Annotated[int, Setting("Requests that may wait on one connection.", least=0)] = 16
+    tls_cert: Annotated[
+        str | None,
+        Setting(
+            "Certificate chain, PEM: HTTPS in place of HTTP. It is read again when the file changes.",
+            "--tls-cert",
+            kind="path",
+        ),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        Setting("Its private key, PEM. Default: in the certificate's file.", "--tls-key", kind="path"),
+    ] = None
     # who may ask
     auth: Annotated[
         Literal["auto", "keys"],
@@ -179,6 +191,8 @@ class FrontendSettings:
         check_numbers(self)
         if self.deadline_s > self.max_deadline_s:
             raise ValueError(f"deadline_s ({self.deadline_s}) must not exceed max_deadline_s ({self.max_deadline_s})")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert")
         for origin in self.cors_origins:
             if not _ORIGIN.match(origin):
                 raise ValueError(f"cors_origins: {origin!r} is no origin such as https://app.example, without a path or *")

@@ -183,7 +183,7 @@ def run_model_prepare(settings: Settings) -> int:
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for the error that ended a part."""
-    from headrace.frontend.errors import AddressUnavailable
+    from headrace.frontend.errors import AddressUnavailable, CertificateUnusable
     from headrace.router.errors import SettingsInvalid
     from headrace.workers.errors import (
         EngineDead,
@@ -196,6 +196,7 @@ def exit_code(error: BaseException) -> int:
     configuration = (
         *_CONFIGURATION,
         AddressUnavailable,
+        CertificateUnusable,
         EngineStartFailed,
         ModelUnavailable,
         RegistrationRefused,

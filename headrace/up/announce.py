@@ -19,12 +19,14 @@ _POLL_S = 0.05
 _LOG_PROGRESS_EVERY_S = 10.0
 
 
-async def until_answering(terminal: Terminal, host: str, port: int, *, waiting_for: Callable[[], str], began_s: float) -> None:
+async def until_answering(
+    terminal: Terminal, host: str, port: int, *, tls: bool, waiting_for: Callable[[], str], began_s: float
+) -> None:
     """Show progress until the frontend says that some model can answer. `began_s` is a time of the monotonic clock."""
     next_status_s = began_s + terminal.QUIET_START_S
     next_log_s = began_s + _LOG_PROGRESS_EVERY_S
     while True:
-        status, _ = await get(host, port, "/ready")
+        status, _ = await get(host, port, "/ready", tls=tls)
         if status == 200:
             return
         now_s = time.monotonic()
@@ -38,11 +40,11 @@ async def until_answering(terminal: Terminal, host: str, port: int, *, waiting_f
         await asyncio.sleep(_POLL_S)
 
 
-async def say_ready(host: str, port: int, *, after_s: float) -> None:
+async def say_ready(host: str, port: int, *, tls: bool, after_s: float) -> None:
     """Print the ready line with commands to try. `after_s` is the time that the start took."""
-    models = await served_models(host, port)
-    url = base_url(host, port)
+    models = await served_models(host, port, tls=tls)
+    url = base_url(host, port, tls=tls)
     _log.info("up.ready", url=url, models=models, elapsed_s=round(after_s, 2))
     model = models[0] if models else "MODEL"
-    sys.stdout.write(ready_text(url, model, after_s=after_s, kinds=await kinds_of(host, port, model)))
+    sys.stdout.write(ready_text(url, model, after_s=after_s, kinds=await kinds_of(host, port, model, tls=tls)))
     sys.stdout.flush()

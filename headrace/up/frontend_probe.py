@@ -10,6 +10,8 @@ import contextlib
 import json
 import random
 import socket
+import ssl
+from functools import cache
 
 from headrace.errors import SettingsError
 from headrace.jetstream.errors import NOT_STORING
@@ -25,10 +27,11 @@ def reachable_host(host: str) -> str:
     return _ANY_HOST.get(host, host)
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
     """Return the base URL for a client on this machine."""
     name = reachable_host(host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 def choose_port(host: str, port: int) -> int:
@@ -54,11 +57,22 @@ def choose_port(host: str, port: int) -> int:
         raise SettingsError(f"cannot listen on {host}:{port} (frontend.host, frontend.port): {error.strerror}") from None
 
 
-async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tuple[int, bytes]:
-    """Return (status, body) of a GET; status 0 when there is no answer in time."""
+@cache
+def _unchecked() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def get(host: str, port: int, path: str, *, tls: bool = False, timeout_s: float = 2.0) -> tuple[int, bytes]:
+    """Return (status, body) of a GET; status 0 when there is no answer in time.
+
+    With `tls` no certificate is checked: this asks the own frontend on the own machine, and sends nothing secret.
+    """
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(reachable_host(host), port)
+            reader, writer = await asyncio.open_connection(reachable_host(host), port, ssl=_unchecked() if tls else None)
             try:
                 writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -71,27 +85,27 @@ async def get(host: str, port: int, path: str, *, timeout_s: float = 2.0) -> tup
         return 0, b""
 
 
-async def served_models(host: str, port: int) -> list[str]:
+async def served_models(host: str, port: int, *, tls: bool = False) -> list[str]:
     """Return the names of the models that can answer, empty when the frontend does not say. No key is needed to ask."""
-    status, body = await get(host, port, "/ready")
+    status, body = await get(host, port, "/ready", tls=tls)
     try:
         return [str(name) for name in json.loads(body)["models"]] if status == 200 else []
     except (ValueError, KeyError, TypeError):
         return []
 
 
-async def stores_nothing(host: str, port: int) -> bool:
+async def stores_nothing(host: str, port: int, *, tls: bool = False) -> bool:
     """Return True if the frontend says that the NATS server takes no messages; False when it says nothing."""
-    _, body = await get(host, port, "/health")
+    _, body = await get(host, port, "/health", tls=tls)
     try:
         return NOT_STORING in json.loads(body)["broker"].get("trouble", "")
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-async def kinds_of(host: str, port: int, model: str) -> list[str]:
+async def kinds_of(host: str, port: int, model: str, *, tls: bool = False) -> list[str]:
     """Return the kinds of requests that the model takes, empty when the frontend does not say."""
-    status, body = await get(host, port, "/health")
+    status, body = await get(host, port, "/health", tls=tls)
     try:
         return [str(kind) for kind in json.loads(body)["models"][model]["kinds"]] if status == 200 else []
     except (ValueError, KeyError, TypeError):

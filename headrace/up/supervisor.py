@@ -56,6 +56,7 @@ class Supervisor:
         self._data_dir = Path(settings["data_dir"]).resolve()
         self._run_file = RunFile(self._data_dir)
         self._host: str = settings["frontend.host"]
+        self._tls = settings["frontend.tls_cert"] is not None
         self._port = 0
         self._part_env = {**os.environ, **part_env}
         self._nats = NatsPart(settings)
@@ -235,7 +236,9 @@ class Supervisor:
     # -- what people and tools see ---------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        await until_answering(self._terminal, self._host, self._port, waiting_for=self._waiting_for, began_s=self._began_s)
+        await until_answering(
+            self._terminal, self._host, self._port, tls=self._tls, waiting_for=self._waiting_for, began_s=self._began_s
+        )
         self._ready = True
         self._answering.set()
         self._terminal.status("")
@@ -244,7 +247,7 @@ class Supervisor:
         routers = [router.name for router in self._parts.routers]
         serving = [worker.name for worker in self._parts.workers if worker.serves]
         await self._terminal.settle(routers, one_of=serving, timeout_s=_SETTLE_S)
-        await say_ready(self._host, self._port, after_s=after_s)
+        await say_ready(self._host, self._port, tls=self._tls, after_s=after_s)
 
     def _say_who_answers(self) -> None:
         """Say that a worker has to join where none that answers requests is started here."""
@@ -258,7 +261,7 @@ class Supervisor:
         )
 
     async def _stores_nothing(self) -> bool:
-        return await stores_nothing(self._host, self._port)
+        return await stores_nothing(self._host, self._port, tls=self._tls)
 
     def _waiting_for(self) -> str:
         if not self._model_ready.is_set():
@@ -277,7 +280,7 @@ class Supervisor:
         state: dict[str, Any] = {
             "pid": os.getpid(),
             "ready": self._ready,
-            "url": base_url(self._host, self._port),
+            "url": base_url(self._host, self._port, tls=self._tls),
             "prefix": self._settings["prefix"],
             "namespace": self._settings["namespace"],
             "nats": {**self._nats.describe(), "context": self._settings["nats.context"]},
