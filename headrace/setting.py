@@ -22,6 +22,8 @@ class Setting(NamedTuple):
     secret has no flag and is masked wherever settings are shown. A choice with `other` also takes any text with a colon in it;
     `other` is its form in help texts.
 
+    `names`: the keys of a table are names from outside, in which a hyphen stays what it is.
+
     `key` is the name of the setting where it differs from the field's, `commands` lists the commands that use it where not
     all commands of its section do. In help texts and documents settings follow each other as declared; `after` names the key
     behind which this field and those below it are listed instead. `short` is a second flag, of one letter.
@@ -39,6 +41,7 @@ class Setting(NamedTuple):
     commands: tuple[str, ...] = ()
     after: str = ""
     short: str = ""
+    names: bool = False
 
 
 class Declared(NamedTuple):

@@ -40,7 +40,14 @@ from headrace.workers.kv.rank_publishers import RankPublishers
 from headrace.workers.kv.translator import Translator
 from headrace.workers.operating.operations import EngineOperator, SetLogLevel
 from headrace.workers.parsing.selection import Chosen, ParserFamily, choose
-from headrace.workers.registration import build_card, build_member, read_card_files, register_card, worker_id
+from headrace.workers.registration import (
+    build_card,
+    build_member,
+    read_card_files,
+    refuse_mixed_engines,
+    register_card,
+    worker_id,
+)
 from headrace.workers.runtime.engine_adapters import EngineAdapters
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
@@ -150,6 +157,7 @@ async def _serve(
         connection = await stack.enter_async_context(_connected(options, subjects))
         frames = await stack.enter_async_context(_connected(options, subjects)) if settings.separate_frames else None
         wanted = build_card(settings, served_name(settings) or info.engine, info, files, parsers)
+        await refuse_mixed_engines(connection, subjects, pool=wanted.pool, engine=info.engine)
         card = await register_card(connection, subjects, wanted, files)
         keeper = CardKeeper(connection, subjects, wanted, files)
         member = build_member(settings, worker_id(settings.worker_name), card, info, engine.capabilities)
@@ -261,7 +269,7 @@ async def _run_session(
             await session.wait_registered(settings.start_timeout_s)
             _quiet_gc()
             metrics.READY.set(1)
-            log.info("worker.ready", worker=session.state.worker, model=model, pool=session.state.pool)
+            log.info("worker.ready", worker=session.state.worker, engine=settings.engine, model=model, pool=session.state.pool)
             endings: set[asyncio.Future[Any]] = {serving, runtime.dead}
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             metrics.READY.set(0)

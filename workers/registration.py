@@ -17,6 +17,7 @@ from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
 from headrace.broker.membership.local_processes import machine_id
 from headrace.broker.messages import WorkerMember
+from headrace.broker.models.card_store import pool_workers
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.models.directory import publish_card
 from headrace.jetstream.ports import Messaging
@@ -100,6 +101,19 @@ async def register_card(messaging: Messaging, subjects: Subjects, card: ModelCar
             "start it with the pool's block size"
         )
     return in_force
+
+
+async def refuse_mixed_engines(messaging: Messaging, subjects: Subjects, *, pool: str, engine: str) -> None:
+    """Raise RegistrationRefused while workers of another engine serve the pool.
+
+    Engines sample, hash and pool differently, so an answer that moved between two of them would not be the one it began as.
+    """
+    for member in await pool_workers(messaging, subjects, pool):
+        if member.engine and member.engine != engine:
+            raise RegistrationRefused(
+                f"pool {pool} is served by {member.engine} (worker {member.worker}), and this worker runs {engine}: a pool "
+                "is one engine; give this one another --served-name"
+            )
 
 
 async def _log_changed_parsers(messaging: Messaging, subjects: Subjects, card: ModelCard) -> None:

@@ -13,6 +13,7 @@ from headrace.config.build_settings import bundled_model_dir, engine_arguments, 
 from headrace.config.settings import Settings
 from headrace.errors import SettingsError, StartFailed
 from headrace.private_files import make_private_folder
+from headrace.up.pools import every_pool
 from headrace.up.worker_plan import worker_counts
 from headrace.up.worker_python import worker_python
 from headrace.workers.errors import EngineStartFailed
@@ -28,8 +29,9 @@ def check_up(settings: Settings) -> None:
     """
     check_exposure(settings)
     check_data_folder(settings)
-    if sum(worker_counts(settings).values()) and worker_python(settings["worker.engine"]) == sys.executable:
-        check_engine(settings)
+    for _, pool in every_pool(settings):
+        if sum(worker_counts(pool).values()) and worker_python(pool["worker.engine"]) == sys.executable:
+            check_engine(pool)
 
 
 def check_exposure(settings: Settings) -> None:

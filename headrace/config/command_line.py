@@ -114,6 +114,16 @@ class Up(NamedTuple):
             metavar="N",
         ),
     ] = None
+    pools: Annotated[
+        Mapping[str, Any],
+        Setting(
+            "A further model on workers of its own, maybe another engine's, by the name that clients use: "
+            'small={"engine": "sglang", "workers": 2}. It has the settings of worker, and mode and workers of up. Repeatable.',
+            "--pool",
+            metavar="NAME=JSON",
+            names=True,
+        ),
+    ] = {}
     routers: Annotated[
         int,
         Setting("Routers to run; with none, workers place requests on themselves.", "--routers", least=0, most=64, metavar="N"),
@@ -130,6 +140,20 @@ class Up(NamedTuple):
             short="-v",
         ),
     ] = False
+
+
+class WorkerPool(NamedTuple):
+    """The pool of a worker, where a deployment has several of its own."""
+
+    pool: Annotated[
+        str | None,
+        Setting(
+            "The pool of `up.pools` that this worker belongs to and has its settings from. `up` says it to its workers.",
+            "--pool",
+            metavar="NAME",
+            commands=("worker",),
+        ),
+    ] = None
 
 
 class EngineSlots(NamedTuple):

@@ -16,7 +16,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
-from headrace.config.command_line import Deployment, EngineSlots, Logging, NatsServers, SchedulerTuning, Up
+from headrace.config.command_line import Deployment, EngineSlots, Logging, NatsServers, SchedulerTuning, Up, WorkerPool
 from headrace.setting import Declared, Setting, declared
 
 Kind = Literal["text", "integer", "seconds", "number", "switch", "choice", "list", "path", "table"]
@@ -65,7 +65,7 @@ def _batch() -> tuple[type, ...]:
 def _worker() -> tuple[type, ...]:
     from headrace.workers.settings import WorkerSettings
 
-    return WorkerSettings, EngineSlots
+    return WorkerSettings, EngineSlots, WorkerPool
 
 
 def _router() -> tuple[type, ...]:

@@ -6,13 +6,14 @@ Each value is validated once; an error names the key, its value and where it cam
     settings["worker.engine"]           # "sim"
     settings.source("worker.engine")    # "--engine"
 
+A worker that belongs to a pool of `headrace up` by name (`worker.pool`) has that pool's settings after its flags.
 Tables (`worker.engine_args`) are merged key by key over all sources; everything else is taken whole from the first source
 that has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from headrace.config.options import (
     options_of,
     section_options,
 )
+from headrace.config.pools import NOT_SHARED, POOL, POOLS, values_of_pool
 from headrace.config.values import as_text, check_value, close_matches, mask
 from headrace.errors import SettingsError
 
@@ -72,6 +74,13 @@ class Settings:
         more = {key: Value(value, source) for key, value in values.items() if not self.given(key)}
         return Settings(self.command, {**more, **self._given}, self.file, self.warnings)
 
+    def of_pool(self, name: str) -> Settings:
+        """Return the settings of a further pool of `headrace up`. Raises SettingsError for one that makes no sense."""
+        source = f"{POOLS}.{name}"
+        own = {key: Value(_checked(key, raw, source), source) for key, raw in values_of_pool(self[POOLS], name, source).items()}
+        shared = {key: value for key, value in self._given.items() if key not in NOT_SHARED}
+        return Settings(self.command, {**shared, **own}, self.file)
+
     def masked(self) -> dict[str, Any]:
         """Return key → value of the settings that the command uses and that have not their default, secrets masked."""
         return {o.key: mask(o, self[o.key]) for o in options_of(self.command) if self.given(o.key)}
@@ -107,6 +116,8 @@ def load(
         by_variable,
         {key: (str(file), raw) for key, raw in table.items()},
     ]
+    if command == "worker" and (pool := _of_pool(sources)) is not None:
+        sources = [sources[0], pool, *(_without(found, NOT_SHARED) for found in sources[1:])]
     keys = {key for found in sources for key in found}
     sections = {key.rpartition(".")[0] for key in keys}
     given = {
@@ -117,6 +128,28 @@ def load(
         if option.key in keys
     }
     return Settings(command, given, file, tuple(warnings))
+
+
+def _of_pool(sources: Sequence[Mapping[str, tuple[str, Any]]]) -> dict[str, tuple[str, Any]] | None:
+    """Return what the pool gives that a worker is to belong to, by key; None for one that is to belong to none by name."""
+    name = next((found[POOL] for found in sources if POOL in found), None)
+    if name is None:
+        return None
+    option = find(POOLS)
+    assert option is not None  # noqa: S101 # it is declared
+    pools = _resolve(option, [found[POOLS] for found in sources if POOLS in found] or [("default", {})])
+    source = f"{POOLS}.{name[1]}"
+    return {key: (source, raw) for key, raw in values_of_pool(pools.value, name[1], source).items()}
+
+
+def _without(found: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key not in keys}
+
+
+def _checked(key: str, raw: Any, source: str) -> Any:
+    option = find(key)
+    assert option is not None  # noqa: S101 # `values_of_pool` has looked
+    return check_value(option, raw, source)
 
 
 def _resolve(option: Option, candidates: list[tuple[str, Any]]) -> Value:

@@ -53,7 +53,7 @@ def _convert(option: Option, raw: Any) -> Any:
         case "list":
             return _list(raw)
         case "table":
-            return _table(raw)
+            return _table(raw, names=option.setting.names)
 
 
 def _text(raw: Any) -> str:
@@ -97,14 +97,14 @@ def _list(raw: Any) -> tuple[str, ...]:
     return tuple(item.strip() for item in items if item.strip())
 
 
-def _table(raw: Any) -> dict[str, Any]:
+def _table(raw: Any, *, names: bool) -> dict[str, Any]:
     if isinstance(raw, str):
         try:
             raw = json.loads(raw)
         except ValueError:
             raise ValueError('expected a JSON object, for example {"max_model_len": 2048}') from None
     if isinstance(raw, list):  # repeated KEY=VALUE flags
-        return dict(parse_assignment(item) for item in raw)
+        return dict(parse_assignment(item, names=names) for item in raw)
     if not isinstance(raw, dict):
         raise TypeError("expected a table")
     return raw
@@ -142,10 +142,13 @@ def close_matches(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """Split `key=value` into key and value, the value read as JSON when it is JSON. Raises ValueError."""
+def parse_assignment(text: str, *, names: bool = False) -> tuple[str, Any]:
+    """Split `key=value` into key and value, the value read as JSON when it is JSON. Raises ValueError.
+
+    A hyphen in a key becomes `_`, unless keys are `names` from outside.
+    """
     key, equals, raw = text.partition("=")
-    key = key.strip().replace("-", "_")
+    key = key.strip() if names else key.strip().replace("-", "_")
     if not equals or not key:
         raise ValueError("expected KEY=VALUE")
     try:

@@ -104,11 +104,11 @@ def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]
     plans = plan_workers(settings, environment, cores=len(os.sched_getaffinity(0)))
     ports = assign_ports(settings["worker.metrics_port"], len(plans), taken, host=settings["worker.metrics_host"])
     workers: list[Part] = []
-    python = worker_python(settings["worker.engine"]) if plans else None
     for plan, port in zip(plans, ports, strict=True):
         after = workers[0] if plan.waits else None
         env = plan.env if port is None else {**plan.env, "HEADRACE_WORKER_METRICS_PORT": str(port)}
         state = RestartState(essential=False)
+        python = worker_python(plan.engine)
         workers.append(Part(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, python=python, after=after))
     return tuple(workers)
 

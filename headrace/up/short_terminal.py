@@ -65,7 +65,7 @@ def open_short_terminal(settings: Settings, stream: TextIO) -> ShortTerminal:
     folder = Path(settings["data_dir"])
     log = LogFile(run_file_of(folder.resolve()).with_name("up.log"))
     unicode = "utf" in (stream.encoding or "").lower()
-    view = ShortView(engine=settings["worker.engine"], style=Style(colour=wants_colour(stream), unicode=unicode))
+    view = ShortView(style=Style(colour=wants_colour(stream), unicode=unicode))
     stream.write(f"Headrace starts; its log is {os.path.relpath(log.path)} (-v shows it here)\n\n")
     stream.flush()
     return ShortTerminal(cast("TextIO", LogStream(stream)), view=view, log=log)

@@ -38,8 +38,7 @@ class Style(NamedTuple):
 class ShortView:
     """The view of one run of `headrace up`. `clock` gives seconds, of which the first call is the start."""
 
-    def __init__(self, *, engine: str, style: Style, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine = engine
+    def __init__(self, *, style: Style, clock: Callable[[], float] = time.monotonic) -> None:
         self._style = style
         self._clock = clock
         self._began_s = clock()
@@ -53,7 +52,7 @@ class ShortView:
         self._events: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
             "server.started": lambda _part, event: self._is_ready(_NATS, str(event.get("url", ""))),
             "frontend.listening": lambda part, event: self._is_ready(part, str(event.get("url", ""))),
-            "worker.ready": lambda part, event: self._is_ready(part, f"{self._engine} serves {event.get('model', '?')}"),
+            "worker.ready": lambda part, event: self._is_ready(part, f"{event.get('engine')} serves {event.get('model')}"),
             "router.ready": lambda part, _event: self._is_ready(part, "places requests", timed=False),
             "model.preparing": self._preparing,
             "model.prepared": self._prepared,

@@ -28,6 +28,7 @@ from headrace.up.announce import say_ready, until_answering
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
 from headrace.up.nats_part import NatsPart
 from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Part, Parts, Reaped, first_of, make_parts
+from headrace.up.pools import every_pool
 from headrace.up.process import Child, headrace_command, last_words
 from headrace.up.reaped_workers import ReapedWorkers
 from headrace.up.restart_policy import Leave
@@ -61,7 +62,7 @@ class Supervisor:
         self._part_env = {**os.environ, **part_env}
         self._nats = NatsPart(settings)
         self._reaped = ReapedWorkers(settings, self._nats)
-        self._wanted_workers = sum(worker_counts(settings).values())
+        self._engines = [pool["worker.engine"] for _, pool in every_pool(settings)]
         self._parts = Parts()
         self._stopping = asyncio.Event()
         self._insisted = False
@@ -213,7 +214,7 @@ class Supervisor:
     # -- the model -----------------------------------------------------------------------------------------------------------
 
     async def _prepare_model(self) -> None:
-        if self._wanted_workers and needs_bundled_model(self._settings):
+        if any(sum(worker_counts(pool).values()) and needs_bundled_model(pool) for _, pool in every_pool(self._settings)):
             from headrace.workers.bundled_model import is_ready
 
             if not is_ready(bundled_model_dir(self._settings)) and not await self._run_model_prepare():
@@ -270,7 +271,7 @@ class Supervisor:
         if not serving:
             return "waiting for a worker that answers requests to join"
         if any(worker.child is not None or not worker.ran.is_set() for worker in serving):  # it runs, or is about to
-            return f"waiting for the engine ({self._settings['worker.engine']}) to load"
+            return f"waiting for the engine ({' or '.join(dict.fromkeys(self._engines))}) to load"
         return "waiting for a worker to start again"
 
     def _publish_state(self) -> None:

@@ -4,6 +4,8 @@
     --mode disagg          decode-1 … prefill-1 …     (--decode-workers, --prefill-workers, one each)
                            worker-1 … beside them     (--workers, none), which can take either role later
 
+Each further pool (`--pool NAME=…`) has its own: NAME-worker-1 …, on an engine of its own.
+
 Engines on the CPU share its cores.  Each gets its part of the threads, and where there are fewer than two cores for each, the
 first worker that answers requests starts alone: engines that load at once slow each other down, and the first answer with them.
 A plan is data: nothing is started here.
@@ -11,8 +13,9 @@ A plan is data: nothing is started here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from headrace.config.build_settings import MODEL_ENGINES
@@ -21,6 +24,7 @@ from headrace.config.settings import Settings
 from headrace.config.values import as_text
 from headrace.errors import SettingsError
 from headrace.router.placement.settings import SchedulerSettings
+from headrace.up.pools import every_pool
 
 # Role → the first part of the names of its workers; in the order in which they are listed and their metrics ports are assigned.
 _NAMES = {"aggregated": "worker", "decode": "decode", "prefill": "prefill"}
@@ -39,6 +43,7 @@ class WorkerPlan:
 
     name: str
     role: str
+    engine: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     waits: bool = False
@@ -75,28 +80,45 @@ def worker_counts(settings: Settings) -> dict[str, int]:
 def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: int) -> list[WorkerPlan]:
     """Return the workers to run, first one that answers requests. All get `environment`, to which more is added.
 
-    Raises SettingsError as `worker_counts` does.
+    Raises SettingsError as `worker_counts` does, and for pools that make no sense.
     """
-    counts = worker_counts(settings)
-    total = sum(counts.values())
-    shared = settings["worker.engine"] in MODEL_ENGINES and total > 1
-    environment = {**environment, **_decision(settings)}
-    environment["HEADRACE_WORKER_DRAIN_GRACE_S"] = str(settings["up.grace_s"])
-    if shared:
+    pools = list(every_pool(settings))
+    environment = {**environment, "HEADRACE_WORKER_DRAIN_GRACE_S": str(settings["up.grace_s"])}
+    engines = sum(sum(worker_counts(pool).values()) for _, pool in pools if pool["worker.engine"] in MODEL_ENGINES)
+    if engines > 1:
         # Engines on the CPU take a thread per core each; together that is slower by an order of magnitude.
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // total)))
-    crowded = shared and cores < _START_CORES * total and counts["aggregated"] + counts["decode"] > 0
-    plans: list[WorkerPlan] = []
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // engines)))
+    plans = [plan for name, pool in pools for plan in _of_pool(name, pool, environment)]
+    _check_names(plans)
+    plans.sort(key=lambda plan: not plan.serves)
+    if engines > 1 and cores < _START_CORES * engines and any(plan.serves for plan in plans):
+        return [plans[0], *(replace(plan, waits=plan.engine in MODEL_ENGINES) for plan in plans[1:])]
+    return plans
+
+
+def _of_pool(pool: str, settings: Settings, environment: Mapping[str, str]) -> Iterator[WorkerPlan]:
+    """Yield the workers of one pool; the name of the first one is empty."""
+    counts, engine = worker_counts(settings), settings["worker.engine"]
+    environment = {**environment, **_decision(settings)}
     for role, prefix in _NAMES.items():
         for number in range(1, counts[role] + 1):
-            name = f"{prefix}-{number}"
-            argv = ["worker", "--engine", settings["worker.engine"], "--role", role, "--name", name]
+            name = f"{_slug(pool)}-{prefix}-{number}" if pool else f"{prefix}-{number}"
+            argv = ["worker", *(["--pool", pool] if pool else []), "--engine", engine, "--role", role, "--name", name]
             if settings["worker.model"]:
                 argv += ["--model", settings["worker.model"]]
             argv += [*_elastic(settings, role), *_lengths(settings)]
-            waits = crowded and bool(plans)
-            plans.append(WorkerPlan(name=name, role=role, argv=tuple(argv), env=environment, waits=waits))
-    return plans
+            yield WorkerPlan(name=name, role=role, engine=engine, argv=tuple(argv), env=environment)
+
+
+def _slug(pool: str) -> str:
+    """Return the name of a pool as the names of its workers begin."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", pool).strip("-") or "pool"
+
+
+def _check_names(plans: list[WorkerPlan]) -> None:
+    names = [plan.name for plan in plans]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise SettingsError(f"up.pools: two pools would have workers of the name {twice}; their names are too much alike")
 
 
 def _elastic(settings: Settings, role: str) -> list[str]:

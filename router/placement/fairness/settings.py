@@ -50,6 +50,7 @@ class FairnessSettings:
             "Share of a tenant relative to others when all want more than there is; 1 for those not named. Repeatable.",
             "--tenant-weight",
             metavar="TENANT=WEIGHT",
+            names=True,
             key="tenant_weights",
         ),
     ] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,17 +1,20 @@
-"""What a pool is told of the parsers of its workers."""
+"""What a pool is told of the parsers of its workers, and that it is one engine."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import structlog
 
 from headrace.broker.codec import encode
+from headrace.broker.messages import WorkerMember
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import EngineInfo
+from headrace.workers.errors import RegistrationRefused
 from headrace.workers.parsing.selection import Chosen
-from headrace.workers.registration import build_card, register_card
+from headrace.workers.registration import build_card, refuse_mixed_engines, register_card
 from headrace.workers.settings import WorkerSettings
 
 INFO = EngineInfo(
@@ -63,3 +66,24 @@ async def test_a_worker_with_the_same_parsers_says_nothing() -> None:
     with structlog.testing.capture_logs() as logs:
         await register_card(Shelf(card(Chosen("hermes"))), Subjects("x"), card(Chosen("hermes")), {})  # type: ignore[arg-type]
     assert logs == []
+
+
+class Leases:
+    """The bucket of leases, with one worker."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+
+    def bucket(self, name: str) -> Leases:
+        return self
+
+    async def entries(self, pattern: str) -> list[Any]:
+        assert pattern == "worker.p.>"
+        member = WorkerMember(worker="w-1", pool="p", model="m", role="aggregated", engine=self.engine, epoch=1)
+        return [type("Entry", (), {"value": encode(member)})()]
+
+
+async def test_a_pool_that_another_engine_serves_is_refused_by_name() -> None:
+    with pytest.raises(RegistrationRefused, match=r"pool p is served by vllm \(worker w-1\), and this worker runs sglang"):
+        await refuse_mixed_engines(Leases("vllm"), Subjects("x"), pool="p", engine="sglang")  # type: ignore[arg-type]
+    await refuse_mixed_engines(Leases("vllm"), Subjects("x"), pool="p", engine="vllm")  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> LogFile:
 
 @pytest.fixture
 def terminal(screen: _Tty, log: LogFile) -> Iterator[ShortTerminal]:
-    opened = ShortTerminal(screen, view=ShortView(engine="sim", style=Style()), log=log)
+    opened = ShortTerminal(screen, view=ShortView(style=Style()), log=log)
     yield opened
     opened.close()
 
@@ -70,7 +70,7 @@ def test_the_live_line_is_cut_where_the_terminal_ends(
 
 def test_a_log_that_cannot_be_written_is_said_once(screen: _Tty, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    terminal = ShortTerminal(screen, view=ShortView(engine="sim", style=Style()), log=LogFile(tmp_path / "run" / "up.log"))
+    terminal = ShortTerminal(screen, view=ShortView(style=Style()), log=LogFile(tmp_path / "run" / "up.log"))
     terminal.part_line("worker-1", "one")
     terminal.part_line("worker-1", "two")
     assert screen.getvalue().count("cannot be written: File exists") == 1

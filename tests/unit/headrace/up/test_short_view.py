@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def view(clock: Clock) -> ShortView:
-    return ShortView(engine="sim", style=Style(), clock=clock)
+    return ShortView(style=Style(), clock=clock)
 
 
 def told(view: ShortView, part: str, event: str, /, **fields: object) -> str | None:
@@ -42,7 +42,7 @@ def start(view: ShortView, clock: Clock) -> Iterator[str | None]:
     clock.now_s += 0.5
     yield told(view, "frontend", "frontend.listening", url="http://127.0.0.1:8000")
     clock.now_s += 15
-    yield told(view, "worker-1", "worker.ready", model="m", worker="worker-1-x", pool="p")
+    yield told(view, "worker-1", "worker.ready", engine="sim", model="m", worker="worker-1-x", pool="p")
     yield told(view, "router-1", "kv.strangers_dropped", pool="p", workers=[])
     yield told(view, "router-1", "router.ready", workers=1)
     yield told(view, "up", "up.ready", url="http://127.0.0.1:8000")
@@ -60,7 +60,7 @@ def test_a_start_is_one_line_for_each_part(view: ShortView, clock: Clock) -> Non
 
 def test_after_the_start_only_a_crash_and_the_return_are_shown(view: ShortView, clock: Clock) -> None:
     list(start(view, clock))
-    assert told(view, "worker-2", "worker.ready", model="m") is None
+    assert told(view, "worker-2", "worker.ready", engine="sim", model="m") is None
     assert told(view, "frontend", "request.answered", status=200) is None
     assert told(view, "worker-1", "part.output", line="Triton is not installed") is None
     assert told(view, "up", "part.crashed", part="worker-1", exit_code=-9, restart_in_s=0.5, crashes=1) == (
@@ -68,7 +68,7 @@ def test_after_the_start_only_a_crash_and_the_return_are_shown(view: ShortView, 
     )
     assert "worker-1" not in view.ready
     clock.now_s += 1.25
-    assert told(view, "worker-1", "worker.ready", model="m") == "✓ worker-1 is back after 1.2 s"
+    assert told(view, "worker-1", "worker.ready", engine="sim", model="m") == "✓ worker-1 is back after 1.2 s"
     assert told(view, "up", "part.crashed", part="nats", restart_in_s=0.5) == "✗ nats-server has ended, starts again in 0.5 s"
     assert told(view, "up", "server.started", url="nats://127.0.0.1:4711") == "✓ nats-server is back after 0.0 s"
 
@@ -128,7 +128,7 @@ def test_a_download_from_a_hub_is_shown_until_it_stops_growing(view: ShortView) 
 
 def test_a_stop_is_said_and_parts_that_end_then_are_not(view: ShortView) -> None:
     assert "15 s at most" in str(told(view, "up", "up.stopping", grace_s=15.0))
-    assert told(view, "worker-1", "worker.ready", model="m") is None
+    assert told(view, "worker-1", "worker.ready", engine="sim", model="m") is None
     assert told(view, "up", "up.killing") == "Killing everything."
     assert told(view, "up", "up.stopped") == "Stopped."
 
@@ -151,8 +151,8 @@ def test_any_line_can_come(view: ShortView, line: str) -> None:
 
 
 def test_a_terminal_without_unicode_gets_plain_marks_and_a_colourful_one_colours(clock: Clock) -> None:
-    plain = ShortView(engine="sim", style=Style(unicode=False), clock=clock)
+    plain = ShortView(style=Style(unicode=False), clock=clock)
     assert "+ nats-server" in str(told(plain, "up", "server.started", url="u"))
     assert plain.waiting("x").isascii()
-    colourful = ShortView(engine="sim", style=Style(colour=True), clock=clock)
+    colourful = ShortView(style=Style(colour=True), clock=clock)
     assert "\x1b[32m✓\x1b[0m" in str(told(colourful, "up", "server.started", url="u"))

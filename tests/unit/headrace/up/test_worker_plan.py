@@ -223,3 +223,32 @@ def test_an_engine_of_the_users_own_gets_no_arguments_of_other_engines() -> None
     plans = _plan(up__mode="disagg", up__workers="1", worker__engine="my_engine:Engine")
     assert {plan.argv[2] for plan in plans} == {"my_engine:Engine"}
     assert not any("--engine-arg" in plan.argv for plan in plans)
+
+
+def test_each_further_pool_has_workers_of_its_own_on_its_own_engine() -> None:
+    pools = ['m/b={"engine": "sglang", "workers": 2}', 'c={"engine": "sim", "mode": "disagg"}']
+    given = {"worker.engine": "vllm", "worker.model": "m", "up.pools": pools}
+    plans = plan_workers(load("up", flags=given), {}, cores=6)
+    assert _names(plans) == ["worker-1", "m-b-worker-1", "m-b-worker-2", "c-decode-1", "c-prefill-1"]
+    assert [plan.engine for plan in plans] == ["vllm", "sglang", "sglang", "sim", "sim"]
+    of_b = ("worker", "--pool", "m/b", "--engine", "sglang", "--role", "aggregated", "--name", "m-b-worker-1", "--model", "m")
+    assert plans[1].argv == of_b
+    assert {plan.env["OMP_NUM_THREADS"] for plan in plans} == {"2"}, "three engines share six cores"
+
+
+def test_where_cores_are_few_the_engines_of_all_pools_start_one_after_the_other() -> None:
+    given = {"worker.engine": "vllm", "up.pools": ['b={"engine": "sglang"}', 'c={"engine": "sim"}']}
+    plans = plan_workers(load("up", flags=given), {}, cores=2)
+    assert [(plan.name, plan.waits) for plan in plans] == [("worker-1", False), ("b-worker-1", True), ("c-worker-1", False)]
+
+
+def test_pools_whose_workers_would_have_the_same_names_are_refused() -> None:
+    given = {"worker.engine": "sim", "up.pools": ['a/b={"engine": "sim"}', 'a.b={"engine": "sim"}']}
+    with pytest.raises(SettingsError, match=r"a-b-worker-1"):
+        plan_workers(load("up", flags=given), {}, cores=2)
+
+
+def test_the_numbers_of_a_pool_fit_its_own_mode() -> None:
+    given = {"worker.engine": "sim", "up.mode": "disagg", "up.pools": ['b={"engine": "sim", "prefill_workers": 1}']}
+    with pytest.raises(SettingsError, match=r"up.prefill_workers = 1 \(up.pools.b\): only with --mode disagg"):
+        plan_workers(load("up", flags=given), {}, cores=2)
