@@ -1,8 +1,7 @@
 """A real engine through Headrace against the engine's own OpenAI server: the same settings, the same prompts, in turns.
 
     .venv/bin/python -m benchmarks.engine_pair --engine vllm --model FOLDER --engine-arg dtype=bfloat16
-    .venv/bin/python -m benchmarks.engine_pair --engine sglang --model FOLDER --engine-arg dtype=bfloat16 \
-        --engine-arg sleep_on_idle=true
+    .venv/bin/python -m benchmarks.engine_pair --engine sglang --model FOLDER --engine-arg dtype=bfloat16
 
 Both are up during the whole run, and one works while the other waits: each round puts every workload to both, and the first of
 one round is the second of the next. `headrace up` runs as users start it, with a router in the path and its default log. A

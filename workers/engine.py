@@ -61,6 +61,7 @@ class Capabilities:
     resume: bool = True  # can continue prompt + emitted ids as a forced prefix
     resume_guided: bool = False  # can also continue with the grammar state of structured output
     resume_penalties: bool = False  # can also continue with presence and frequency penalties counting the emitted ids
+    resume_repetition: bool = True  # can also continue with a repetition penalty; it may count the tokens of prompts anyway
     kv_events: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
@@ -112,6 +113,7 @@ class EngineInfo:
     ranks: int = 1  # data-parallel ranks, each with a KV cache and a queue of its own; `blocks` and `slots` are those of all
     media: Mapping[str, MediaSlot] = field(default_factory=dict)  # accepted kinds of media and their form in a prompt
     hands_over_media: bool = False  # whether blocks of prompts with media can be handed over
+    follows: bool = False  # computes a part of an engine that another node's worker serves, and takes no sequences itself
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -30,6 +30,7 @@ from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
+from headrace.workers.follower import follow
 from headrace.workers.handover.wiring import Handovers, create_prefill_side
 from headrace.workers.health.canary import Canary
 from headrace.workers.health.probe import EngineProbe
@@ -90,6 +91,9 @@ async def run_worker(
     started = time.monotonic()
     info = await _start(engine, settings, parsers, runtime.on_step)
     try:
+        if info.follows:
+            await follow(engine, info)
+            return
         token = await run_in_thread(lambda: first_token(info.tokenizer_dir, vocab_size=info.vocab_size), name="first-token")
         await warm_up(engine, runtime, info, token=token, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)

@@ -32,7 +32,7 @@ from headrace.workers.sglang.messages import (
     Submit,
     ToChild,
 )
-from headrace.workers.sglang.settings import ranks, server_args
+from headrace.workers.sglang.settings import follows, ranks, server_args
 
 REFUSALS = ("invalid", "unsupported", "overloaded", "failed")
 
@@ -59,6 +59,7 @@ def info(start: Start) -> EngineInfo:
         eos_token_ids=(2,),
         kinds=("embedding",) if pooling else ("chat",),
         ranks=ranks(start.config),
+        follows=follows(start.config),
     )
 
 

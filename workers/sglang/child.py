@@ -7,20 +7,23 @@ processes import this module again as their main module: what it does at import,
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import socket
 import sys
 from importlib.metadata import version
+from multiprocessing import connection
 from typing import Any
 
+from headrace.workers.engine import Capabilities
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.health.process_guard import set_parent_death_signal
 from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
 from headrace.workers.sglang.disagg_rendezvous import rendezvous_args
 from headrace.workers.sglang.frames import Frames
 from headrace.workers.sglang.messages import Start, Started, StartFailed, ToChild
-from headrace.workers.sglang.settings import check_names, computes_on_cpu, prepare_environment, server_args
+from headrace.workers.sglang.settings import check_names, computes_on_cpu, follows, prepare_environment, server_args
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     stand_in()
@@ -59,24 +62,40 @@ def build(start: Start) -> Any:
 
 async def serve(frames: Frames[ToChild], loop_start: Start) -> None:
     """Start the engine and serve the worker until it says `Stop` or is gone."""
-    from headrace.workers.sglang.describe import capabilities, describe
+    from headrace.workers.sglang.describe import capabilities, describe, describe_follower
     from headrace.workers.sglang.host import EngineHost
 
     try:
         # On this thread: SGLang sets signal handlers, and its objects belong to the event loop of the thread that made them.
         engine = build(loop_start)
-        info = describe(engine, loop_start.config, version("sglang"))
+        describing = describe_follower if follows(loop_start.config) else describe
+        info = describing(engine, loop_start.config, version("sglang"))
     except EngineStartFailed as error:
         frames.send(StartFailed(str(error)))
         await frames.flush()
+        return
+    if info.follows:
+        frames.send(Started(info, Capabilities(resume=False, seeds=False)))
+        await follow(frames)
+        engine.shutdown()
         return
     frames.send(Started(info, capabilities(engine)))
     await EngineHost(engine, info, frames).serve()
 
 
-async def run(connection: socket.socket) -> None:
+async def follow(frames: Frames[ToChild]) -> None:
+    """Wait until the worker says `Stop` or is gone, or one of SGLang's processes has ended: its first node ends all of them."""
+    processes = multiprocessing.active_children()
+    ended: asyncio.Task[Any] = asyncio.create_task(
+        asyncio.to_thread(connection.wait, [process.sentinel for process in processes])
+    )
+    told = asyncio.create_task(frames.receive())
+    await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def run(worker: socket.socket) -> None:
     """Read the order to start, then start and serve."""
-    reader, writer = await asyncio.open_connection(sock=connection)
+    reader, writer = await asyncio.open_connection(sock=worker)
     frames: Frames[ToChild] = Frames(reader, writer, ToChild)
     first = await frames.receive()
     if isinstance(first, Start):
@@ -87,9 +106,9 @@ def main() -> None:
     """Run the child. What SGLang has started ends with it, or is killed by the worker."""
     set_parent_death_signal(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the worker decides when to stop
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.set_inheritable(False)
-    asyncio.run(run(connection))
+    worker = socket.socket(fileno=int(sys.argv[1]))
+    worker.set_inheritable(False)
+    asyncio.run(run(worker))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the interpreter's own end would wait for SGLang's threads

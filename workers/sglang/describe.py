@@ -50,6 +50,25 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
     )
 
 
+def describe_follower(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
+    """Return the description of a part of an engine on a node after the first, which has neither tokenizer nor requests."""
+    scheduler: Mapping[str, Any] = engine._scheduler_init_result.scheduler_infos[0]
+    return EngineInfo(
+        engine="sglang",
+        version=version,
+        tokenizer_dir="",
+        context_length=int(scheduler["max_req_input_len"]),
+        block_size=engine.server_args.page_size,
+        blocks=int(scheduler["max_total_num_tokens"]) // engine.server_args.page_size,
+        slots=0,
+        vocab_size=0,
+        eos_token_ids=(),
+        kinds=(),
+        follows=True,
+        extra={"node_rank": config.args["node_rank"]},
+    )
+
+
 def capabilities(engine: Any) -> Capabilities:
     """Return what the engine can do as it was started; KV events are added by the worker's side."""
     args = engine.server_args
@@ -58,6 +77,8 @@ def capabilities(engine: Any) -> Capabilities:
         return Capabilities(resume=False, seeds=False, priority=priority, operations=OPERATIONS)
     return Capabilities(
         seeds=honours_seeds(engine),
+        resume_penalties=bool(args.disable_overlap_schedule),
+        resume_repetition=bool(args.disable_overlap_schedule),
         logprobs=True,
         prompt_logprobs=True,
         guided=GUIDED if args.grammar_backend != "none" else frozenset(),

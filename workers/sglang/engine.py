@@ -96,6 +96,8 @@ class SglangEngine:
     async def submit(self, sequence: Sequence) -> None:
         child = self._alive()
         refuse_undeclared(self._capabilities, sequence)
+        if self._info is not None and self._info.follows:
+            raise UnsupportedByEngine("this is a part of an SGLang of several nodes; its first node takes requests")
         if self._info is not None and len(sequence.token_ids) >= self._info.context_length:
             raise RequestInvalid(
                 f"the prompt has {len(sequence.token_ids)} tokens; this SGLang has a context of {self._info.context_length}",

@@ -39,6 +39,8 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str],
     """Set the variables that SGLang reads at import, unless the operator has set them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {"TOKENIZERS_PARALLELISM": "false"}
+    if follows(config):
+        defaults["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # or SGLang's constructor waits for the end of its processes
     if cpu:
         defaults |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(cores)}
     if Path(config.model).is_dir():
@@ -50,10 +52,12 @@ def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str],
 def kv_events_wanted(config: EngineConfig) -> bool:
     """Return whether to listen to SGLang's KV events.
 
-    Not if the operator configured them, if ranks on other machines have a cache each, or if there is no prefix cache to route
-    by.
+    Not on a node after the first, if the operator configured them, if ranks on other machines have a cache each, or if there is
+    no prefix cache to route by.
     """
     args = config.args
+    if follows(config):
+        return False
     settled = "kv_events_config" in args or args.get("disable_radix_cache") or args.get("is_embedding")
     return not settled and (ranks(config) == 1 or int(args.get("nnodes") or 1) == 1)
 
@@ -61,6 +65,11 @@ def kv_events_wanted(config: EngineConfig) -> bool:
 def ranks(config: EngineConfig) -> int:
     """Return the number of data-parallel ranks, each with a KV cache of its own."""
     return int(config.args.get("dp_size") or 1)
+
+
+def follows(config: EngineConfig) -> bool:
+    """Return whether this is a node of several and not the first, which alone takes requests."""
+    return int(config.args.get("node_rank") or 0) > 0
 
 
 def server_args(
@@ -98,6 +107,7 @@ def server_args(
             "disable_overlap_schedule": True,
             "page_size": CPU_PAGE_SIZE,
             "max_running_requests": CPU_MAX_SEQUENCES,
+            "sleep_on_idle": True,  # or an engine without work takes a whole core from those that have some
         }
         if "enable_lora" in args or given.get("enable_lora"):
             args["lora_backend"] = "torch_native"

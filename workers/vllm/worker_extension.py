@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from headrace.workers.vllm.nixl_pacing import pace_nixl
+from headrace.workers.nixl_pacing import pace_nixl
 from headrace.workers.vllm.transfer_params import base_id, sequence_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.sglang.describe import capabilities, describe, honours_seeds
+from headrace.workers.sglang.describe import capabilities, describe, describe_follower, honours_seeds
 
 
 def engine(folder: Path, *, generates: bool = True, snapshots: tuple[int, ...] = (8,), **args: Any) -> Any:
@@ -28,6 +28,7 @@ def engine(folder: Path, *, generates: bool = True, snapshots: tuple[int, ...] =
         "is_embedding": not generates,
         "grammar_backend": "xgrammar",
         "disaggregation_mode": "null",
+        "disable_overlap_schedule": False,
         **args,
     }
     model = SimpleNamespace(
@@ -72,6 +73,17 @@ def test_the_sizes_of_several_ranks_are_those_of_all(folder: Path) -> None:
     assert (info.ranks, info.blocks, info.slots) == (2, 400, 16)
 
 
+def test_a_part_of_an_engine_on_a_later_node_has_neither_requests_nor_a_tokenizer() -> None:
+    scheduler = {"max_req_input_len": 50, "max_total_num_tokens": 640}
+    part = SimpleNamespace(
+        tokenizer_manager=None,
+        server_args=SimpleNamespace(page_size=32),
+        _scheduler_init_result=SimpleNamespace(scheduler_infos=[scheduler]),
+    )
+    info = describe_follower(part, EngineConfig(model="m", served_name="s", args={"node_rank": 1}), "0")
+    assert (info.follows, info.kinds, info.slots, info.blocks) == (True, (), 0, 20)
+
+
 def test_without_a_snapshot_the_slots_are_the_setting(folder: Path) -> None:
     assert describe(engine(folder, snapshots=()), config(folder), "0").slots == 3
 
@@ -103,3 +115,8 @@ def test_abilities_follow_from_the_settings(folder: Path) -> None:
     assert (able.lora, able.priority, able.seeds, able.guided) == ("dynamic", True, True, frozenset())
     assert "load_adapter" in able.operations
     assert honours_seeds(engine(folder, **given))
+    assert not plain.resume_penalties, "with the overlap schedule tokens are counted a step late"
+    assert not plain.resume_repetition
+    exact = capabilities(engine(folder, disable_overlap_schedule=True))
+    assert exact.resume_penalties
+    assert exact.resume_repetition

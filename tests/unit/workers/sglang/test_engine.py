@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("zmq")  # comes with the engines
 
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import EngineConfig, Load, Output, PoolItem, Role, Sequence
+from headrace.workers.engine import EngineConfig, EngineInfo, Load, Output, PoolItem, Role, Sequence
 from headrace.workers.errors import (
     EngineDead,
     EngineError,
@@ -39,6 +39,7 @@ class Bench:
     def __init__(self, record: Path) -> None:
         self.engine = SglangEngine()
         self.got: list[Output] = []
+        self.info: EngineInfo
         self._record = record
 
     @property
@@ -66,7 +67,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 async def running(record: Path, role: Role = Role.AGGREGATED, **args: Any) -> AsyncIterator[Bench]:
     bench = Bench(record)
     try:
-        await bench.engine.start(EngineConfig(model="m", served_name="s", role=role, args=args), bench.got.extend)
+        bench.info = await bench.engine.start(EngineConfig(model="m", served_name="s", role=role, args=args), bench.got.extend)
         yield bench
     finally:
         await bench.engine.stop(2.0)
@@ -88,6 +89,17 @@ async def test_the_settings_of_each_launch_shape_reach_sglang_unchanged(stand_in
         fields = bench.started_with["fields"]
         assert SHAPES[shape].items() <= fields.items()
         assert (fields["model_path"], fields["served_model_name"]) == ("m", "s")
+
+
+async def test_a_node_after_the_first_takes_no_requests_and_tells_no_events(stand_in: Path) -> None:
+    async with running(stand_in, **SHAPES["a node of several"]) as bench:
+        assert bench.info.follows
+        assert "kv_events_config" not in bench.started_with["fields"]
+        assert not bench.engine.capabilities.kv_events
+        with pytest.raises(UnsupportedByEngine, match="its first node takes requests"):
+            await bench.engine.submit(sequence("a"))
+    async with running(stand_in, **SHAPES["a node of several"] | {"node_rank": 0}) as bench:
+        assert not bench.info.follows
 
 
 async def test_every_rank_has_a_socket_for_events_unless_some_are_elsewhere(stand_in: Path) -> None:

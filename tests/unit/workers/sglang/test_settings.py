@@ -35,6 +35,22 @@ def test_the_defaults_for_the_cpu_are_not_those_of_a_gpu() -> None:
     assert not {"device", "attention_backend", "max_total_tokens"} & server_args(config(), cpu=False).keys()
 
 
+def test_an_idle_engine_takes_no_core_from_engines_that_compute_on_them() -> None:
+    assert server_args(config(), cpu=True)["sleep_on_idle"] is True
+    assert "sleep_on_idle" not in server_args(config(), cpu=False)
+
+
+def test_a_node_after_the_first_is_not_kept_in_sglangs_constructor() -> None:
+    environ: dict[str, str] = {}
+    prepare_environment(config(node_rank=1, nnodes=2), environ, cpu=False)
+    assert environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] == "0"
+    assert not kv_events_wanted(config(node_rank=1, nnodes=2))
+    environ.clear()
+    prepare_environment(config(node_rank=0, nnodes=2), environ, cpu=False)
+    assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" not in environ
+    assert kv_events_wanted(config(node_rank=0, nnodes=2))
+
+
 def test_lower_priorities_are_sooner_as_on_every_other_engine() -> None:
     assert server_args(config(), cpu=False)["schedule_low_priority_values_first"] is True
 

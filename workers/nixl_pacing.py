@@ -5,7 +5,7 @@ is transferred.  Beside a GPU that is a core nobody misses.  Where the engines t
 prefill and one decode engine would leave each other nothing.  The bindings have a setting for it (`pthrDelay`), which the class
 overwrites with 0; so the class is given a config object that does not take that.
 
-Imported in vLLM's worker processes, before they make their agent.
+Imported in the processes of vLLM's workers and SGLang's schedulers, before they make their agent.
 """
 
 from __future__ import annotations
