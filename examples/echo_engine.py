@@ -41,7 +41,7 @@ class EchoEngine:
     """Answers with the prompt's tokens, one per step, then with the end token."""
 
     # Aggregated, no cache events, no log-probabilities. It can resume; and with no cache, salts keep apart what is cached.
-    capabilities = Capabilities(cache_salt=True, resume_penalties=True)  # penalties change no answer
+    capabilities = Capabilities(cache_salt=True, resume_penalties=True, resume_repetition=True)  # penalties change no answer
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[Sequence, int]] = {}  # and the tokens given so far

@@ -61,7 +61,7 @@ class Capabilities:
     resume: bool = True  # can continue prompt + emitted ids as a forced prefix
     resume_guided: bool = False  # can also continue with the grammar state of structured output
     resume_penalties: bool = False  # can also continue with presence and frequency penalties counting the emitted ids
-    resume_repetition: bool = True  # can also continue with a repetition penalty; it may count the tokens of prompts anyway
+    resume_repetition: bool = False  # can also continue with a repetition penalty, as one that counts the tokens of prompts too
     kv_events: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False

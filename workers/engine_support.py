@@ -17,6 +17,7 @@ _FLAGS = (
     "resume",
     "resume_guided",
     "resume_penalties",
+    "resume_repetition",
     "kv_events",
     "logprobs",
     "prompt_logprobs",

@@ -25,6 +25,7 @@ ROWS = {
     "resume": "an answer goes on after a crash",
     "resume_guided": "… in the middle of structured output",
     "resume_penalties": "… with presence and frequency penalties",
+    "resume_repetition": "… with a repetition penalty",
     "logprobs": "log-probabilities",
     "prompt_logprobs": "… of prompts",
     "guided json": "structured output: `json`",

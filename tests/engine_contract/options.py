@@ -117,14 +117,22 @@ class OptionsContract:
         resumed = await subject.ids(prompt + whole[:cut], rest, prompt_tokens=len(prompt), guided={"json": SCHEMA})
         assert (resumed == whole[cut:]) == ("resume_guided" in subject.declared)
 
-    async def test_penalties_count_the_tokens_before_a_resume_only_where_declared(self, subject: Subject) -> None:
+    @pytest.mark.parametrize(
+        ("word", "penalties"),
+        [
+            ("resume_penalties", {"presence_penalty": 2.0, "frequency_penalty": 2.0}),
+            ("resume_repetition", {"repetition_penalty": 1.5}),
+        ],
+    )
+    async def test_penalties_count_the_tokens_before_a_resume_only_where_declared(
+        self, subject: Subject, word: str, penalties: dict[str, float]
+    ) -> None:
         if "resume" not in subject.declared or not subject.means.computes_penalties:
             return
         prompt = subject.encode("One two three one two three one two three")
-        penalties = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
         whole = await subject.ids(prompt, greedy(24, **penalties))
         resumed = await subject.ids(prompt + whole[:12], greedy(12, **penalties), prompt_tokens=len(prompt))
-        assert (resumed == whole[12:]) == ("resume_penalties" in subject.declared)
+        assert (resumed == whole[12:]) == (word in subject.declared)
 
     async def test_a_salt_keeps_caches_apart(self, subject: Subject) -> None:
         prompt = subject.prompt(204, 4.5)

@@ -37,4 +37,6 @@ def cannot_resume(run: Run, generation: Generation, capabilities: Capabilities) 
     sampling = generation.sampling
     if (sampling.presence_penalty or sampling.frequency_penalty) and not capabilities.resume_penalties:
         return "its worker is gone and the engine cannot carry presence or frequency penalties over"
+    if sampling.repetition_penalty != 1 and not capabilities.resume_repetition:
+        return "its worker is gone and the engine cannot carry a repetition penalty over"
     return None

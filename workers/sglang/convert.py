@@ -9,6 +9,7 @@ from typing import Any
 from headrace.broker.messages import TokenLogprob
 from headrace.workers.engine import Fault, Output, Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
+from headrace.workers.sglang.resumed_penalties import EMITTED
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 PASSED_SAMPLING = frozenset({"custom_params", "watermark"})
@@ -89,8 +90,20 @@ def to_sampling(sequence: Sequence, *, seeds: bool) -> dict[str, Any]:
         "sampling_seed": sampling.seed if seeds else None,
         **to_grammar(sequence.guided),
         **{name: sequence.extra[name] for name in PASSED_SAMPLING if name in sequence.extra},
+        **_emitted(sequence),
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _emitted(sequence: Sequence) -> dict[str, Any]:
+    """Return what tells SGLang's penalties which tokens were emitted before, if the sequence is resumed and has any."""
+    sampling, given = sequence.sampling, sequence.extra.get("custom_params")
+    emitted = len(sequence.token_ids) - sequence.prompt_tokens
+    penalized = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
+    own = dict(given) if isinstance(given, Mapping) else {}
+    if own.pop(EMITTED, None) is None and not (penalized and emitted > 0):
+        return {}
+    return {"custom_params": {**own, EMITTED: emitted} if penalized and emitted > 0 else own}
 
 
 def to_grammar(guided: Mapping[str, Any] | None) -> dict[str, str]:

@@ -16,12 +16,15 @@ _MOST = Capabilities(
     prompt_logprobs=True,
     guided=GUIDED,
     lora="dynamic",
+    resume_penalties=True,
+    resume_repetition=True,
     cache_salt=True,
     priority=True,
     operations=OPERATIONS | ADAPTER_OPERATIONS,
 )
 
 _ADAPTERS = "`adapters` or `enable_lora=true`"
+_NO_OVERLAP = "`disable_overlap_schedule=true`, as without a GPU"
 _APART = "prefill and decode apart have tests of their own"
 _WORDS = words(_MOST, ("chat", "completion", "embedding"))
 
@@ -30,6 +33,8 @@ SUPPORT = EngineSupport(
     title="SGLang 0.5.23",
     words=_WORDS,
     conditions={
+        "resume_penalties": _NO_OVERLAP,
+        "resume_repetition": _NO_OVERLAP,
         "role prefill": "role `prefill`",
         "role decode": "role `decode`",
         "handover rendezvous": "role `prefill` or `decode`",

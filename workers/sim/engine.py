@@ -104,6 +104,7 @@ class SimEngine:
             kv_events=True,
             resume_guided=True,
             resume_penalties=True,  # penalties change no answer
+            resume_repetition=True,
             logprobs=True,
             prompt_logprobs=True,
             guided=frozenset(KINDS),

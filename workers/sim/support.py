@@ -15,6 +15,7 @@ _GENERATING = Capabilities(
     disagg=DisaggStyle.PARAMS,
     resume_guided=True,
     resume_penalties=True,
+    resume_repetition=True,
     kv_events=True,
     logprobs=True,
     prompt_logprobs=True,

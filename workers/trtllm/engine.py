@@ -69,6 +69,7 @@ class TrtllmEngine:
         hands_over = started is not None and bool(started.info.handover)
         lora = started is not None and started.adapters.changeable
         return Capabilities(
+            resume_repetition=True,  # it counts the tokens of prompts, too
             roles=started.roles if started is not None else frozenset({Role.AGGREGATED}),
             disagg=DisaggStyle.PARAMS if hands_over else DisaggStyle.NONE,
             kv_events=self._feeds is not None,

@@ -8,6 +8,7 @@ from headrace.workers.trtllm.adapters import ADAPTER_OPERATIONS
 from headrace.workers.trtllm.convert import GUIDED
 
 _MOST = Capabilities(
+    resume_repetition=True,
     roles=frozenset({Role.AGGREGATED, Role.PREFILL, Role.DECODE}),
     disagg=DisaggStyle.PARAMS,
     kv_events=True,

@@ -83,6 +83,7 @@ class VllmEngine:
             return Capabilities(resume=False, seeds=False, priority=self._priority, sleep_levels=levels, operations=operations)
         lora = self._adapters is not None and self._adapters.changeable
         return Capabilities(
+            resume_repetition=True,  # it counts the tokens of prompts, too
             roles=exchange.roles if exchange is not None else frozenset({Role.AGGREGATED}),
             disagg=exchange.style if exchange is not None else DisaggStyle.NONE,
             kv_events=self._kv is not None,

@@ -14,6 +14,7 @@ _MOST = Capabilities(
     kv_events=True,
     logprobs=True,
     prompt_logprobs=True,
+    resume_repetition=True,
     guided=GUIDED,
     lora="dynamic",
     media=frozenset({"image", "video", "audio"}),

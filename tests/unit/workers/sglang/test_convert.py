@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import Sequence
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from headrace.workers.sglang.convert import GUIDED, request_id, to_grammar, to_output, to_request, to_sampling
+from headrace.workers.sglang.resumed_penalties import EMITTED
 
 EOS = frozenset({2})
 
@@ -37,6 +39,16 @@ def test_a_request_has_ids_and_no_text_to_encode_again() -> None:
     assert (fields["rid"], fields["stream"], fields["priority"]) == ("r-1-0.", True, 3)
     assert (fields["cache_salt"], fields["session_id"], fields["lora_path"]) == ("t", "s", "fr")
     assert "return_logprob" not in fields
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_penalties_of_a_resumed_answer_are_told_which_tokens_were_emitted_before(penalty: str) -> None:
+    penalized = sequence(sampling=Sampling(max_tokens=8, **{penalty: 1.5}), extra={"custom_params": {"mine": 1}})
+    resumed = msgspec.structs.replace(penalized, prompt_tokens=1)
+    assert to_sampling(resumed, seeds=False)["custom_params"] == {"mine": 1, EMITTED: 2}
+    assert to_sampling(penalized, seeds=False)["custom_params"] == {"mine": 1}
+    assert "custom_params" not in to_sampling(msgspec.structs.replace(sequence(), prompt_tokens=1), seeds=False)
+    assert to_sampling(sequence(extra={"custom_params": {EMITTED: 9}}), seeds=False)["custom_params"] == {}, "ours to say"
 
 
 def test_every_sampling_parameter_is_passed() -> None:

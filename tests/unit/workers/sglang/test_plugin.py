@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.sglang import local_prefill, plugin
+from headrace.workers.sglang import plugin
 from headrace.workers.sglang.cpu_plugin.pinned_memory import stay, unpinned
 
 
@@ -45,14 +45,14 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
 def test_all_hooks_are_registered_on_the_cpu(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
     plugin.install()
-    assert registry.targets == [hook.target for hook in (*local_prefill.HOOKS, *plugin.HOOKS)]
+    assert registry.targets == [hook.target for hook in (*plugin.EVERYWHERE, *plugin.HOOKS)]
     assert "torch.Tensor.pin_memory" in registry.targets
 
 
-def test_on_a_gpu_only_the_local_prefill_is_registered(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_only_what_every_device_needs_is_registered(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
     plugin.install()
-    assert registry.targets == [hook.target for hook in local_prefill.HOOKS]
+    assert registry.targets == [hook.target for hook in plugin.EVERYWHERE]
 
 
 def test_pinned_memory_is_not_asked_for() -> None:
