@@ -19,6 +19,7 @@ import pytest_asyncio
 from headrace.broker.messages import Sampling
 from headrace.workers import bundled_model
 from headrace.workers.engine import EngineConfig, EngineInfo, Output, Sequence
+from tests.engines.support.sglang_args import ARGS as SGLANG_ARGS
 
 ROOT = Path(__file__).parents[2]
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": 96 << 20, "max_num_seqs": 8}
@@ -66,45 +67,55 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def direct(model_dir: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """What vLLM's own offline API answers to each prompt at temperature 0, one prompt at a time, in a process of its own.
-
-    Asked once, however many processes the tests run in.
-    """
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    kept = folder / "direct.json"
-    with (folder / "direct.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.exists():
-            kept.write_text(json.dumps(ask_directly(model_dir, prompts)))
-        answers: list[list[int]] = json.loads(kept.read_text())
-    return answers
-
-
-def ask_directly(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
-    order = {"model": str(model_dir), "args": ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}
-    environ = os.environ | {
+    """What vLLM's own offline API answers to each prompt at temperature 0, one prompt at a time, in a process of its own."""
+    environ = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         **FEWER_PROCESSES,
     }
+    order = {"model": str(model_dir), "args": ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}
+    return asked_once(tmp_path_factory, "direct", order, environ=environ, timeout_s=180)
+
+
+@pytest.fixture(scope="session")
+def direct_sglang(model_dir: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What SGLang's own offline API answers, likewise."""
+    order = {"model": str(model_dir), "args": SGLANG_ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}
+    return asked_once(tmp_path_factory, "direct_sglang", order, environ={}, timeout_s=600)
+
+
+def asked_once(
+    factory: pytest.TempPathFactory, program: str, order: dict[str, Any], *, environ: dict[str, str], timeout_s: float
+) -> list[list[int]]:
+    """Ask a program of `support` for its answers, once, however many processes the tests run in."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    kept = folder / f"{program}.json"
+    with (folder / f"{program}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps(ask_directly(program, order, environ=environ, timeout_s=timeout_s)))
+        answers: list[list[int]] = json.loads(kept.read_text())
+    return answers
+
+
+def ask_directly(program: str, order: dict[str, Any], *, environ: dict[str, str], timeout_s: float) -> list[list[int]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.support.direct"],
+        [sys.executable, "-m", f"tests.engines.support.{program}"],
         input=json.dumps(order),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=timeout_s,
         cwd=ROOT,
-        env=environ,
+        env=os.environ | environ,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    told: list[list[int]] = json.loads(
-        next(line for line in done.stdout.splitlines() if line.startswith("answers ")).removeprefix("answers ")
-    )
-    return told
+    told = [line for line in done.stdout.splitlines() if line.startswith("answers ")]
+    assert told, done.stderr[-2000:]
+    answers: list[list[int]] = json.loads(told[0].removeprefix("answers "))
+    return answers
 
 
 class Bench:

@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +20,7 @@ from headrace.broker.messages import Sampling
 from headrace.workers.engine import EngineConfig, EngineInfo, Output, Role, Sequence
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.sglang.engine import SglangEngine
-from tests.engines.conftest import DIRECT_TOKENS, ROOT
+from tests.engines.conftest import DIRECT_TOKENS
 
 pytestmark = [
     pytest.mark.engine,
@@ -42,7 +40,6 @@ ARGS: dict[str, Any] = {
     "lora_target_modules": ["q_proj", "v_proj"],
     "max_loras_per_batch": 2,
 }
-DIRECT_ARGS = {name: ARGS[name] for name in ("dtype", "context_length", "max_total_tokens", "max_running_requests")}
 GREEDY = Sampling(temperature=0.0, max_tokens=DIRECT_TOKENS)
 START_S = 300
 
@@ -83,28 +80,9 @@ class Bench:
         return [token for output in outputs for token in output.ids]
 
 
-@pytest.fixture(scope="module")
-def alone(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What SGLang's own offline API answers."""
-    order = {"model": str(model_dir), "args": DIRECT_ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.support.direct_sglang"],
-        input=json.dumps(order),
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        cwd=ROOT,
-        check=False,
-    )
-    told = [line for line in done.stdout.splitlines() if line.startswith("answers ")]
-    assert told, done.stderr[-2000:]
-    answers: list[list[int]] = json.loads(told[0].removeprefix("answers "))
-    return answers
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def bench(model_dir: Path, alone: list[list[int]]) -> AsyncIterator[Bench]:
-    """Depends on `alone` only so that the two engines are not up at the same time."""
+async def bench(model_dir: Path, direct_sglang: list[list[int]]) -> AsyncIterator[Bench]:
+    """Depends on `direct_sglang` only so that the two engines are not up at the same time."""
     bench = Bench()
     async with asyncio.timeout(START_S):
         bench.info = await bench.engine.start(EngineConfig(model=str(model_dir), served_name="small", args=ARGS), bench.sink)
@@ -121,11 +99,11 @@ async def test_it_says_what_it_is(bench: Bench, model_dir: Path) -> None:
 
 
 async def test_greedy_tokens_equal_those_of_sglang_itself(
-    bench: Bench, prompts: list[list[int]], alone: list[list[int]], tokenizer: Any
+    bench: Bench, prompts: list[list[int]], direct_sglang: list[list[int]], tokenizer: Any
 ) -> None:
-    for prompt, expected in zip(prompts, alone, strict=True):
+    for prompt, expected in zip(prompts, direct_sglang, strict=True):
         assert await bench.ids(prompt, GREEDY) == expected
-    assert "Paris" in tokenizer.decode(alone[0])
+    assert "Paris" in tokenizer.decode(direct_sglang[0])
 
 
 async def test_an_interrupted_answer_goes_on_with_the_same_tokens(bench: Bench, prompts: list[list[int]]) -> None:

@@ -1,11 +1,16 @@
-"""Two real SGLang workers under `headrace up`: the engine's own text, and prompts routed by their cached beginning."""
+"""Two real SGLang workers under `headrace up`: the engine's own text, prompts routed by their cached beginning, and kills.
+
+The tests run in their order: the last one takes the workers from those that come before.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import asyncio
+import os
+import signal
+import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +18,26 @@ import openai
 import pytest
 
 from tests.engine_contract.life import descendants
-from tests.engines.conftest import DIRECT_TOKENS, QUESTIONS, ROOT
+from tests.engines.conftest import DIRECT_TOKENS, QUESTIONS
+from tests.engines.support.killed_streams import GUIDED, KINDS, PENALIZED, SLOTS, Requests, lives, must_go_on, undisturbed
 from tests.engines.support.prefix_routing import must_follow_the_cache
 from tests.engines.support.sglang_args import ARGS, needs_sglang
-from tests.engines.test_vllm_killed_mid_stream import lives
 from tests.faults.test_workers_come_and_go import holders
 from tests.support.running_up import RunningUp
 
-pytestmark = [needs_sglang, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [needs_sglang, pytest.mark.engine, pytest.mark.timeout(1800)]
 
-START_S = 450.0
-
-
-@pytest.fixture(scope="module")
-def alone(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What SGLang's own offline API answers to each prompt at temperature 0."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.support.direct_sglang"],
-        input=json.dumps({"model": str(model_dir), "args": ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}),
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        cwd=ROOT,
-        check=False,
-    )
-    told = [line for line in done.stdout.splitlines() if line.startswith("answers ")]
-    assert told, done.stderr[-2000:]
-    answers: list[list[int]] = json.loads(told[0].removeprefix("answers "))
-    return answers
+REQUESTS = Requests(continued=(*KINDS, *PENALIZED), refused=GUIDED)
+START_S = 600.0
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, alone: list[list[int]]) -> Iterator[RunningUp]:
-    """Depends on `alone` only so that no third engine is up at the same time."""
-    flags = [f for name, value in ARGS.items() for f in ("--engine-arg", f"{name}={value}")]
-    named = ("--workers", "2", "--model", str(model_dir), "--served-name", "small")
+def two(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, direct_sglang: list[list[int]]) -> Iterator[RunningUp]:
+    """Depends on `direct_sglang` only so that no third engine is up at the same time."""
+    args = {**ARGS, "max_running_requests": SLOTS}
+    flags = [f for name, value in args.items() for f in ("--engine-arg", f"{name}={value}")]
+    flags += ["--workers", "2", "--metrics-port", "0", "--tool-parser", "hermes"]
+    named = ("--model", str(model_dir), "--served-name", "small")
     up = RunningUp(tmp_path_factory.mktemp("two"), *named, *flags, engine="sglang")
     try:
         up.until("ready", lambda: up.state()["ready"], START_S)
@@ -66,10 +56,57 @@ def test_prompts_go_to_the_worker_whose_cache_has_their_beginning(two: RunningUp
     must_follow_the_cache(two)
 
 
-def test_the_text_is_that_of_the_engine_alone(two: RunningUp, alone: list[list[int]], tokenizer: Any) -> None:
+def test_the_text_is_that_of_the_engine_alone(two: RunningUp, direct_sglang: list[list[int]], tokenizer: Any) -> None:
     with openai.OpenAI(base_url=f"{two.state()['url']}/v1", api_key="none", max_retries=0, timeout=120) as api:
-        for question, tokens in zip(QUESTIONS, alone, strict=True):
+        for question, tokens in zip(QUESTIONS, direct_sglang, strict=True):
             answer = api.chat.completions.create(
                 model="small", messages=[{"role": "user", "content": question}], max_tokens=DIRECT_TOKENS, temperature=0
             )
             assert answer.choices[0].message.content == tokenizer.decode(tokens)
+
+
+def test_sglangs_own_metrics_are_among_those_of_each_worker(two: RunningUp) -> None:
+    for worker in two.state()["workers"]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{worker['metrics_port']}/metrics", timeout=10) as answer:
+            told = answer.read().decode()
+        values = {line.split("{")[0]: float(line.split()[-1]) for line in told.splitlines() if line.startswith("sglang:")}
+        assert values["sglang:prompt_tokens_total"] > 0, "it has computed prompts"
+        assert values["sglang:num_running_reqs"] == 0
+        assert "headrace_worker_ready 1.0" in told
+
+
+def scheduler_of(worker: int) -> int:
+    """The process of SGLang's in which a worker's model computes."""
+    found = [pid for pid in descendants(worker) if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def kill_engine(worker: int) -> list[int]:
+    """Kill what computes, as a lack of memory would; SGLang then ends itself, and the worker has to follow."""
+    processes, scheduler = [worker, *descendants(worker)], scheduler_of(worker)
+    os.kill(scheduler, signal.SIGKILL)
+    return processes
+
+
+def kill_worker(worker: int) -> list[int]:
+    """Kill the worker alone; whatever belongs to it has to follow."""
+    processes = [worker, *descendants(worker)]
+    os.kill(worker, signal.SIGKILL)
+    return processes
+
+
+def worker_pids(up: RunningUp) -> set[int]:
+    return {pid for pid, _ in holders(up).values()}
+
+
+@pytest.mark.fault
+async def test_streams_go_on_when_the_engine_is_killed_and_when_its_worker_is(two: RunningUp) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{two.state()['url']}/v1", api_key="none", max_retries=0, timeout=200) as api:
+        expected = await undisturbed(api, REQUESTS.continued)
+        before = await asyncio.to_thread(worker_pids, two)
+        await must_go_on(two, api, REQUESTS, expected, kill_engine)
+        replaced = partial(two.until, "the ended worker is replaced", lambda: len(worker_pids(two)) == 2, START_S)
+        await asyncio.to_thread(replaced)
+        assert len(before & await asyncio.to_thread(worker_pids, two)) == 1
+        await must_go_on(two, api, REQUESTS, expected, kill_worker)
