@@ -14,6 +14,7 @@ import structlog
 
 from headrace.broker.membership.members import Members
 from headrace.broker.models.cards import ModelCard
+from headrace.broker.part_state import PartState, Standing
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.ports import Messaging
@@ -43,11 +44,15 @@ async def run_router(
     subjects: Subjects,
     build: Build,
     *,
+    state: PartState | None = None,
     on_started: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises the ConnectError family when the broker cannot be used at the start."""
+    """Serve until SIGTERM or SIGINT. `state` is told how the router stands.
+
+    Raises the ConnectError family when the broker cannot be used at the start.
+    """
     async with _connected(connect, subjects, options.start_timeout_s) as connection:
-        process = RouterProcess(connection, subjects, options, build)
+        process = RouterProcess(connection, subjects, options, build, state or PartState("router"))
         serving = asyncio.ensure_future(process.run())
         try:
             with _signals(process, serving, options.drain_grace_s):
@@ -65,12 +70,15 @@ async def run_router(
 class RouterProcess:
     """Holds all sessions of one router process."""
 
-    def __init__(self, messaging: Messaging, subjects: Subjects, options: RouterOptions, build: Build) -> None:
+    def __init__(
+        self, messaging: Messaging, subjects: Subjects, options: RouterOptions, build: Build, state: PartState
+    ) -> None:
         self.id = router_id(options.name)
         self.sessions: dict[str, RouterSession] = {}
         self._messaging = messaging
         self._subjects = subjects
         self._build = build
+        self._state = state
         self._members = Members(messaging, subjects, lease_ttl_s=options.session.timing.lease_ttl_s)
         self._pools = Pools(messaging, subjects, self._on_pool, namespace=options.namespace, models=options.models)
         self._tasks = TaskScope()
@@ -80,10 +88,23 @@ class RouterProcess:
     async def run(self) -> None:
         """Serve until `drain` is through."""
         async with self._tasks as tasks:
-            helpers = [tasks.spawn(self._members.run()), tasks.spawn(self._pools.run())]
+            parts = (self._members.run(), self._pools.run(), self._state.keep(self._describe))
+            helpers = [tasks.spawn(part) for part in parts]
             await self._done.wait()
             for helper in helpers:
                 helper.cancel()
+
+    def _describe(self) -> Standing:
+        """Describe this router. Ready: it is connected, and its session of every pool that it knows places requests."""
+        pools = {pool: session.standing() for pool, session in self.sessions.items()}
+        behind = sorted(pool for pool, facts in pools.items() if not facts["ready"])
+        if self.draining:
+            why = "draining"
+        elif not self._messaging.connected:
+            why = "no connection to the NATS server"
+        else:
+            why = f"not placing yet in {', '.join(behind)}" if behind else ""
+        return Standing(ready=not why, healthy=not why or self.draining, why=why, facts={"router": self.id, "pools": pools})
 
     async def drain(self, grace_s: float) -> None:
         """Drain all sessions, each within `grace_s`, then end `run`."""

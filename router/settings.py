@@ -89,7 +89,8 @@ class RouterOptions:
     metrics_port: Annotated[
         int | None,
         port_setting(
-            "Port for /metrics of the router; 0 picks a free one (`up`: of the first one, the next count up). Default: none.",
+            "Port for /live, /ready, /health and /metrics of the router; 0 picks a free one (`up`: of the first one, the next "
+            "count up). Default: none, under `up` 0, with an address to listen on 9101.",
             "--router-metrics-port",
         ),
     ] = None

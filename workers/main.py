@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from headrace.broker.messages import WorkerMember
+from headrace.broker.part_state import PartState
 from headrace.broker.places import place_name, ranks_of
 from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.worker.ports import EnginePorts, KvPort
@@ -39,6 +40,7 @@ from headrace.workers.kv.feed import KvFeed
 from headrace.workers.kv.publisher import KvPublisher
 from headrace.workers.kv.rank_publishers import RankPublishers
 from headrace.workers.kv.translator import Translator
+from headrace.workers.operating.health import WorkerHealth
 from headrace.workers.operating.operations import EngineOperator, SetLogLevel
 from headrace.workers.parsing.selection import Chosen, ParserFamily, choose
 from headrace.workers.registration import (
@@ -74,10 +76,23 @@ class StartedEngine:
     token: int  # with which the model's prompts begin
 
 
+@dataclass(frozen=True)
+class OfProcess:
+    """The means of the process that the worker runs in: what orchestrators are told, and how the log level is changed."""
+
+    state: PartState
+    set_log_level: SetLogLevel | None
+
+
 async def run_worker(
-    settings: WorkerSettings, options: ConnectOptions, subjects: Subjects, *, set_log_level: SetLogLevel | None = None
+    settings: WorkerSettings,
+    options: ConnectOptions,
+    subjects: Subjects,
+    *,
+    state: PartState | None = None,
+    set_log_level: SetLogLevel | None = None,
 ) -> None:
-    """Run a worker until it is drained. `set_log_level` changes the level from which this process logs.
+    """Run a worker until it is drained. `state` is told how it stands, `set_log_level` changes this process's log level.
 
     Raises EngineStartFailed, RegistrationRefused or a ConnectError before serving, and EngineDead after the engine has died
     and its work was handed over.
@@ -99,7 +114,7 @@ async def run_worker(
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
         started_engine = StartedEngine(engine, info, runtime, family, parsers, token)
-        await _serve(settings, options, subjects, started_engine, set_log_level)
+        await _serve(settings, options, subjects, started_engine, OfProcess(state or PartState("worker"), set_log_level))
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
 
@@ -152,7 +167,7 @@ async def _serve(
     options: ConnectOptions,
     subjects: Subjects,
     started: StartedEngine,
-    set_log_level: SetLogLevel | None,
+    process: OfProcess,
 ) -> None:
     engine, info, runtime, parsers = started.engine, started.info, started.runtime, started.parsers
     files = await run_in_thread(lambda: read_card_files(info.tokenizer_dir), name="card-files")
@@ -175,9 +190,9 @@ async def _serve(
             kv=publisher,
             prefill=prefill,
             set_role=runtime.set_role,
-            adapters=EngineAdapters(engine),
+            adapters=EngineAdapters(engine, runtime.watchdog),
             operations=EngineOperator(
-                engine, runtime, info, probe, warm=lambda: warm(session.state.member.role), set_log_level=set_log_level
+                engine, runtime, info, probe, warm=lambda: warm(session.state.member.role), set_log_level=process.set_log_level
             ),
         )
         session = WorkerSession(deps, member, ports)
@@ -196,7 +211,8 @@ async def _serve(
             timeout_s=settings.canary_timeout_s,
             serving=lambda: session.registered and session.state.taking,
         )
-        await _run_session(settings, session, runtime, [*feeds, handovers, keeper, canary], card.model)
+        health = WorkerHealth(process.state, session, engine, runtime, info, card)
+        await _run_session(settings, session, runtime, [*feeds, handovers, keeper, canary, health], card.model)
 
 
 def _cache_events(
@@ -263,11 +279,11 @@ async def _run_session(
     settings: WorkerSettings,
     session: WorkerSession,
     runtime: Runtime,
-    others: list[KvFeed | Handovers | CardKeeper | Canary | None],
+    others: list[KvFeed | Handovers | CardKeeper | Canary | WorkerHealth],
     model: str,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
-        beside = [tasks.create_task(part.run()) for part in (runtime, *others) if part is not None]
+        beside = [tasks.create_task(part.run()) for part in (runtime, *others)]
         serving = tasks.create_task(session.run())
         with _signals(tasks, session, serving, settings.drain_grace_s):
             await session.wait_registered(settings.start_timeout_s)

@@ -27,6 +27,9 @@ MEDIA_UNEXPECTED = Counter(
     "headrace_worker_media_unexpected_total", "Prompts whose media take other tokens in the engine than the model's card says"
 )
 STALLS = Counter("headrace_worker_engine_stalls_total", "Times the engine had work and reported nothing for too long")
+STALL_LIMIT_S = Gauge(
+    "headrace_worker_stall_limit_seconds", "Time without a report after which an engine with work counts as dead"
+)
 STUCK = Counter(
     "headrace_worker_stuck_sequences_total", "Sequences that got no token for too long while others did", ["waits_for"]
 )

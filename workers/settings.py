@@ -126,7 +126,8 @@ class WorkerSettings:
     metrics_port: Annotated[
         int | None,
         port_setting(
-            "Port for /metrics of the worker; 0 picks a free one (`up`: of the first one, the next count up). Default: none.",
+            "Port for /live, /ready, /health and /metrics of the worker; 0 picks a free one (`up`: of the first one, the next "
+            "count up). Default: none, under `up` 0, with an address to listen on 9100.",
             "--metrics-port",
         ),
     ] = None
@@ -137,7 +138,12 @@ class WorkerSettings:
         float, Setting("Longest wait for the engine to load its model.", "--start-timeout", least=0.1)
     ] = 900.0  # a large model takes minutes
     stall_s: Annotated[
-        float, Setting("An engine that has work and reports nothing for this long counts as dead.", "--stall", least=0.1)
+        float,
+        Setting(
+            "An engine that has work and reports nothing for so long counts as dead, until its steps tell a better limit.",
+            "--stall",
+            least=0.1,
+        ),
     ] = 120.0
     first_token_s: Annotated[
         float,

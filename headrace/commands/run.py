@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 from headrace import logs
+from headrace.broker.part_state import PartState
 from headrace.commands.preflight import check_conversion, check_exposure, check_up, check_worker
 from headrace.config.build_settings import (
     batch_settings,
@@ -127,13 +128,13 @@ def run_worker(settings: Settings) -> int:
 
     def start() -> Coroutine[Any, Any, int | None]:
         check_worker(settings)
-        if composed.metrics_port is not None:
-            _serve_metrics(composed.metrics_port, composed.metrics_host)
+        state = PartState("worker")
+        _serve_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "worker"))
         if needs_bundled_model(settings):
             _prepare_model(settings)
         from headrace.workers.main import run_worker as run
 
-        return run(composed, options, names, set_log_level=logs.set_level)
+        return run(composed, options, names, state=state, set_log_level=logs.set_level)
 
     with TreeGuard():
         return _run(settings, start)
@@ -152,22 +153,36 @@ def run_router(settings: Settings) -> int:
         from headrace.router.build import builder
         from headrace.router.main import run_router as run
 
-        if composed.metrics_port is not None:
-            _serve_metrics(composed.metrics_port, composed.metrics_host)
-        return run(composed, options, names, builder(composed, deciding))
+        state = PartState("router")
+        _serve_probes(composed.metrics_host, composed.metrics_port, state, default=probe_port(settings, "router"))
+        return run(composed, options, names, builder(composed, deciding), state=state)
 
     return _run(settings, start)
 
 
-def _serve_metrics(port: int, host: str) -> None:
-    """Serve the Prometheus metrics of a part without an HTTP server of its own. Raises StartFailed when the port is taken."""
-    from prometheus_client import start_http_server
+PROBE_PORTS = {"worker": 9100, "router": 9101}
 
+
+def probe_port(settings: Settings, part: str) -> int | None:
+    """Return the port for a part that is given an address for its probes and no port, as in a pod; None without an address."""
+    return PROBE_PORTS[part] if settings.given(f"{part}.metrics_host") else None
+
+
+def _serve_probes(host: str, port: int | None, state: PartState, *, default: int | None) -> None:
+    """Serve `/live`, `/ready`, `/health` and `/metrics` of a part, if a port is set or there is a `default`.
+
+    Raises StartFailed when the port is taken.
+    """
+    from headrace.commands.probe_server import serve_probes
+
+    port = default if port is None else port
+    if port is None:
+        return
     try:
-        server, _ = start_http_server(port, addr=host)
+        port = serve_probes(host, port, state)
     except OSError as error:
         raise StartFailed(f"metrics port {port} of {host} cannot be used: {error}") from error
-    _log.info("metrics.listening", host=host, port=server.server_port)
+    _log.info("metrics.listening", host=host, port=port)
 
 
 def run_model_prepare(settings: Settings) -> int:

@@ -106,7 +106,7 @@ def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]
     workers: list[Part] = []
     for plan, port in zip(plans, ports, strict=True):
         after = workers[0] if plan.waits else None
-        env = plan.env if port is None else {**plan.env, "HEADRACE_WORKER_METRICS_PORT": str(port)}
+        env = {**plan.env, "HEADRACE_WORKER_METRICS_PORT": str(port)}
         state = RestartState(essential=False)
         python = worker_python(plan.engine)
         workers.append(Part(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, python=python, after=after))
@@ -122,7 +122,7 @@ def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]
     routers: list[Part] = []
     for number, port in enumerate(ports, 1):
         name = f"router-{number}"
-        env = environment if port is None else {**environment, "HEADRACE_ROUTER_METRICS_PORT": str(port)}
+        env = {**environment, "HEADRACE_ROUTER_METRICS_PORT": str(port)}
         state = RestartState(essential=False)
         routers.append(Part(name, ("router", "--name", name), env, state, metrics_port=port))
     return tuple(routers)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -166,6 +167,17 @@ class RouterSession:
     def ready(self) -> bool:
         """The router places: its lease is held, and it does not drain."""
         return self._state.permission.granted
+
+    def standing(self) -> dict[str, Any]:
+        """Return how this session stands, for orchestrators."""
+        permission, index = self._state.permission, self._index
+        return {
+            "ready": self.ready,
+            "lease_held": permission.lease_held,
+            "window": len(self.window),
+            "workers": len(self._deps.members.serving_workers(self.pool)),
+            **({"index_ready": index.follower.ready, "index_lag": index.follower.lag} if index is not None else {}),
+        }
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing more, give waiting requests back, finish placements within the grace period, and leave."""

@@ -15,6 +15,7 @@ from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import Engine, EngineInfo
 from headrace.workers.errors import EngineError, UnsupportedByEngine, WorkerError
 from headrace.workers.health.probe import EngineProbe
+from headrace.workers.operating.health import load_facts
 from headrace.workers.operating.memory import measure
 from headrace.workers.runtime.runtime import Runtime
 
@@ -87,7 +88,7 @@ class EngineOperator:
         if dead.done():
             return False, {**report, "alive": False, "why": dead.result()}
         report |= {"alive": True, **self._runtime.watchdog.report()}
-        report["load"] = _load(self._engine.load())
+        report["load"] = load_facts(self._engine.load())
         why = ""
         try:
             async with asyncio.timeout(timeout_s):
@@ -165,7 +166,11 @@ class EngineOperator:
             raise UnsupportedByEngine(f"there is no log level {level!r}; there are debug, info, warning, error") from None
 
     async def _call(self, operation: str, args: Mapping[str, Any], *, within_s: float = CALL_S) -> Mapping[str, Any]:
-        """Have the engine do this. Raises EngineError when it does not end in time, or fails in a way of its own."""
+        """Have the engine do this. Raises EngineError when it does not end in time, or fails in a way of its own.
+
+        Meanwhile no steps are expected: an engine may make none while it writes a profile, say.
+        """
+        self._runtime.watchdog.suspend()
         try:
             async with asyncio.timeout(within_s):
                 return await self._engine.control(operation, args)
@@ -176,7 +181,5 @@ class EngineOperator:
         except Exception as error:  # what an engine raises of its own must not end the worker
             log.exception("engine.operation_failed", operation=operation)
             raise EngineError(f"{operation} failed in {self._name}: {error}") from error
-
-
-def _load(load: Any) -> dict[str, Any]:
-    return {name: getattr(load, name) for name in ("running", "waiting", "blocks_used", "blocks_total")}
+        finally:
+            self._runtime.watchdog.resume()

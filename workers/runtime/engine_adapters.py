@@ -6,6 +6,7 @@ import asyncio
 
 from headrace.workers.engine import Engine
 from headrace.workers.errors import EngineError, UnsupportedByEngine
+from headrace.workers.runtime.watchdog import Watchdog
 
 CHANGE_S = 120.0  # an engine reads the files of an adapter and copies them to its device
 
@@ -13,8 +14,10 @@ CHANGE_S = 120.0  # an engine reads the files of an adapter and copies them to i
 class EngineAdapters:
     """Implements `headrace.broker.worker.ports.AdapterPort`."""
 
-    def __init__(self, engine: Engine, *, timeout_s: float = CHANGE_S) -> None:
+    def __init__(self, engine: Engine, watchdog: Watchdog, *, timeout_s: float = CHANGE_S) -> None:
+        """Meanwhile `watchdog` expects no steps: some engines make none while they read an adapter."""
         self._engine = engine
+        self._watchdog = watchdog
         self._timeout_s = timeout_s
 
     async def load(self, name: str, source: str) -> None:
@@ -32,9 +35,12 @@ class EngineAdapters:
         await self._change("unload_adapter", {"name": name})
 
     async def _change(self, operation: str, args: dict[str, str]) -> None:
+        self._watchdog.suspend()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._engine.control(operation, args)
         except TimeoutError:
             name = args["name"]
             raise EngineError(f"{operation} of {name!r} did not end within {self._timeout_s:g} s") from None
+        finally:
+            self._watchdog.resume()

@@ -57,7 +57,7 @@ class Runtime:
         self._check_every_s = min(1.0, stall_s / 4)
         self._stuck = StuckSequences(first_token_s=first_token_s, token_s=token_s)
         self.exclusive = asyncio.Lock()  # held by a canary and by a change of role, which must not overlap
-        self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running)
+        self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running, waiting=self._waiting)
         self.dead = self.watchdog.dead
         self._commands = EngineCommands(self.watchdog.declare_dead)
         self._scope = TaskScope()
@@ -116,6 +116,11 @@ class Runtime:
 
     def _running(self) -> int:
         return len(self.sequences.active) + len(self.raw) + len(self._pooling)
+
+    def _waiting(self) -> bool:
+        """A sequence may wait for another worker: on either side of a hand-over."""
+        handed_over = (choice.first_token for choice in self.sequences.active.values())
+        return len(self.raw) > 0 or any(token is not None and not token.done() for token in handed_over)
 
     async def _watch_stuck(self) -> None:
         """Move runs with stuck sequences to other workers, while the engine lives."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.workers import metrics
+from headrace.workers.runtime.stall_limit import StallLimit
 
 
 class DeathReporter(Protocol):
@@ -18,34 +19,48 @@ class DeathReporter(Protocol):
 class Watchdog:
     """Watches an engine. `dead` resolves with the reason as soon as the engine is dead."""
 
-    def __init__(self, engine: DeathReporter, *, stall_s: float, running: Callable[[], int]) -> None:
-        """Count the engine as dead when it has work, `running()` sequences, and reports nothing for `stall_s` seconds."""
+    def __init__(
+        self,
+        engine: DeathReporter,
+        *,
+        stall_s: float,
+        running: Callable[[], int],
+        waiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Count the engine as dead when it has work, `running()` sequences, and reports nothing for too long.
+
+        How long that is follows the steps that were seen (`StallLimit`). It is `stall_s` until one was, and while a sequence is
+        `waiting` for another worker, which may take its time.
+        """
         self._engine = engine
         self._stall_s = stall_s
+        self._stall = StallLimit(stall_s)
+        self._check_every_s = min(1.0, stall_s / 4)
         self._running = running
+        self._waiting = waiting
         self._loop = asyncio.get_running_loop()
         self._last_step_s = 0.0
         self._reported_s = self._loop.time()
-        self._suspended = False
+        self._suspended = 0
         self.dead: asyncio.Future[str] = self._loop.create_future()
 
     def suspend(self) -> None:
-        """Expect no reports: the engine stands still by an operator's will."""
-        self._suspended = True
+        """Expect no reports: the engine stands still by an operator's will. Ended by as many calls of `resume`."""
+        self._suspended += 1
 
     def resume(self) -> None:
         """Expect reports again."""
-        self._suspended = False
+        self._suspended = max(0, self._suspended - 1)
         self._last_step_s = self._reported_s = self._loop.time()
 
     @property
     def suspended(self) -> bool:
         """No reports are expected."""
-        return self._suspended
+        return self._suspended > 0
 
     def report(self) -> dict[str, float]:
         """Return how long ago the engine has reported, and after how long it would count as dead, in seconds."""
-        return {"last_report_s": round(self._loop.time() - self._reported_s, 3), "stall_limit_s": self._stall_s}
+        return {"last_report_s": round(self._loop.time() - self._reported_s, 3), "stall_limit_s": round(self._stall.limit_s, 3)}
 
     def declare_dead(self, why: str) -> None:
         """Record that the engine is dead. Only the first reason counts."""
@@ -54,7 +69,10 @@ class Watchdog:
 
     def stepped(self) -> float:
         """Record a report of the engine, which proves that it lives. Returns the time by the loop's clock."""
-        now = self._last_step_s = self._reported_s = self._loop.time()
+        now = self._loop.time()
+        if self._last_step_s:
+            self._stall.step(now - self._last_step_s)
+        self._last_step_s = self._reported_s = now
         return now
 
     def begin(self) -> None:
@@ -73,12 +91,15 @@ class Watchdog:
     async def watch_stall(self) -> None:
         """Declare an engine dead that has work and reports nothing for too long."""
         while True:
-            await asyncio.sleep(min(1.0, self._stall_s / 4))
+            await asyncio.sleep(self._check_every_s)
             running = self._running()
             now = self._loop.time()
+            self._stall.roll(now)
+            limit_s = self._stall.limit_s
+            metrics.STALL_LIMIT_S.set(limit_s)
             if not running or self._suspended:
                 self._last_step_s = now
-            elif now - self._last_step_s > self._stall_s:
+            elif now - self._last_step_s > (max(limit_s, self._stall_s) if self._waiting() else limit_s):
                 metrics.STALLS.inc()
-                self.declare_dead(f"no step for {self._stall_s:g} s with {running} sequences running")
+                self.declare_dead(f"no step for {limit_s:g} s with {running} sequences running")
                 return

@@ -21,7 +21,7 @@ TIMEOUT_S = 30
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    flags = ("--prefix", "mine", "--metrics-port", "0", "--router-metrics-port", "0")
+    flags = ("--prefix", "mine")
     with routed_up(tmp_path_factory.mktemp("up"), *flags) as running:
         yield running
 
@@ -36,6 +36,8 @@ def headrace(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("command", "says"),
     [
         ("worker status", "worker-1-"),
+        ("worker health worker-1", "canary_s"),
+        ("worker log-level worker-1 debug", "logs from level debug on"),
         ("router status", "router-1-"),
         ("streams status", "MINE_REQ"),
         ("dlq ls", "no dead letters"),
@@ -67,10 +69,16 @@ def test_the_data_folder_can_be_named_from_anywhere(up: RunningUp, tmp_path: Pat
     assert "worker-1-" in done.stdout
 
 
-def test_ports_that_were_picked_are_in_the_run_file_and_answer(up: RunningUp) -> None:
+def test_every_worker_and_router_answers_an_orchestrator_on_a_port_of_the_run_file(up: RunningUp) -> None:
     state = up.state()
     for part in (*state["workers"], *state["routers"]):
-        with urllib.request.urlopen(f"http://127.0.0.1:{part['metrics_port']}/metrics", timeout=10) as answer:
+        base = f"http://127.0.0.1:{part['metrics_port']}"
+        for path in ("/live", "/ready", "/health"):
+            with urllib.request.urlopen(f"{base}{path}", timeout=10) as answer:
+                told = json.load(answer)
+            assert told["status"] in ("alive", "ready", "healthy")
+        assert told["component"] in part["name"]
+        with urllib.request.urlopen(f"{base}/metrics", timeout=10) as answer:
             assert b"headrace_" in answer.read()
     assert state["url"].endswith(f":{state['frontend']['port']}")
 

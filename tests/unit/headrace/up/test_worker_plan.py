@@ -214,7 +214,9 @@ def test_the_parts_of_a_plan_know_whom_they_wait_for(monkeypatch: pytest.MonkeyP
     parts = make_parts(load("up", flags={"up.mode": "disagg", "router.metrics_port": "9200", "up.routers": "2"}), {}, port=1)
     decode, prefill = parts.workers
     assert (decode.after, prefill.after) == (None, decode)
-    assert decode.describe() == {"name": "decode-1", "role": "decode", "pid": None}
+    port = decode.metrics_port
+    assert port
+    assert decode.describe() == {"name": "decode-1", "role": "decode", "pid": None, "metrics_port": port}
     assert [part.name for part in parts] == ["frontend", "decode-1", "prefill-1", "router-1", "router-2"]
     assert [router.env["HEADRACE_ROUTER_METRICS_PORT"] for router in parts.routers] == ["9200", "9201"]
 
