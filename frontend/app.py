@@ -200,7 +200,9 @@ def build_frontend(
         GENERATE: generate_api,
         **pooling,
     }
-    renderer = ApiRenderer(apis, port.models, model_cache, settings, metrics, charge=ring.quotas.charge)
+    renderer = ApiRenderer(
+        apis, port.models, model_cache, settings, metrics, charge=ring.quotas.charge, isolates=lambda: ring.isolates
+    )
     labels = frozenset(route.path for route in routes if "{" not in route.path)
     starlette = Starlette(routes=routes, exception_handlers=_handlers())
     starlette.router.redirect_slashes = False

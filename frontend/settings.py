@@ -110,6 +110,12 @@ class FrontendSettings:
     open_metrics: Annotated[bool, Setting("Show /metrics without a key, also where keys are in force.", "--open-metrics")] = (
         False
     )
+    cache_isolation: Annotated[
+        Literal["auto", "on", "off"],
+        Setting(
+            "Keep the prefix caches of tenants apart, so that none learns what another asked. auto: where keys are in force."
+        ),
+    ] = "auto"
     cors_origins: Annotated[
         Sequence[str],
         Setting("Origins of web pages of other sites that may call this server from a browser.", metavar="ORIGIN,…"),

@@ -23,6 +23,7 @@ BATCH_CLASSES: frozenset[str] = frozenset({"rb", "batch"})  # they get the capac
 DEFAULT_TENANT = "_"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_HASHED = re.compile(r"-[0-9a-f]{24}\Z")
 _NOT_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -54,12 +55,15 @@ def pool_id(model: str, namespace: str = "default") -> str:
 
 @lru_cache(maxsize=4096)
 def tenant_token(tenant: str) -> str:
-    """Return a tenant as a subject token. Names that are not tokens get a hash, so that two tenants never share one."""
+    """Return a tenant as a subject token. Names that are not tokens get a hash, so that two tenants never share one.
+
+    So do names that look like such a token, or a client could name the token of another tenant.
+    """
     if not tenant:
         return DEFAULT_TENANT
-    if _TOKEN.match(tenant) and len(tenant) <= 49:
+    if _TOKEN.match(tenant) and len(tenant) <= 49 and not _HASHED.search(tenant):
         return tenant
-    return f"{slug(tenant)}-{hashlib.sha256(tenant.encode()).hexdigest()[:8]}"
+    return f"{slug(tenant, length=24)}-{hashlib.sha256(tenant.encode()).hexdigest()[:24]}"
 
 
 class RequestSubject(NamedTuple):

@@ -62,6 +62,8 @@ class Gate:
         else:
             self._pages.check(method, host, origin, get(b"sec-fetch-site"))
             scope["headrace.tenant"] = tenant_token(get(TENANT_HEADER, b"").decode("latin-1"))
+        if self._ring.isolates:
+            scope["headrace.isolated"] = True
         if method in _WITH_BODY and (get(b"content-length", b"0") != b"0" or b"transfer-encoding" in found):
             check_body_type(scope["path"], get(b"content-type"), from_page=origin is not None or b"sec-fetch-site" in found)
 

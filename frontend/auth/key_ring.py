@@ -35,6 +35,12 @@ class KeyRing:
         self._callers: dict[bytes, Caller] = dict(self._given)
         self.in_force = self._always
         self.quotas = Quotas(wall=wall)
+        self._isolation = settings.cache_isolation
+
+    @property
+    def isolates(self) -> bool:
+        """Return True if the prefix caches of tenants are kept apart."""
+        return self._isolation == "on" or (self._isolation == "auto" and self.in_force)
 
     def find(self, text: bytes) -> Caller | None:
         """Return the caller of a key, None if it is unknown, revoked or expired."""

@@ -131,7 +131,7 @@ def _jobs(
             prompt_logprobs=options.prompt_logprobs,
             guided=guided,
             adapter=model.adapter,
-            cache_salt=request.cache_salt,
+            cache_salt=exchange.salt(request.cache_salt),
             session_id=routing.session or None,
             prompt_embeds=prompt.embeds or None,
             media=list(prompt.media),

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
+from headrace.frontend.auth.cache_salt import tenants_salt
 from headrace.frontend.auth.gate import REQUEST_ID, tenant_of_scope
 from headrace.frontend.errors import BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape
@@ -133,6 +134,10 @@ class HttpExchange:
     def tenant(self) -> str:
         """Return the tenant that the request is for, as a subject token."""
         return tenant_of_scope(self.scope, self.headers)
+
+    def salt(self, asked: str | None) -> str | None:
+        """Return the salt of the prefix cache: the client's, or where tenants are kept apart, one of tenant and client."""
+        return tenants_salt(self.tenant, asked) if self.scope.get("headrace.isolated") else asked
 
     @property
     def name(self) -> str:

@@ -33,7 +33,8 @@ async def plan_envelope(
     card, sampling = model.card, generation.sampling
     wanted = sampling.max_tokens or envelope.max_tokens or None
     limit = LengthLimit(context_length=card.context_length, wanted=wanted, truncate=None, param="token_ids")
-    prompt = await model.encoder.take_ids(unpack_u32(generation.token_ids), limit=limit, salt=generation.cache_salt)
+    salt = exchange.salt(generation.cache_salt)
+    prompt = await model.encoder.take_ids(unpack_u32(generation.token_ids), limit=limit, salt=salt)
     max_tokens = wanted or card.default_max_tokens or card.context_length - prompt.tokens
     job = Job(
         id=exchange.job_id(),
@@ -43,6 +44,7 @@ async def plan_envelope(
             sampling=msgspec.structs.replace(sampling, max_tokens=max_tokens),
             adapter=model.adapter,
             parse=None,
+            cache_salt=salt,
         ),
         prompt_tokens=prompt.tokens,
         max_tokens=max_tokens,

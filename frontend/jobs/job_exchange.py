@@ -9,7 +9,6 @@ from starlette.types import Message
 from headrace.broker.durable.client_names import is_made_for, made_at
 from headrace.broker.durable.names import RUN_MARK, job_of_run, run_id
 from headrace.broker.durable.stored_job import StoredJob
-from headrace.frontend.auth.gate import TENANT_HEADER
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.json_limits import check_shape
 from headrace.frontend.settings import FrontendSettings
@@ -18,10 +17,19 @@ from headrace.frontend.settings import FrontendSettings
 class JobExchange(HttpExchange):
     """An exchange without a connection. Its requests are named after one run of the job, its answer after the job."""
 
-    def __init__(self, job: StoredJob, run: str) -> None:
-        """`run` is the id of the job's first request; those of the others are made of it."""
-        headers = [(TENANT_HEADER, job.tenant.encode())]
-        super().__init__({"type": "job", "headers": headers, "headrace.request_id": run}, _receive, _send)
+    def __init__(self, job: StoredJob, run: str, *, isolated: bool = False) -> None:
+        """`run` is the id of the job's first request; those of the others are made of it.
+
+        `isolated`: the prefix caches of tenants are kept apart.
+        """
+        scope = {
+            "type": "job",
+            "headers": [],
+            "headrace.request_id": run,
+            "headrace.tenant": job.tenant,
+            "headrace.isolated": isolated,
+        }
+        super().__init__(scope, _receive, _send)
         self._job = job
         self._run = run
         self._parts = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import msgspec
@@ -44,9 +44,14 @@ class ApiRenderer:
         metrics: Metrics,
         *,
         charge: Charge | None = None,
+        isolates: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`apis` by path. `charge` takes the tenant of each job and the tokens that it used."""
+        """`apis` by path. `charge` takes the tenant of each job and the tokens that it used.
+
+        `isolates`: the prefix caches of tenants are kept apart now.
+        """
         self._charge = charge
+        self._isolates = isolates
         self._metrics = metrics
         self._apis = apis
         self._models = models
@@ -66,7 +71,7 @@ class ApiRenderer:
         try:
             api = self._api(job)
             form = api.error_form if api is not None else form
-            plan = await self._plan(job, api, JobExchange(job, run))
+            plan = await self._plan(job, api, JobExchange(job, run, isolated=self._isolates()))
             _check_stream(job, plan)
         except JetStreamError as error:
             raise BrokerUnavailable(str(error)) from error

@@ -119,7 +119,7 @@ class ChatApi:
             text,
             add_special_tokens=bool(request.add_special_tokens),
             limit=limit,
-            salt=request.cache_salt,
+            salt=exchange.salt(request.cache_salt),
             media=items,
         )
         parse = None

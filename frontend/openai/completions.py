@@ -45,7 +45,8 @@ class CompletionApi:
             context_length=model.card.context_length, wanted=wanted, truncate=request.truncate_prompt_tokens, param="prompt"
         )
         encoded = [await prompt_embeds.prompt_of(text, model, limit, self._settings) for text in given]
-        encoded += [await self._encode(prompt, request, model, limit) for prompt in prompts]
+        salt = exchange.salt(request.cache_salt)
+        encoded += [await self._encode(prompt, request, model, limit, salt) for prompt in prompts]
         echo = []
         if request.echo:
             echo = [p if isinstance(p, str) else await model.encoder.text_of(e) for p, e in zip(prompts, encoded, strict=True)]
@@ -63,12 +64,12 @@ class CompletionApi:
         return plan.answered_by(writer, whole=whole)
 
     async def _encode(
-        self, prompt: str | list[int], request: CompletionRequest, model: LoadedModel, limit: LengthLimit
+        self, prompt: str | list[int], request: CompletionRequest, model: LoadedModel, limit: LengthLimit, salt: str | None
     ) -> Prompt:
         if isinstance(prompt, str):
             special = request.add_special_tokens is not False
-            return await model.encoder.encode(prompt, add_special_tokens=special, limit=limit, salt=request.cache_salt)
-        return await model.encoder.take_ids(prompt, limit=limit, salt=request.cache_salt)
+            return await model.encoder.encode(prompt, add_special_tokens=special, limit=limit, salt=salt)
+        return await model.encoder.take_ids(prompt, limit=limit, salt=salt)
 
 
 def _refuse(request: CompletionRequest) -> None:

@@ -187,7 +187,7 @@ class PromptEncoder:
         try:
             if is_suspicious(text, limit.context_length):
                 self._check_length(text, limit)
-            packed = self._ids_of(text, limit, add_special_tokens=add_special_tokens)
+            packed = self._ids_of(text, limit, add_special_tokens=add_special_tokens, salt=salt)
         except UnicodeEncodeError as error:
             raise BadRequest(f"the prompt is not valid Unicode: {error}", param=limit.param) from None
         if media:
@@ -237,13 +237,17 @@ class PromptEncoder:
             return self.decode(unpack_u32(prompt.packed))
         return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self.decode(unpack_u32(prompt.packed)))
 
-    def _ids_of(self, text: str, limit: LengthLimit, *, add_special_tokens: bool) -> bytes:
-        """Return the packed ids. Long texts go through the prompt cache, piece by piece, if this gives the same ids."""
+    def _ids_of(self, text: str, limit: LengthLimit, *, add_special_tokens: bool, salt: str | None) -> bytes:
+        """Return the packed ids. Long texts go through the prompt cache, piece by piece, if this gives the same ids.
+
+        Prompts of another salt find nothing there: how long they take must not tell what others have asked.
+        """
         whole = add_special_tokens and self._adds_special  # special tokens are added around the whole text
         if self._prompt_cache is not None and len(text) > self._inline_bytes and not whole:
             pieces = self._split_points.split(text)
             if len(pieces) > 1:
-                return self._prompt_cache.ids(self._digest, pieces, partial(self._encode_pieces, limit=limit))
+                known = self._digest if salt is None else f"{self._digest} {salt}"
+                return self._prompt_cache.ids(known, pieces, partial(self._encode_pieces, limit=limit))
         return self._encode_pieces([text], limit=limit, special=add_special_tokens)[0]
 
     def _encode_pieces(self, pieces: list[str], *, limit: LengthLimit, special: bool = False) -> list[bytes]:

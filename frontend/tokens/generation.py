@@ -87,7 +87,7 @@ class TokenGenerationApi:
         check_choices(generation.n or 1, 1, self._settings)
         wanted = generation.max_tokens
         limit = LengthLimit(context_length=model.card.context_length, wanted=wanted, truncate=None, param="token_ids")
-        prompt = await model.encoder.take_ids(request.token_ids, limit=limit, salt=request.cache_salt)
+        prompt = await model.encoder.take_ids(request.token_ids, limit=limit, salt=exchange.salt(request.cache_salt))
         options = GenerationOptions(
             id_prefix="generate-tokens-",
             prompts=[prompt],

@@ -96,3 +96,11 @@ def test_good_keys_and_patterns_pass() -> None:
     assert check_key("worker.pool-1.w_2") == "worker.pool-1.w_2"
     for pattern in (">", "worker.>", "worker.*.w", "worker.p.w"):
         assert check_pattern(pattern) == pattern
+
+
+@pytest.mark.parametrize("name", ["acme corp/eu", "a" * 60, "Größe", "x y"])
+def test_no_name_is_the_token_of_another_tenant(name: str) -> None:
+    token = tenant_token(name)
+    assert tenant_token(token) != token
+    assert tenant_token(tenant_token(token)) not in (token, tenant_token(token))
+    assert len(token) <= 49
