@@ -73,7 +73,7 @@ class KvPublisher:
         """Add the changes of an engine step; the first step brings the blocks cached at the start. Never blocks."""
         if change:
             self._outbox.merge(change)
-            metrics.KV_WAITING.set(self._outbox.size)
+            metrics.KV_WAITING.labels(self._rank).set(self._outbox.size)
         elif self._primed:
             return
         self._primed = True
@@ -114,7 +114,7 @@ class KvPublisher:
             self._begun = True
             for tier, values in inventory.items():
                 metrics.KV_BLOCKS.labels(tier, self._rank).set(len(values))
-            metrics.KV_WAITING.set(0)
+            metrics.KV_WAITING.labels(self._rank).set(0)
             for message in messages:
                 if not await self._store(message, lease_held):
                     break
@@ -173,12 +173,12 @@ class KvPublisher:
             self._failing_s = None
         if self._state != "ok":
             self._state = "ok"
-            metrics.KV_OK.set(1)
+            metrics.KV_OK.labels(self._rank).set(1)
 
     def _failed(self, message: Sealed, error: JetStreamError) -> None:
         now = self._loop.time()
         metrics.KV_FAILURES.labels(type(error).__name__).inc()
-        metrics.KV_OK.set(0)
+        metrics.KV_OK.labels(self._rank).set(0)
         self._state = f"failing: {error}"
         if self._failing_s is None:
             self._failing_s = now

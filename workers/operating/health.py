@@ -7,6 +7,7 @@ from typing import Any
 from headrace.broker.models.cards import ModelCard
 from headrace.broker.part_state import PartState, Standing
 from headrace.broker.worker.session import WorkerSession
+from headrace.workers import metrics
 from headrace.workers.engine import Engine, EngineInfo, Load
 from headrace.workers.runtime.runtime import Runtime
 
@@ -46,6 +47,7 @@ class WorkerHealth:
 
     def _facts(self) -> dict[str, Any]:
         session, member, load = self._session, self._session.state.member, self._engine.load()
+        show_load(load)
         prefill = session.prefill_server.states() if session.prefill_server is not None else {}
         return {
             "worker": member.worker,
@@ -62,6 +64,15 @@ class WorkerHealth:
             **({"ranks": [load_facts(rank) for rank in load.ranks]} if load.ranks else {}),
             **self._runtime.watchdog.report(),
         }
+
+
+def show_load(load: Load) -> None:
+    """Set the gauges of the engine's load, a value per data-parallel rank."""
+    for rank, part in enumerate(load.ranks or (load,)):
+        metrics.ENGINE_RUNNING.labels(str(rank)).set(part.running)
+        metrics.ENGINE_WAITING.labels(str(rank)).set(part.waiting)
+        metrics.ENGINE_BLOCKS_USED.labels(str(rank)).set(part.blocks_used)
+        metrics.ENGINE_BLOCKS.labels(str(rank)).set(part.blocks_total)
 
 
 def load_facts(load: Load) -> dict[str, int]:

@@ -47,6 +47,7 @@ from headrace.workers.vllm.pooling import VllmPooling
 from headrace.workers.vllm.settings import kv_events_wanted, ranks
 from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
+from headrace.workers.vllm.stats_log import StatsLog
 from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
 
 _log = structlog.get_logger()
@@ -73,6 +74,7 @@ class VllmEngine:
         self._pooling: VllmPooling | None = None
         self._media: MediaReader | None = None
         self._operations: VllmOperations | None = None
+        self._stats_log: StatsLog | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -127,7 +129,8 @@ class VllmEngine:
             raise
         self._processes.remember()
         self._started = started
-        self._operations = VllmOperations(started.llm, started.info, cpu=started.cpu)
+        self._operations = VllmOperations(started.llm, cpu=started.cpu)
+        self._stats_log = StatsLog(started.llm) if started.logs_stats else None
         if POOLING_KINDS & set(started.info.kinds):
             self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._translate)
             self._deafen()  # where it was not known before that there is nothing to route by
@@ -334,6 +337,8 @@ class VllmEngine:
 
     async def stop(self, grace_s: float) -> None:
         started, self._started = self._started, None
+        if self._stats_log is not None:
+            self._stats_log.close()
         if self._exchange is not None:
             await self._exchange.close()
         if self._media is not None:

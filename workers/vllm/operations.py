@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.workers.engine import EngineInfo
 from headrace.workers.errors import EngineError, RequestInvalid, UnsupportedByEngine
 
 PROFILE_OPERATIONS = frozenset({"start_profile", "stop_profile"})
@@ -16,11 +15,10 @@ OPERATIONS = frozenset({"reset_prefix_cache", "pause", "resume", "is_paused"}) |
 class VllmOperations:
     """Runs the operations of one vLLM. `able` are those that it was started for, `asleep` is the level of its sleep."""
 
-    def __init__(self, llm: Any, info: EngineInfo, *, cpu: bool) -> None:
+    def __init__(self, llm: Any, *, cpu: bool) -> None:
         """`cpu`: vLLM computes without a GPU. There it goes through a sleep, and frees nothing."""
         config = llm.vllm_config
         self._llm = llm
-        self._info = info
         self._cpu = cpu
         self.asleep = 0
         self.sleep_levels = _sleep_levels(config, cpu=cpu)

@@ -30,10 +30,11 @@ _OURS = {"model": "--model", "served_model_name": "--served-name", "seed": "--se
 def prepare_environment(config: EngineConfig, environ: MutableMapping[str, str]) -> None:
     """Set the variables vLLM reads at import, unless the operator has set them. Must run before `import vllm`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    talks = config.args.get("disable_log_stats") is False or config.args.get("enable_log_requests") is True
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "INFO" if talks else "WARNING",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         # Forked children would inherit the broker's sockets and hold them open after this process died.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -90,7 +91,7 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
         "model": config.model,
         "served_model_name": config.served_name,
         "seed": config.seed,
-        "disable_log_stats": True,  # its own log lines and Prometheus series; load() gets its numbers all the same
+        "disable_log_stats": True,  # no log lines; its Prometheus series are shown, and load() has its numbers, all the same
         "enable_prefix_caching": None if pools(config) else True,  # whether a model that pools can use it, vLLM knows
         "enable_logging_iteration_details": True,  # not to log them: load reports tell what a step did
     }

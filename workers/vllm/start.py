@@ -32,6 +32,7 @@ from headrace.workers.vllm.settings import (
     size_kv_cache,
 )
 from headrace.workers.vllm.side_channel import side_channel
+from headrace.workers.vllm.stats_log import no_prometheus, shows_metrics
 
 _log = structlog.get_logger()
 
@@ -55,6 +56,7 @@ class Started:
     adapters: Adapters | None = None  # None for an engine that generates nothing
     offer: MediaSupport = NO_MEDIA
     cpu: bool = False  # it computes without a GPU
+    logs_stats: bool = False  # log lines of its statistics were asked for
 
 
 async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] | None = None) -> Started:
@@ -105,7 +107,8 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
     if current_platform.is_unspecified():  # vLLM itself would only say that a "device string must not be empty"
         raise EngineStartFailed(NO_DEVICE.format(version=vllm.__version__))
     try:
-        vllm_config = engine_args(config, kv_events=kv_events).create_engine_config()
+        args = engine_args(config, kv_events=kv_events)
+        vllm_config = args.create_engine_config()
         size_kv_cache(vllm_config)
         parallel = vllm_config.parallel_config
         if current_platform.is_cpu() and computes_in_core(config, os.environ, ranks=parallel.world_size):
@@ -117,7 +120,12 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
             side_channel(os.environ, ranks=parallel.data_parallel_size) if transfer else nullcontext(),
             forked_core(os.environ) if may_fork(vllm_config, cpu=current_platform.is_cpu()) else nullcontext(),
         ):
-            llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[meter.factory()], disable_log_stats=True)
+            llm = AsyncLLM.from_vllm_config(
+                vllm_config,
+                stat_loggers=[meter.factory(), *([] if shows_metrics(config.args) else [no_prometheus()])],
+                disable_log_stats=args.disable_log_stats,
+                enable_log_requests=args.enable_log_requests,
+            )
     except WorkerError:
         raise
     except Exception as error:

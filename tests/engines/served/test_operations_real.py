@@ -115,3 +115,18 @@ def test_its_log_level_can_be_changed(our_up: RunningUp, ours: str) -> None:
     told(our_up, "log-level", "worker-1", "info")
     lines = [json.loads(line) for line in our_up.log_file.read_text().splitlines()]
     assert [line for line in lines if line.get("level") == "debug" and line.get("component") == "worker"]
+
+
+def test_its_metrics_show_the_engines_beside_ours(our_up: RunningUp, ours: str) -> None:
+    ask(ours, tokens=2)
+    (worker,) = our_up.state()["workers"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{worker['metrics_port']}/metrics", timeout=10) as answer:
+        shown = answer.read().decode()
+    names = [line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE")]
+    assert len(set(names)) == len(names), "each name once"
+    samples = dict(line.rsplit(" ", 1) for line in shown.splitlines() if line and not line.startswith("#"))
+    assert float(samples['vllm:request_success_total{engine="0",finished_reason="length",model_name="small"}']) > 0
+    assert float(samples['vllm:num_requests_running{engine="0",model_name="small"}']) == 0
+    assert float(samples['headrace_worker_engine_blocks{rank="0"}']) > 0
+    assert float(samples['headrace_worker_engine_running{rank="0"}']) == 0
+    assert float(samples['headrace_worker_kv_ok{rank="0"}']) == 1

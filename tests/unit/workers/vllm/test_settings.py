@@ -86,3 +86,18 @@ def test_cache_events_are_on_unless_the_operator_or_the_shape_of_the_engine_is_a
     args: dict[str, object], wanted: bool
 ) -> None:
     assert kv_events_wanted(EngineConfig(model="m", served_name="m", args=args)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("args", "level"),
+    [
+        ({}, "WARNING"),
+        ({"disable_log_stats": True}, "WARNING"),
+        ({"disable_log_stats": False}, "INFO"),
+        ({"enable_log_requests": True}, "INFO"),
+    ],
+)
+def test_vllm_may_speak_where_its_log_lines_were_asked_for(args: dict[str, object], level: str) -> None:
+    environ: dict[str, str] = {}
+    prepare_environment(EngineConfig(model="some/model", served_name="m", args=args), environ)
+    assert environ["VLLM_LOGGING_LEVEL"] == level
