@@ -36,11 +36,15 @@ class RunNote:
 
 
 def token(tag: int, choice: int, position: int) -> int:
-    return tag << 32 | choice << 24 | position
+    """Return the token of a run in 32 bits, as ids of tokens have: up to 4,096 runs of 16 choices with 65,536 tokens each."""
+    assert tag < 1 << 12, tag
+    assert choice < 1 << 4, choice
+    assert position < 1 << 16, position
+    return tag << 20 | choice << 16 | position
 
 
 def tag_of(token_id: int) -> int:
-    return token_id >> 32
+    return token_id >> 20
 
 
 def text_of(token_id: int) -> str:

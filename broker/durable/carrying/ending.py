@@ -15,6 +15,7 @@ from headrace.broker.codec import encode
 from headrace.broker.durable import metrics
 from headrace.broker.durable.carrying.carrier_deps import CarrierDeps, known
 from headrace.broker.durable.carrying.held_job import HeldJob
+from headrace.broker.durable.carrying.turns import Turns
 from headrace.broker.durable.errors import CarrierLost, JobRejected
 from headrace.broker.durable.names import JobRef, run_id
 from headrace.broker.durable.ports import RenderedJob
@@ -30,6 +31,7 @@ log = structlog.get_logger()
 
 READS_AFTER_A_LOSS = 3
 MOST_BYTES = 64 * 1024  # of a job that its dead letter keeps
+GATHER_S = 0.01  # for results of lines of batches, which nobody waits for: they and their acks leave in one write each
 
 
 class JobEnder:
@@ -38,6 +40,7 @@ class JobEnder:
     def __init__(self, deps: CarrierDeps) -> None:
         self._deps = deps
         self._retry_s = deps.settings.timing.retry_s
+        self._turns = Turns(GATHER_S)
 
     def settle(self, held: HeldJob, result: JobResult) -> None:
         """Ack a job whose result was seen, and tell of it."""
@@ -88,6 +91,8 @@ class JobEnder:
                     await held.writer.append("end", status="failed", fault=fault, first_event=first)
             except CarrierLost:
                 return await self.lost(held)
+        if held.job.batch:
+            await self._turns.next()
         stands = await self._deps.results.commit(held.job.tenant, held.job.token, result)
         self.settle(held, stands)
         return True
