@@ -20,7 +20,7 @@ import pytest
 
 from headrace.jetstream.errors import JetStreamError
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.faults.scene import deployed
+from tests.faults.scene import Scene, deployed
 from tests.faults.test_workers_come_and_go import SLOW, holders
 from tests.support.running_up import RunningUp
 
@@ -90,6 +90,35 @@ async def test_a_request_that_the_dead_engine_names_is_poison_after_two_and_no_o
     assert [text.result() for text in texts] == [expected_text(prompt, TOKENS) for prompt in innocents]
     (letter,) = dead_letters(up)
     assert [entry["group"] for entry in letter["history"]] == [1, 1]
+
+
+POISONS = 5
+MOST_CRASHES = 20
+
+
+def crashes(scene: Scene) -> int:
+    """How many workers of the deployment have died of SIGKILL."""
+    return sum(scene.log(worker.name).count('"exit_code": -9') for worker in scene.deployment.of_kind("worker"))
+
+
+async def test_five_of_64_requests_crash_their_workers_and_the_59_beside_them_are_answered(tmp_path: Path) -> None:
+    """Promise: of five poison requests at once each ends as one, after 20 crashes of workers at most, and no request that ran
+    beside them does."""
+    engine = ('timing_overrides={"decode_base_s": 0.02, "prefill_tokens_per_s": 20000}', "allow_request_faults=true")
+    async with deployed(tmp_path, workers=4, engine=engine) as scene:
+        crash = {"vllm_xargs": {"sim": {"crash_at_token": 10}}}
+        poisons = [scene.begin(scene.question(40), extra=crash, name=f"poison-{n}") for n in range(POISONS)]
+        innocents = [scene.begin(scene.question(TOKENS), deadline_s=120) for _ in range(REQUESTS - POISONS)]
+        await scene.answered(*innocents)
+        for asked in poisons:
+            assert asked.task is not None
+            await asked.task
+            assert ", poison: " in asked.detail, (asked.outcome, asked.detail)
+        letters = json.loads(await scene.command("dlq", "ls", "--json"))
+        assert sorted(letter["reason"] for letter in letters) == ["poison"] * POISONS
+        await scene.well()  # the last crash is in the log then
+        assert 2 * 3 < crashes(scene) <= MOST_CRASHES
+        await scene.at_rest()
 
 
 def gaps(came: list[float]) -> float:
