@@ -56,8 +56,8 @@ def check_worker(settings: Settings) -> None:
     """Check the engine of a worker, and ask the model hub for a model that is not here. Raises SettingsError."""
     check_engine(settings)
     model = settings["worker.model"]
-    if settings["worker.engine"] == "vllm" and model is not None:
-        from headrace.workers.vllm.model_check import check_hub_model
+    if settings["worker.engine"] in ("vllm", "sglang") and model is not None:
+        from headrace.workers.model_check import check_hub_model
 
         _named(settings, "worker.model", lambda: check_hub_model(model, settings["worker.engine_args"], os.environ))
 
@@ -65,24 +65,31 @@ def check_worker(settings: Settings) -> None:
 def check_engine(settings: Settings) -> None:
     """Check all that this machine alone can tell of the engine's settings. Raises SettingsError naming the wrong one.
 
-    Only vLLM, SGLang and TensorRT-LLM are checked: other engines start so quickly that they tell as soon.
+    An engine of the operator's own is not checked: it says itself what is wrong when it starts.
     """
-    if settings["worker.engine"] == "sglang":
-        _check_sglang(settings)
-    if settings["worker.engine"] == "trtllm":
-        from headrace.workers.trtllm.installed_check import check_package
+    match settings["worker.engine"]:
+        case "sim":
+            _check_simulator(settings)
+        case "vllm":
+            _check_vllm(settings)
+        case "sglang":
+            _check_sglang(settings)
+        case "trtllm":
+            _check_trtllm(settings)
 
-        _named(settings, "worker.engine", check_package)
-    if settings["worker.engine"] != "vllm":
-        return
+
+def _check_simulator(settings: Settings) -> None:
+    from headrace.workers.sim.settings import parse_settings
+
+    _named(settings, "worker.engine_args", lambda: parse_settings(engine_arguments(settings)))
+
+
+def _check_vllm(settings: Settings) -> None:
     from headrace.workers.vllm.argument_check import check_arguments
     from headrace.workers.vllm.installed_check import check_compiler, check_packages
-    from headrace.workers.vllm.model_check import check_model_path
 
     _named(settings, "worker.engine", lambda: check_packages("torch", "vllm"))
-    model = settings["worker.model"]
-    if model is not None:
-        _named(settings, "worker.model", lambda: check_model_path(model))
+    _check_model_path(settings)
     _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
     _named(settings, "worker.engine_args", lambda: check_compiler(engine_arguments(settings), os.environ))
     if needs_bundled_model(settings):
@@ -90,11 +97,29 @@ def check_engine(settings: Settings) -> None:
 
 
 def _check_sglang(settings: Settings) -> None:
+    from headrace.workers.sglang.argument_check import check_arguments
     from headrace.workers.sglang.installed_check import check_packages
 
     _named(settings, "worker.engine", check_packages)
+    _check_model_path(settings)
+    _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
     if needs_bundled_model(settings):
         check_conversion(settings)
+
+
+def _check_trtllm(settings: Settings) -> None:
+    from headrace.workers.trtllm.installed_check import check_package
+
+    _named(settings, "worker.engine", check_package)
+    _check_model_path(settings)
+
+
+def _check_model_path(settings: Settings) -> None:
+    from headrace.workers.model_check import check_model_path
+
+    model = settings["worker.model"]
+    if model is not None:
+        _named(settings, "worker.model", lambda: check_model_path(model))
 
 
 def check_conversion(settings: Settings) -> None:
@@ -125,7 +150,7 @@ def check_data_folder(settings: Settings) -> None:
         raise SettingsError(f"data_dir = {str(folder)!r} ({source}): cannot be written: {error.strerror}") from None
 
 
-def _named(settings: Settings, key: str, check: Callable[[], None]) -> None:
+def _named(settings: Settings, key: str, check: Callable[[], object]) -> None:
     """Run a check. Raises SettingsError with the key, its value and where that is from."""
     try:
         check()

@@ -47,12 +47,13 @@ class ShortView:
         self._stopping = False
         self._run_file_told = False  # it is tried again and again
         self._step = ""  # of preparing the model
+        self._serving: set[str] = set()  # workers that can answer
         self.ready: set[str] = set()
         """Names of the parts that can do their work."""
         self._events: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
             "server.started": lambda _part, event: self._is_ready(_NATS, str(event.get("url", ""))),
             "frontend.listening": lambda part, event: self._is_ready(part, str(event.get("url", ""))),
-            "worker.ready": lambda part, event: self._is_ready(part, f"{event.get('engine')} serves {event.get('model')}"),
+            "worker.ready": self._worker_is_ready,
             "router.ready": lambda part, _event: self._is_ready(part, "places requests", timed=False),
             "model.preparing": self._preparing,
             "model.prepared": self._prepared,
@@ -86,7 +87,12 @@ class ShortView:
         elapsed_s = self._clock() - self._began_s
         frames = SPINNER if self._style.unicode else _ASCII_SPINNER
         frame = frames[int(elapsed_s * 10) % len(frames)]
-        name, text = ("model", self._step) if self._step else ("worker", what)
+        if self._step:
+            name, text = "model", self._step
+        elif self._serving & self.ready:
+            name, text = "frontend", "waiting until it knows the workers"
+        else:
+            name, text = "worker", what
         return f"  {frame} {name:<{_NAME_WIDTH}} {text:<{_TEXT_WIDTH}} {elapsed_s:6.1f} s"
 
     def _is_ready(self, part: str, text: str, *, timed: bool = True) -> str | None:
@@ -99,6 +105,11 @@ class ShortView:
         if self._announced:
             return None
         return self._line("good", part, text, after_s=self._clock() - self._began_s if timed else None)
+
+    def _worker_is_ready(self, part: str, event: Mapping[str, Any]) -> str | None:
+        if not part.startswith("prefill-"):
+            self._serving.add(part)
+        return self._is_ready(part, f"{event.get('engine')} serves {event.get('model')}")
 
     def _is_announced(self, _part: str, _event: Mapping[str, Any]) -> None:
         self._announced = True

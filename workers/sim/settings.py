@@ -6,6 +6,7 @@ are understood.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -98,9 +99,9 @@ def parse_settings(args: Mapping[str, Any]) -> SimSettings:
                 raise EngineStartFailed(f"simulator argument {name}={values[name]!r} is not JSON: {error}") from None
     for name, value in values.items():
         if name not in SimSettings.__struct_fields__:
-            raise EngineStartFailed(
-                f"the simulator has no argument {name!r}; it has {', '.join(SimSettings.__struct_fields__)}"
-            )
+            close = difflib.get_close_matches(name.replace("-", "_"), SimSettings.__struct_fields__, n=3, cutoff=0.6)
+            hint = f"close to it: {', '.join(close)}" if close else f"it has {', '.join(SimSettings.__struct_fields__)}"
+            raise EngineStartFailed(f"the simulator has no argument {name!r}; {hint}")
         try:
             msgspec.convert({name: value}, SimSettings, strict=False)
         except msgspec.ValidationError as error:

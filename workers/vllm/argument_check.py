@@ -8,14 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace.workers.errors import EngineStartFailed
+from headrace.workers.plain_types import check_plain_types
 from headrace.workers.vllm.adapters import ADAPTERS_ARG
 from headrace.workers.vllm.connector import MODE_ARG
 from headrace.workers.vllm.settings import check_names
 
 _SOURCE = Path("engine", "arg_utils.py")
 _CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})
-_PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def check_arguments(args: Mapping[str, Any]) -> None:
@@ -27,11 +26,7 @@ def check_arguments(args: Mapping[str, Any]) -> None:
     if not known:
         return
     check_names(args, [*known, MODE_ARG, ADAPTERS_ARG])
-    for name, value in args.items():
-        kinds = {kind.strip() for kind in known.get(name, "").split("|")} - {"None"}
-        if kinds and kinds <= _PLAIN.keys() and not _fits(value, kinds):
-            wanted = " or ".join(text for kind, text in _PLAIN.items() if kind in kinds)
-            raise EngineStartFailed(f"vLLM takes {wanted} as {name}, not {value!r}")
+    check_plain_types("vLLM", args, known)
 
 
 def vllm_settings(package: Path | None = None) -> dict[str, str]:
@@ -53,13 +48,3 @@ def vllm_settings(package: Path | None = None) -> dict[str, str]:
         return {}
     fields = [field for node in classes for field in node.body if isinstance(field, ast.AnnAssign)]
     return {field.target.id: ast.unparse(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
-
-
-def _fits(value: Any, kinds: set[str]) -> bool:
-    if value is None:
-        return True
-    if isinstance(value, bool):
-        return "bool" in kinds
-    if isinstance(value, int):
-        return value in (0, 1) or bool(kinds & {"int", "float"})
-    return isinstance(value, float) and ("float" in kinds or value.is_integer())

@@ -15,13 +15,13 @@ from headrace.workers.blocking import run_in_thread
 from headrace.workers.download_progress import growth_reported
 from headrace.workers.engine import EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, WorkerError
+from headrace.workers.model_check import hub_folder
 from headrace.workers.vllm.adapters import Adapters, adapters_of, load_adapters
 from headrace.workers.vllm.connector import ConnectorChoice, check_role, describe_transfer, handover_word
 from headrace.workers.vllm.forked_core import forked_core, may_fork
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_media
 from headrace.workers.vllm.missing_packages import missing_code
-from headrace.workers.vllm.model_check import hub_folder
 from headrace.workers.vllm.pooling import class_labels, pooling_kinds
 from headrace.workers.vllm.settings import (
     computes_in_core,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,33 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_up_says_which_setting_of_the_engine_is_wrong(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--port", "0", *flags.split()]) == 78
+    line = said(capsys)
+    assert line.startswith("headrace up: ")
+    assert words in line
+    assert not Path(".headrace/nats").exists()
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packages, which this environment may lack."""
+    monkeypatch.setattr("headrace.workers.sglang.installed_check.check_packages", lambda: None)
+    monkeypatch.setattr("headrace.workers.sglang.argument_check.sglang_settings", lambda: {"context_length": "int"})
+    monkeypatch.setattr("headrace.commands.preflight.worker_python", lambda _engine: sys.executable)
+
+
+@pytest.mark.usefixtures("sglang")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--engine sglang --model ./nope", "worker.model = './nope' (--model): there is no folder"),
+        ("--engine sglang --model m --engine-arg contxt_length=1", "SGLang has no setting 'contxt_length'; close to it: cont"),
+        ("--engine sglang --engine-arg context_length=4k", "SGLang takes a whole number as context_length, not '4k'"),
+        ("--engine sim --engine-arg slotz=1", "the simulator has no argument 'slotz'; close to it: slots"),
+        ("--engine sim --engine-arg slots=-4", "(--engine-arg): simulator argument slots=-4: Expected `int` >= 1"),
+    ],
+)
+def test_up_says_so_for_other_engines_too(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--port", "0", *flags.split()]) == 78
     line = said(capsys)
     assert line.startswith("headrace up: ")

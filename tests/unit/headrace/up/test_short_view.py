@@ -119,6 +119,15 @@ def test_the_model_is_shown_while_it_is_prepared_and_when_it_is(view: ShortView,
     assert "downloading" not in view.waiting("waiting")
 
 
+def test_the_live_line_says_whom_a_start_waits_for(view: ShortView) -> None:
+    told(view, "prefill-1", "worker.ready", model="m")
+    assert " worker " in view.waiting("waiting for the engine (sim) to load")
+    told(view, "worker-1", "worker.ready", model="m")
+    assert " frontend     waiting until it knows the workers " in view.waiting("waiting for the engine (sim) to load")
+    told(view, "up", "part.crashed", part="worker-1", exit_code=1, restart_in_s=0.5)
+    assert " worker " in view.waiting("waiting for the engine (sim) to load")
+
+
 def test_a_download_from_a_hub_is_shown_until_it_stops_growing(view: ShortView) -> None:
     assert told(view, "worker-1", "model.downloading", model="org/m", arrived_mb=150) is None
     assert "downloading org/m, 150 MB so far" in view.waiting("waiting for the engine")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.vllm.model_check import check_hub_model, check_model_path, hub_folder
+from headrace.workers.model_check import check_hub_model, check_model_path, hub_folder
 
 ANSWERS = {
     "/api/models/org/open": (200, {}),

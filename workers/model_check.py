@@ -1,4 +1,4 @@
-"""Checks that a model can be there before vLLM is imported, which takes seconds, and tries for minutes to fetch a wrong one."""
+"""Checks that a model can be there before an engine is imported, which takes seconds, and tries minutes for a wrong one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _PATH_STARTS = ("/", "./", "../", "~")
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.-]+)?\Z")  # the last part names a file type of GGUF
 _CONFIGURED_BY = ("config.json", "params.json")
 _ON = frozenset({"1", "on", "true", "yes"})
+_OTHER_HUBS = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")  # the engine does not ask Hugging Face then
 _TIMEOUT_S = 5.0
 
 
@@ -39,9 +40,9 @@ def check_model_path(model: str) -> None:
 def check_hub_model(model: str, args: Mapping[str, Any], environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> None:
     """Raise EngineStartFailed for a Hugging Face id that is not in the cache and that the hub does not have or give.
 
-    Any other answer of the hub, and a certificate that cannot be verified here, is left to vLLM.
+    Any other answer of the hub, and a certificate that cannot be verified here, is left to the engine.
     """
-    if Path(model).exists() or "://" in model or environ.get("VLLM_USE_MODELSCOPE", "").lower() in _ON:
+    if Path(model).exists() or "://" in model or any(environ.get(name, "").lower() in _ON for name in _OTHER_HUBS):
         return
     name = model.partition(":")[0]
     cache = _cache(environ)
