@@ -151,8 +151,9 @@ def check_data_folder(settings: Settings) -> None:
 
 
 def _named(settings: Settings, key: str, check: Callable[[], object]) -> None:
-    """Run a check. Raises SettingsError with the key, its value and where that is from."""
+    """Run a check. Raises SettingsError with the key, its value, with secrets masked, and where that is from."""
     try:
         check()
     except EngineStartFailed as error:
-        raise SettingsError(f"{key} = {settings[key]!r} ({settings.source(key)}): {error}") from None
+        shown = settings.masked().get(key, settings[key])
+        raise SettingsError(f"{key} = {shown!r} ({settings.source(key)}): {error}") from None

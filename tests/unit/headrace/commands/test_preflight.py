@@ -59,6 +59,13 @@ def test_up_says_which_setting_of_the_engine_is_wrong(flags: str, words: str, ca
     assert not Path(".headrace/nats").exists()
 
 
+def test_an_error_shows_no_secret_that_stands_beside_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--engine", "sim", "--engine-arg", "slotz=1", "--engine-arg", "hf_token=hunter2"]
+    assert main(["up", "--port", "0", *flags]) == 78
+    assert "'slotz': 1" in (line := said(capsys))
+    assert "hunter2" not in line
+
+
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its packages, which this environment may lack."""
