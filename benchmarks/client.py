@@ -72,8 +72,9 @@ def request_body(workload: Workload, number: int) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, key: str = "") -> None:
         self.outcome = outcome
+        self.more = f"Authorization: Bearer {key}\r\n".encode() if key else b""
         self.transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] | None = None
         self._reset()
@@ -94,8 +95,8 @@ class _Connection(asyncio.Protocol):
         self._reset()
         self.done = asyncio.get_running_loop().create_future()
         self.transport.write(
-            b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            % (path.encode(), len(body))
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
+            % (path.encode(), self.more, len(body))
             + body
         )
         return self.done
@@ -150,20 +151,24 @@ class _Connection(asyncio.Protocol):
             self._end(f"connection lost: {exc}")
 
 
-async def run_workload(host: str, port: int, workload: Workload, *, first: int = 0, timeout_s: float = 300.0) -> Outcome:
+async def run_workload(
+    host: str, port: int, workload: Workload, *, first: int = 0, key: str = "", timeout_s: float = 300.0
+) -> Outcome:
     """Run it once. `first` numbers the first request, so that runs do not repeat each other's prompts."""
     bodies = [request_body(workload, n) for n in range(first, first + workload.requests)]
-    return await run_bodies(host, port, bodies, streams=workload.streams, timeout_s=timeout_s)
+    return await run_bodies(host, port, bodies, streams=workload.streams, key=key, timeout_s=timeout_s)
 
 
-async def run_bodies(host: str, port: int, bodies: Iterable[bytes], *, streams: int, timeout_s: float = 300.0) -> Outcome:
-    """Send these, each connection its next one when its last has ended."""
+async def run_bodies(
+    host: str, port: int, bodies: Iterable[bytes], *, streams: int, key: str = "", timeout_s: float = 300.0
+) -> Outcome:
+    """Send these, each connection its next one when its last has ended. `key`: an API key."""
     outcome = Outcome()
     waiting = iter(bodies)
     loop = asyncio.get_running_loop()
 
     async def stream() -> None:
-        _, connection = await loop.create_connection(lambda: _Connection(outcome), host, port)
+        _, connection = await loop.create_connection(lambda: _Connection(outcome, key), host, port)
         try:
             for body in waiting:
                 await connection.send(body, PATH)

@@ -273,7 +273,9 @@ def _handlers() -> dict[int | type[Exception], Handler]:
         return response
 
     async def failed(request: Request, error: Exception) -> Response:
-        return _response(translate(error), request)
+        seen = translate(error)
+        request.scope["headrace.outcome"] = seen.code
+        return _response(seen, request)
 
     return {404: missed, 405: wrong_method, HeadraceError: failed}
 

@@ -156,6 +156,7 @@ class _Work:
             keys = KeyStore(work, subjects).watch(ring.apply)
             watching = group.create_task(keys.run(), name="keys")
             await keys.ready(settings.start_timeout_s)  # or revoked keys would be good, and keys not asked for
+            ring.audited = True
             frontend = build_frontend(
                 ingress,
                 settings,

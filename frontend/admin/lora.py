@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
+import structlog
 from starlette.types import ASGIApp
 
 from headrace.broker.errors import AdapterRefused
+from headrace.frontend.auth.audit import who
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.body_decoding import decode_body
 from headrace.frontend.http.field_checks import model_name, unsupported
@@ -21,6 +23,8 @@ from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.unary_endpoint import UnaryEndpoint
 from headrace.frontend.ports import Models, Served
 from headrace.frontend.settings import FrontendSettings
+
+log = structlog.get_logger()
 
 LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"
@@ -88,6 +92,7 @@ class AdapterApi:
             await self._loader.load(served.card.pool, request.lora_name, request.lora_path)
         except AdapterRefused as error:
             raise BadRequest(str(error), param="lora_path", code="adapter_refused") from None
+        log.warning("audit.adapter_loaded", adapter=request.lora_name, model=served.card.model, **who(exchange.scope))
         return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
     async def unload(self, body: bytes, exchange: HttpExchange) -> bytes:
@@ -104,6 +109,7 @@ class AdapterApi:
             await self._loader.unload(served.card.pool, request.lora_name)
         except AdapterRefused as error:
             raise BadRequest(str(error), param="lora_name", code="adapter_refused") from None
+        log.warning("audit.adapter_unloaded", adapter=request.lora_name, model=served.card.model, **who(exchange.scope))
         return msgspec.json.encode(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
     def _model(self, name: str | None) -> Served:

@@ -11,6 +11,7 @@ import structlog
 from headrace.broker.keys.key_texts import digest_of
 from headrace.broker.keys.records import KeyRecord, Limits
 from headrace.broker.keys.store import read_key
+from headrace.frontend.auth.audit import key_changed
 from headrace.frontend.auth.caller import Caller, operators_caller
 from headrace.frontend.auth.quotas import Quotas
 from headrace.frontend.settings import FrontendSettings
@@ -34,6 +35,7 @@ class KeyRing:
         self._stored: dict[str, KeyRecord] = {}
         self._callers: dict[bytes, Caller] = dict(self._given)
         self.in_force = self._always
+        self.audited = False  # from the end of the first listing on, changes go to the audit log
         self.quotas = Quotas(wall=wall)
         self._isolation = settings.cache_isolation
 
@@ -50,6 +52,8 @@ class KeyRing:
     def apply(self, change: Change) -> None:
         """Take a change of the store. A key that cannot be read is no key."""
         record = read_key(change.key, change.value) if change.value is not None else None
+        if self.audited:
+            key_changed(self._stored.get(change.key), record)
         if record is None:
             self._stored.pop(change.key, None)
         else:

@@ -16,6 +16,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.broker.jobs import new_id
+from headrace.frontend.auth.audit import REFUSALS, AuditLog
 from headrace.frontend.auth.caller import Caller
 from headrace.frontend.auth.gate import REQUEST_ID, Gate
 from headrace.frontend.errors import ErrorForm, FrontendError, translate
@@ -64,6 +65,7 @@ class Observe:
         self._hot = hot
         self._gate = gate
         self._form_of = form_of
+        self._audit = AuditLog()
         self._metrics = metrics
         self._routes = routes
         self._access_log = access_log
@@ -109,6 +111,9 @@ class Observe:
         status = scope.get("headrace.status", 0)
         self._metrics.answered(route, status)
         self._metrics.duration.series(route).observe(took)
+        code = scope.get("headrace.outcome")
+        if code in REFUSALS:
+            self._audit.refused(scope, code, route=route)
         level = logging.DEBUG if route in _PROBES else logging.INFO
         if not self._access_log or not log.is_enabled_for(level):
             return
@@ -121,7 +126,7 @@ class Observe:
         story: Story | None = scope.get("headrace.story")
         if story is not None:
             values |= story.fields()
-        if (code := scope.get("headrace.outcome")) is not None:
+        if code is not None:
             values["code"] = code
         log.log(level, "request.answered", **values, seconds=round(took, 4))
 

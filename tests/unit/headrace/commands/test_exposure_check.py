@@ -1,0 +1,35 @@
+"""`headrace up` and `frontend` on addresses that other machines reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.commands.preflight import check_exposure
+from headrace.config.options import Command
+from headrace.config.settings import load
+from headrace.errors import SettingsError
+
+
+@pytest.mark.parametrize("command", ["up", "frontend"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
+def test_a_start_without_keys_is_refused_with_the_sentence_that_says_what_to_do(command: Command, host: str) -> None:
+    with pytest.raises(SettingsError, match=r"--api-key .*--auth keys .*headrace keys create.*--insecure") as caught:
+        check_exposure(load(command, flags={"frontend.host": host}))
+    assert repr(host) in str(caught.value)
+
+
+@pytest.mark.parametrize("enough", [{"api_key": "k"}, {"frontend.auth": "keys"}, {"frontend.insecure": True}])
+def test_keys_or_the_word_are_enough(enough: dict[str, object]) -> None:
+    check_exposure(load("up", flags={"frontend.host": "0.0.0.0", **enough}))
+
+
+def test_the_embedded_nats_server_is_not_opened_by_keys_for_http() -> None:
+    open_nats = {"server.host": "0.0.0.0", "api_key": "k"}
+    with pytest.raises(SettingsError, match=r"server\.host.*no login"):
+        check_exposure(load("up", flags=open_nats))
+    check_exposure(load("up", flags={**open_nats, "frontend.insecure": True}))
+    check_exposure(load("up", flags={**open_nats, "nats.url": "nats://broker:4222"}))
+
+
+def test_loopback_needs_nothing() -> None:
+    check_exposure(load("up"))
