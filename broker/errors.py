@@ -10,7 +10,8 @@ HeadraceError
     │   ├── NoWorker               the model is known, no worker is ready
     │   ├── Overloaded             a queue is full; `retry_after_s`
     │   ├── BrokerUnavailable      the broker cannot be reached, or this ingress has lost its lease
-    │   └── RequestTooLarge        does not fit, not even in the object store
+    │   ├── RequestTooLarge        does not fit, not even in the object store
+    │   └── RequestOverLimit       a parameter is larger than one request may have it; `param`
     ├── AdapterRefused             a worker did not load or unload an adapter: the message says which one and why
     ├── ModelServed                a model cannot be removed, because it has live workers
     ├── ResponseUnknown            no stored response has that id
@@ -88,6 +89,14 @@ class BrokerUnavailable(AdmissionError):
 
 class RequestTooLarge(AdmissionError):
     """The request does not fit into the broker."""
+
+
+class RequestOverLimit(AdmissionError):
+    """A parameter of the request is larger than one request may have it. `param` names it."""
+
+    def __init__(self, param: str, size: int, limit: int, what: str) -> None:
+        super().__init__(f"{param} has {size} {what}; the limit is {limit}")
+        self.param = param
 
 
 class AdapterRefused(BrokerError):

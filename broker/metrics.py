@@ -23,6 +23,10 @@ HELD_S = Histogram(
     buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300),
 )
 OPEN = Gauge("headrace_ingress_open_requests", "Requests accepted and not ended")
+SPILLED_BYTES = Counter("headrace_ingress_spilled_bytes_total", "Bytes of payloads too large for a message that were stored")
+SPILL_STORE_BYTES = Gauge("headrace_ingress_spill_store_bytes", "Bytes of all such payloads, when last looked at")
+SPILL_REFUSED = Counter("headrace_ingress_spill_refused_total", "Requests refused because the store of large payloads is full")
+SPILLS_DELETED = Counter("headrace_ingress_spills_deleted_total", "Large payloads deleted, by why: ended, orphan", ["how"])
 CANCELLED = Counter("headrace_ingress_cancelled_total", "Cancel broadcasts by cause", ["cause"])
 RESUBMITTED = Counter("headrace_ingress_resubmitted_total", "Requests submitted again after this ingress lost its lease")
 GAPS = Counter("headrace_ingress_token_gaps_total", "Times missing tokens were asked for", ["cause"])

@@ -256,12 +256,18 @@ def _too_many_batches(error: BaseException) -> FrontendError:
     return Translated(error, status=429, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
 
 
+def _over_limit(error: BaseException) -> FrontendError:
+    assert isinstance(error, broker.RequestOverLimit)  # noqa: S101
+    return Translated(error, status=400, code="parameter_too_large", param=error.param)
+
+
 _RULES: dict[type[BaseException], Rule] = {
     broker.UnknownModel: _fixed(404, "model_not_found", param="model"),
     broker.NoWorker: _fixed(503, "no_worker", param="model", retry_after_s=RETRY_SOON_S),
     broker.Overloaded: _overloaded,
     broker.BrokerUnavailable: _fixed(503, "broker_unavailable", retry_after_s=RETRY_SOON_S),
     broker.RequestTooLarge: _fixed(413, "request_too_large"),
+    broker.RequestOverLimit: _over_limit,
     broker.DeadlineExceeded: _fixed(504, broker.DeadlineExceeded.code),
     broker.JobRefused: _refused,
     broker.JobInvalid: _invalid,

@@ -55,7 +55,7 @@ class StreamState:
     """Bounds of a stream. An empty stream has `first_seq` = `last_seq` + 1.
 
     `created` distinguishes the stream from a later one of the same name. `last_of_subject`: sequence of the last message of the
-    requested subject, 0 if there is none; it was read after the other fields.
+    requested subject, 0 if there is none; it was read after the other fields. `max_bytes` below 1: no limit.
     """
 
     first_seq: int
@@ -63,6 +63,8 @@ class StreamState:
     messages: int
     created: str
     last_of_subject: int = 0
+    bytes: int = 0
+    max_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)

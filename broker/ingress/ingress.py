@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import getpid
 
 from headrace.broker import metrics
@@ -22,6 +22,7 @@ from headrace.broker.ingress.placement_decisions import Decisions
 from headrace.broker.ingress.poison_letters import PoisonLetters
 from headrace.broker.ingress.resubmitter import Resubmitter
 from headrace.broker.ingress.row_dispatch import RowDispatcher
+from headrace.broker.ingress.spill_store import SpillStore
 from headrace.broker.ingress.stream import JobStream
 from headrace.broker.ingress.submitter import Submitter
 from headrace.broker.ingress.timers import IngressTimers
@@ -30,6 +31,7 @@ from headrace.broker.jobs import Job
 from headrace.broker.membership.members import Members
 from headrace.broker.messages import Explanation, IngressMember, JobFault
 from headrace.broker.models.directory import ModelDirectory
+from headrace.broker.protocol.crashes import Crash
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.resume import CrashRecorder, Resume
@@ -89,9 +91,16 @@ class Ingress:
 
         self._open = OpenJobs()
         poison = PoisonLetters(messaging, subjects, self._open, self._tasks, retry_s=timing.retry_s, wall=wall)
-        outbox = JudgeOutbox(messaging, subjects, poison.store)
+
+        def poisoned(record: JobRecord, crashes: Sequence[Crash]) -> None:
+            self._spills.keep(record.id)  # its dead letter can be run again
+            poison.store(record, crashes)
+
+        outbox = JudgeOutbox(messaging, subjects, poisoned)
         self._judge = Judge(outbox)
         self._members = Members(messaging, subjects, lease_ttl_s=timing.lease_ttl_s)
+        self._spills = SpillStore(messaging, subjects, self._members, self._tasks, ingress=self.id, wall=wall)
+        self._open.on_removed(self._spills.forget)
         self._canceller = Canceller(messaging, subjects, self._judge, self._open, self._members, own=self.id)
         self._submitter = Submitter(messaging, subjects, self.settings, health)
         self._resubmitter = Resubmitter(messaging, subjects, self._judge, self._open, self._tasks, timing=timing, wall=wall)
@@ -126,6 +135,7 @@ class Ingress:
             self._tasks.spawn(self.models.run())
             self._tasks.spawn(self._timers.run())
             self._tasks.spawn(self._worker_wait.run())
+            self._tasks.spawn(self._spills.run(lambda: self._lease.held))
             self._started.set()
 
     async def wait_started(self, timeout_s: float) -> None:
@@ -230,7 +240,10 @@ class Ingress:
         payload = job.payload()
         spill = None
         if len(payload) > self.settings.spill_bytes:
-            spill, payload = await self._submitter.spill(job, payload), b""
+            settings = self.settings
+            keep_s = job.deadline_s + settings.timing.ttl_slack_s
+            spill = await self._spills.put(job.id, payload, largest=settings.max_payload_bytes, ttl_s=keep_s)
+            payload = b""
         body = encode(job.envelope(judge=self.id, now=wall, payload=payload, spill=spill))
         stream = JobStream(
             job.id,
@@ -255,6 +268,7 @@ class Ingress:
             # A request that was stored all the same is dropped by the worker that asks this judge about it.
             self._judge.close(job.id, None)
             self._open.remove(job.id)
+            self._spills.forget(job.id)
             raise
         metrics.submitted(job.card.pool).inc()
         self._worker_wait.hold(job, stored, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -33,12 +33,17 @@ class OpenJobs:
 
     def __init__(self) -> None:
         self._jobs: dict[str, OpenJob] = {}
+        self._removed: Callable[[str], None] = lambda _request_id: None
 
     def __iter__(self) -> Iterator[OpenJob]:
         return iter(list(self._jobs.values()))
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def on_removed(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the id of each request that is dropped."""
+        self._removed = callback
 
     def add(self, job: OpenJob) -> None:
         """Keep an open request."""
@@ -54,4 +59,5 @@ class OpenJobs:
 
     def remove(self, request_id: str) -> None:
         """Drop a request. An unknown id is fine."""
-        self._jobs.pop(request_id, None)
+        if self._jobs.pop(request_id, None) is not None:
+            self._removed(request_id)

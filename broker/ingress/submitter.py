@@ -8,21 +8,18 @@ from headrace.broker import metrics
 from headrace.broker.codec import job_headers
 from headrace.broker.errors import BrokerUnavailable, Overloaded, RequestTooLarge
 from headrace.broker.jobs import Job
-from headrace.broker.messages import Spill
 from headrace.broker.protocol.resume import GENERATION, Resume
 from headrace.broker.settings import IngressSettings
-from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
 from headrace.jetstream.ports import HealthPort, Messaging, PubAck
 from headrace.jetstream.subjects import Subjects, moved_class
 
 SUBMIT_TRIES = 3
 QUEUE_FULL_RETRY_AFTER_S = 1.0
-SPILL_TTL_S = 2 * 3600.0  # also for a request that ends sooner: its dead letter can be run for so long
 
 
 class Submitter:
-    """Publishes the requests of one ingress, and the payloads that are too large for a message."""
+    """Publishes the requests of one ingress."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, settings: IngressSettings, health: HealthPort | None) -> None:
         """`health` is told of each success, and of each failure of the broker."""
@@ -31,17 +28,6 @@ class Submitter:
         self._settings = settings
         self._health = health
         self._loop = asyncio.get_running_loop()
-
-    async def spill(self, job: Job, payload: bytes) -> Spill:
-        """Store a payload that is too large for a message. Raises RequestTooLarge, BrokerUnavailable."""
-        if len(payload) > self._settings.max_payload_bytes:
-            raise RequestTooLarge(f"the request takes {len(payload)} bytes; the limit is {self._settings.max_payload_bytes}")
-        try:
-            store = self._messaging.objects(self._subjects.bucket("spill"))
-            await store.put(job.id, payload, ttl_s=max(SPILL_TTL_S, job.deadline_s + self._settings.timing.ttl_slack_s))
-        except JetStreamError as error:
-            raise BrokerUnavailable(f"a large request could not be stored: {error}") from error
-        return Spill(object=job.id, size=len(payload), digest=await sha256_hex(payload))
 
     async def publish(self, job: Job, body: bytes, resume: Resume | None = None) -> PubAck:
         """Store a request in the queue of its pool. Raises Overloaded, RequestTooLarge, BrokerUnavailable.

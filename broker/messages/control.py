@@ -16,7 +16,6 @@ from headrace.broker.messages.base import (
     Seconds,
     Suspect,
     Token,
-    TokenId,
     Tokens,
 )
 from headrace.broker.messages.frames import JobFault
@@ -73,7 +72,7 @@ class ClaimReply(Record, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     verdict: Verdict
-    emitted: list[list[TokenId]] = []  # per choice
+    emitted: list[list[Count]] = []  # per choice
     finished: list[Choice] = []  # choices that have ended already
     crashes: Count = 0  # that count against the job
     limit: Count = 0  # the most suspects that may run together with this one; 0 = the job is not suspect

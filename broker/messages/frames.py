@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.broker.messages.base import Attempt, CallIndex, Choice, Record, Run64, Seconds, Token, TokenId, Tokens
+from headrace.broker.messages.base import Attempt, CallIndex, Choice, Count, Record, Run64, Seconds, Token, Tokens
 
 FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
 
@@ -74,7 +74,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     run: Run64
     choice: Choice
     offset: Tokens
-    ids: list[TokenId]
+    ids: list[Count]
     texts: list[Text]
     logprobs: list[TokenLogprob] | None = None
     fin: Finish | None = None

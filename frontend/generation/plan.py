@@ -11,6 +11,7 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages import Generation, Parsing
 from headrace.frontend.auth.caller import check_model
 from headrace.frontend.generation.job_options import job_options_of, tier_of
+from headrace.frontend.generation.request_size import check_size
 from headrace.frontend.generation.sampling import guided_of, sampling_of, stops_of
 from headrace.frontend.http.http_exchange import DisconnectWatch, HttpExchange
 from headrace.frontend.prompts.model_cache import LoadedModel
@@ -138,6 +139,7 @@ def _jobs(
             extra=extra,
             parse=options.parse,
         )
+        check_size(generation, request, choices=request.n or 1, prompt_tokens=prompt.tokens)
         jobs.append(
             Job(
                 **job_options,

@@ -11,7 +11,7 @@ from headrace.broker.messages import Sampling
 from headrace.broker.models.cards import ModelCard
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import missing
-from headrace.frontend.schema.common import MAX_STOPS, GenerationRequest, ResponseFormat, StructuredOutputs
+from headrace.frontend.schema.common import GenerationRequest, ResponseFormat, StructuredOutputs
 
 _PLAIN = Sampling()
 
@@ -66,15 +66,13 @@ def _check_ids(ids: Any, vocab_size: int, param: str) -> None:
 
 
 def stops_of(request: GenerationRequest) -> list[str]:
-    """Return the stop strings. Raises BadRequest for too many or an empty one."""
+    """Return the stop strings. Raises BadRequest for an empty one; their number and length are checked with the plan."""
     stop = request.stop
     if not stop:
         if stop == "":
             raise BadRequest("stop must not be an empty string", param="stop")
         return []
     stops = [stop] if isinstance(stop, str) else stop
-    if len(stops) > MAX_STOPS:
-        raise BadRequest(f"at most {MAX_STOPS} stop strings, got {len(stops)}", param="stop")
     if not all(stops):
         raise BadRequest("stop must not contain an empty string", param="stop")
     return stops

@@ -12,6 +12,7 @@ from headrace.broker.messages import Envelope, Generation
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.plan import Plan
 from headrace.frontend.generation.request_checks import check_choices
+from headrace.frontend.generation.request_size import check_size
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.prompts.model_cache import ModelCache
@@ -35,6 +36,7 @@ async def plan_envelope(
     limit = LengthLimit(context_length=card.context_length, wanted=wanted, truncate=None, param="token_ids")
     salt = exchange.salt(generation.cache_salt)
     prompt = await model.encoder.take_ids(unpack_u32(generation.token_ids), limit=limit, salt=salt)
+    check_size(generation, None, choices=envelope.choices, prompt_tokens=prompt.tokens)
     max_tokens = wanted or card.default_max_tokens or card.context_length - prompt.tokens
     job = Job(
         id=exchange.job_id(),

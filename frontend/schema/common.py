@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-MAX_STOPS = 16  # OpenAI allows 4; a few more cost nothing
 MAX_LOGPROBS = 20
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]

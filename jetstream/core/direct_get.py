@@ -103,6 +103,8 @@ class Reader:
             messages=state["messages"],
             created=info["created"],
             last_of_subject=last.seq if last is not None else 0,
+            bytes=state.get("bytes", 0),
+            max_bytes=info.get("config", {}).get("max_bytes", -1),
         )
 
     async def purge(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Container
 import msgspec
 
 from headrace.broker.codec import decode, unpack_u32, unpack_u64
+from headrace.broker.errors import RequestOverLimit
 from headrace.broker.messages import Generation
 from headrace.broker.protocol.run import Run
+from headrace.broker.request_limits import check_limits
 from headrace.workers.engine import EngineInfo
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.kv.cached_prefix import cached_tokens
@@ -17,6 +19,7 @@ from headrace.workers.parsing.interface import ParsePlan, ParserSet
 from headrace.workers.prompt_embeds import read_matrix
 from headrace.workers.runtime.choice import AnswerText, ChoiceRun, RunRequest
 from headrace.workers.text.pipeline import TextPipeline, TokenTable
+from headrace.workers.text.stops import StopStrings
 
 
 class Intake:
@@ -48,6 +51,10 @@ class Intake:
             raise RequestInvalid(
                 f"the prompt has {len(prompt)} tokens; the context length is {self._info.context_length}", param="prompt"
             )
+        try:
+            check_limits(generation, choices=run.envelope.choices, prompt_tokens=len(prompt))
+        except RequestOverLimit as error:  # of a publisher that has asked no frontend
+            raise RequestInvalid(str(error), param=error.param) from None
         plan = self._plan(generation, prompt)
         if plan is not None:
             needed = plan.requirements
@@ -65,11 +72,12 @@ class Intake:
             prompt_embeds=embeds,
             requirements=plan.requirements if plan is not None else None,
         )
+        stops = StopStrings(generation.stop) if any(generation.stop) else ()
         choices = []
         for index, log in enumerate(run.choices):
             if log.settled:
                 continue
-            choice = ChoiceRun(run, index, request, self._answer(generation, prompt, plan, run, index))
+            choice = ChoiceRun(run, index, request, self._answer(request, plan, run, index, stops))
             choices.append(choice)
         return generation, choices
 
@@ -80,11 +88,14 @@ class Intake:
             raise RequestInvalid("this worker has no parsers for tool calls and reasoning", param="tools")
         return self._parsers.plan(generation.parse, generation, prompt)
 
-    def _answer(self, generation: Generation, prompt: list[int], plan: ParsePlan | None, run: Run, choice: int) -> AnswerText:
+    def _answer(
+        self, request: RunRequest, plan: ParsePlan | None, run: Run, choice: int, stops: StopStrings | tuple[()]
+    ) -> AnswerText:
+        generation, prompt = request.generation, request.prompt
         text = TextPipeline(
             self._table,
             prompt_ids=prompt,
-            stop=generation.stop,
+            stop=stops,
             include_stop=generation.include_stop,
             skip_special_tokens=generation.skip_special_tokens,
             min_tokens=generation.sampling.min_tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headrace.workers.text.detokenize import detokenizer
-from headrace.workers.text.stops import StopMatcher
+from headrace.workers.text.stops import StopMatcher, StopStrings
 from headrace.workers.text.tokens import TokenTable
 
 __all__ = ["TextPipeline", "TokenTable"]
@@ -25,7 +25,7 @@ class TextPipeline:
         table: TokenTable,
         *,
         prompt_ids: Sequence[int],
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | StopStrings = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
@@ -33,7 +33,8 @@ class TextPipeline:
         detokenize = detokenizer(table, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
         self._detokenize = detokenize.push
         self._end = detokenize.finish
-        self._stops = StopMatcher(stop, include_stop=include_stop) if any(stop) else None
+        wanted = isinstance(stop, StopStrings) or any(stop)
+        self._stops = StopMatcher(stop, include_stop=include_stop) if wanted else None
         self._immune = min_tokens
 
     def push(self, token_id: int) -> str:

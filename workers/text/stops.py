@@ -15,23 +15,18 @@ from collections import deque
 from collections.abc import Iterable
 
 
-class StopMatcher:
-    """Feed text with `push`, end with `finish`. Once `stopped` is set no text is released. Empty strings never match."""
+class StopStrings:
+    """The automaton of some stop strings, made once for all choices of a request. Empty strings never match."""
 
-    __slots__ = ("_begins", "_best", "_buffer", "_depth", "_edges", "_fail", "_include", "_node", "_word", "stopped")
+    __slots__ = ("_edges", "_fail", "begins", "depth", "word")
 
-    def __init__(self, stops: Iterable[str], *, include_stop: bool) -> None:
-        self.stopped: str | None = None
-        self._include = include_stop
-        self._buffer = ""  # unreleased text; its end is the automaton's position
-        self._node = 0
-        self._best: tuple[int, str] | None = None  # (start in the buffer, stop string): the match to beat
+    def __init__(self, stops: Iterable[str]) -> None:
+        self.depth = [0]
+        self.word: list[str | None] = [None]  # the longest stop string that ends at this node
         self._edges: list[dict[str, int]] = [{}]
-        self._depth = [0]
         self._fail = [0]
-        self._word: list[str | None] = [None]  # the longest stop string that ends at this node
         self._build([stop for stop in stops if stop])
-        self._begins = (
+        self.begins = (
             re.compile("[" + "".join(re.escape(char) for char in sorted(self._edges[0])) + "]") if self._edges[0] else None
         )
 
@@ -42,26 +37,45 @@ class StopMatcher:
                 if char not in self._edges[node]:
                     self._edges[node][char] = len(self._edges)
                     self._edges.append({})
-                    self._depth.append(self._depth[node] + 1)
+                    self.depth.append(self.depth[node] + 1)
                     self._fail.append(0)
-                    self._word.append(None)
+                    self.word.append(None)
                 node = self._edges[node][char]
-            self._word[node] = stop
+            self.word[node] = stop
         queue = deque(self._edges[0].values())
         while queue:
             node = queue.popleft()
-            if self._word[node] is None:
-                self._word[node] = self._word[self._fail[node]]
+            if self.word[node] is None:
+                self.word[node] = self.word[self._fail[node]]
             for char, child in self._edges[node].items():
-                self._fail[child] = self._next(self._fail[node], char)
+                self._fail[child] = self.next(self._fail[node], char)
                 queue.append(child)
 
-    def _next(self, node: int, char: str) -> int:
+    def next(self, node: int, char: str) -> int:
+        """Return the node that follows with this character."""
         while char not in self._edges[node]:
             if node == 0:
                 return 0
             node = self._fail[node]
         return self._edges[node][char]
+
+
+class StopMatcher:
+    """Feed text with `push`, end with `finish`. Once `stopped` is set no text is released."""
+
+    __slots__ = ("_begins", "_best", "_buffer", "_depth", "_include", "_next", "_node", "_word", "stopped")
+
+    def __init__(self, stops: StopStrings | Iterable[str], *, include_stop: bool) -> None:
+        strings = stops if isinstance(stops, StopStrings) else StopStrings(stops)
+        self.stopped: str | None = None
+        self._include = include_stop
+        self._buffer = ""  # unreleased text; its end is the automaton's position
+        self._node = 0
+        self._best: tuple[int, str] | None = None  # (start in the buffer, stop string): the match to beat
+        self._next = strings.next
+        self._depth = strings.depth
+        self._word = strings.word
+        self._begins = strings.begins
 
     def push(self, text: str) -> str:
         """Return the text that is safe to show now."""

@@ -39,6 +39,9 @@ class FakeMembers:
     def having(self, pool: str, adapter: str | None) -> list[WorkerMember]:
         return [member for member in self.serving_workers(pool) if not adapter or adapter in member.adapters]
 
+    def answerable(self, pool: str, adapter: str | None = None) -> bool:
+        return bool(self.having(pool, adapter))
+
     def come(self, pool: str, *adapters: str) -> None:
         self.live[pool] = WorkerMember(worker=pool, pool=pool, model=pool, slots=1, adapters=list(adapters))
         self.callback()

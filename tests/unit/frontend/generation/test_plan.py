@@ -277,3 +277,27 @@ async def test_a_request_enters_the_planning_step_once(path: str, monkeypatch: p
         monkeypatch.setattr(module, "plan_generation", counted)
     await job_of(path, model=MODEL, **PROMPTS[path])
     assert len(entered) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": ["a" * 3000, "b" * 3000]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"bad_words": ["a" * 17_000]}, "bad_words"),
+        ({"guided_regex": "a" * 17_000}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a" * 17_000}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "b" * 300_000}}}}, "response_format"),
+        ({"vllm_xargs": {"junk": "A" * 70_000}}, "vllm_xargs"),
+    ],
+)
+async def test_a_parameter_that_is_too_large_is_refused_by_its_name_before_anything_is_stored(
+    fields: dict[str, Any], param: str
+) -> None:
+    ingress = FakeIngress()
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
+    call = await post(frontend(ingress).app, body, "/v1/chat/completions")
+    assert (call.status, ingress.jobs) == (400, [])
+    error = call.json()["error"]
+    assert (error["param"], error["code"]) == (param, "parameter_too_large")
+    assert error["message"].startswith(f"{param} has ")

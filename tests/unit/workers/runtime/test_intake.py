@@ -10,6 +10,7 @@ from headrace.broker.codec import pack_u32
 from headrace.broker.messages import Generation, Sampling
 from headrace.workers.engine import Output
 from headrace.workers.errors import UnsupportedByEngine
+from headrace.workers.text.stops import StopStrings
 from tests.support.runtime_bench import running
 from tests.unit.workers.test_prompt_embeds import file, pickled
 
@@ -49,3 +50,20 @@ async def test_an_engine_that_takes_no_embeddings_is_named_with_the_parameter():
         await bench.start(Generation(token_ids=b"", prompt_embeds=EMBEDS))
         (fault,) = bench.session.failed
         assert (fault.code, fault.param) == ("invalid_request", "prompt_embeds")
+
+
+async def test_a_request_of_a_direct_publisher_is_held_to_the_limits_of_the_frontend():
+    async with running() as bench:
+        await bench.start(Generation(token_ids=pack_u32([5]), stop=["a" * 4097]))
+        assert bench.engine.taken == []
+        (fault,) = bench.session.failed
+        assert (fault.code, fault.param) == ("invalid_request", "stop")
+
+
+async def test_the_automaton_of_the_stop_strings_is_made_once_for_all_choices(monkeypatch):
+    made = []
+    build = StopStrings._build
+    monkeypatch.setattr(StopStrings, "_build", lambda self, stops: made.append(stops) or build(self, stops))
+    async with running() as bench:
+        await bench.start(Generation(token_ids=pack_u32([5]), sampling=Sampling(max_tokens=3), stop=["ab", "bc"]), choices=4)
+        assert (len(bench.engine.taken), made) == (4, [["ab", "bc"]])
