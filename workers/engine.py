@@ -84,6 +84,7 @@ class EngineConfig:
     role: Role = Role.AGGREGATED
     seed: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)
+    peer_host: str = "127.0.0.1"  # this machine's address for the engines of other workers, for hand-overs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

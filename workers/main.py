@@ -23,6 +23,7 @@ from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.route import address_of_route
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers import metrics
@@ -104,7 +105,8 @@ async def run_worker(
     parsers = await _choose_parsers(family, settings)
     runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
-    info = await _start(engine, settings, parsers, runtime.on_step)
+    peer_host = settings.peer_host or await address_of_route(options.servers)
+    info = await _start(engine, settings, parsers, runtime.on_step, peer_host)
     try:
         if info.follows:
             await follow(engine, info)
@@ -138,7 +140,7 @@ async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> Cho
         raise EngineStartFailed(f"the parsers could not be chosen within {settings.start_timeout_s:g} s") from None
 
 
-async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink: Sink) -> EngineInfo:
+async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink: Sink, peer_host: str) -> EngineInfo:
     args = dict(settings.engine_args)
     if settings.engine in ("vllm", "sglang") and parsers.reasoning is not None:
         args["reasoning_parser"] = parsers.reasoning  # Structured output then begins after the reasoning.
@@ -147,6 +149,7 @@ async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink
         served_name=settings.served_name or settings.model,
         role=Role(settings.role),
         args=args,
+        peer_host=peer_host,
     )
     try:
         async with asyncio.timeout(settings.start_timeout_s):

@@ -134,6 +134,15 @@ class WorkerSettings:
     metrics_host: Annotated[
         str, Setting("Address on which that port listens; 0.0.0.0 is every address of this machine.", "--metrics-host")
     ] = "127.0.0.1"
+    peer_host: Annotated[
+        str | None,
+        Setting(
+            "Address of this machine at which the engines of other workers meet its engine to fetch KV blocks. Default: the "
+            "one from which it reaches the NATS server.",
+            "--peer-host",
+            metavar="ADDRESS",
+        ),
+    ] = None
     start_timeout_s: Annotated[
         float, Setting("Longest wait for the engine to load its model.", "--start-timeout", least=0.1)
     ] = 900.0  # a large model takes minutes
@@ -235,6 +244,8 @@ class WorkerSettings:
             numbers = value if name == "stop_token_ids" and isinstance(value, Sequence) else (value,)
             if any(isinstance(number, bool | str) or not isinstance(number, int | float) for number in numbers):
                 raise ValueError(f"default_sampling {name} must be a number, got {value!r}")
+        if self.peer_host in ("", "0.0.0.0", "::"):  # a comparison
+            raise ValueError(f"peer_host {self.peer_host!r} is no address that other machines could reach: name one")
         for label in self.labels:
             if not label.strip() or len(label) > MOST_LABEL or "," in label:
                 raise ValueError(f"label {label!r}: 1 to {MOST_LABEL} characters, no comma")

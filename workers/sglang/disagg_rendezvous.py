@@ -48,14 +48,14 @@ def reachable_host(host: str, environ: Mapping[str, str] = os.environ) -> str:
 def rendezvous_args(config: EngineConfig, environ: MutableMapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
     """Yield SGLang's settings for the role, and keep the bootstrap server's port free while SGLang starts.
 
-    Sets `SGLANG_HOST_IP` to the loopback address unless it is set. Raises EngineStartFailed.
+    Sets `SGLANG_HOST_IP` to the address at which other engines reach this one, unless it is set. Raises EngineStartFailed.
     """
     if not hands_over(config.role):
         if config.role is not Role.AGGREGATED:
             raise EngineStartFailed(f"the SGLang adapter does not serve the role {config.role.value!r}")
         yield {}
         return
-    host = environ.setdefault(HOST, LOOPBACK)
+    host = environ.setdefault(HOST, config.peer_host)
     args: dict[str, Any] = {"disaggregation_mode": config.role.value, BACKEND_ARG: BACKEND, "host": host}
     if config.role is Role.DECODE:
         args["disaggregation_decode_enable_radix_cache"] = True  # without it a decode engine caches no prefixes

@@ -20,13 +20,14 @@ _TRIES = 50
 
 
 @contextmanager
-def side_channel(environ: MutableMapping[str, str], *, ranks: int = 1) -> Iterator[int]:
+def side_channel(environ: MutableMapping[str, str], *, host: str = LOOPBACK, ranks: int = 1) -> Iterator[int]:
     """Set both variables while an engine is started; the operator's settings win. Yields the port.
 
-    Every data parallel rank takes a port, counted from the first. Raises EngineStartFailed if the ports are taken.
+    `host`: the address at which other engines reach this one. Every data parallel rank takes a port, counted from the first.
+    Raises EngineStartFailed if the ports are taken.
     """
     before = {name: environ.get(name) for name in (HOST, PORT)}
-    host = environ.setdefault(HOST, LOOPBACK)
+    host = environ.setdefault(HOST, host)
     with ExitStack() as reserved:
         given = environ.get(PORT)
         port = _reserve(reserved, host, int(given), ranks) if given else _reserve_any(reserved, host, ranks)

@@ -117,7 +117,7 @@ def _build(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[str, Any] 
         transfer = describe_transfer(vllm_config)
         check_role(config.role, transfer, getattr(vllm_config.kv_transfer_config, "kv_connector", None))
         with (
-            side_channel(os.environ, ranks=parallel.data_parallel_size) if transfer else nullcontext(),
+            side_channel(os.environ, host=config.peer_host, ranks=parallel.data_parallel_size) if transfer else nullcontext(),
             forked_core(os.environ) if may_fork(vllm_config, cpu=current_platform.is_cpu()) else nullcontext(),
         ):
             llm = AsyncLLM.from_vllm_config(

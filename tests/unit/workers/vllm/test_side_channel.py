@@ -17,6 +17,17 @@ def test_it_is_on_loopback_and_gone_from_the_environment_afterwards() -> None:
     assert environ == {}
 
 
+def test_it_is_where_other_machines_reach_this_one_unless_the_operator_says_otherwise() -> None:
+    environ: dict[str, str] = {}
+    with side_channel(environ, host="127.0.0.2") as port:
+        assert environ == {HOST: "127.0.0.2", PORT: str(port)}
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.2", port))
+    given = {HOST: "127.0.0.3"}
+    with side_channel(given, host="127.0.0.2"):
+        assert given[HOST] == "127.0.0.3"
+
+
 def test_two_starts_at_once_have_different_ports() -> None:
     with side_channel({}) as one, side_channel({}) as two:
         assert one != two
