@@ -29,6 +29,7 @@ from headrace.jetstream.topology import Topology
 from headrace.workers import metrics
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.card_keeper import CardKeeper
+from headrace.workers.chat_template import read_template
 from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Role, Sink
 from headrace.workers.engine_registry import create, parser_family
 from headrace.workers.errors import EngineDead, EngineStartFailed
@@ -75,6 +76,7 @@ class StartedEngine:
     family: ParserFamily
     parsers: Chosen
     token: int  # with which the model's prompts begin
+    template: bytes | None  # the operator's chat template
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ async def run_worker(
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects))
     engine, family = create(settings.engine), parser_family(settings.engine)
+    path = settings.chat_template
+    template = await run_in_thread(lambda: read_template(path), name="chat-template") if path else None
     parsers = await _choose_parsers(family, settings)
     runtime = Runtime(engine, stall_s=settings.stall_s, first_token_s=settings.first_token_s, token_s=settings.token_s)
     started = time.monotonic()
@@ -115,7 +119,7 @@ async def run_worker(
         await warm_up(engine, runtime, info, token=token, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
-        started_engine = StartedEngine(engine, info, runtime, family, parsers, token)
+        started_engine = StartedEngine(engine, info, runtime, family, parsers, token, template)
         await _serve(settings, options, subjects, started_engine, OfProcess(state or PartState("worker"), set_log_level))
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
@@ -173,7 +177,7 @@ async def _serve(
     process: OfProcess,
 ) -> None:
     engine, info, runtime, parsers = started.engine, started.info, started.runtime, started.parsers
-    files = await run_in_thread(lambda: read_card_files(info.tokenizer_dir), name="card-files")
+    files = await run_in_thread(lambda: read_card_files(info.tokenizer_dir, template=started.template), name="card-files")
     table = await run_in_thread(lambda: token_table(info.tokenizer_dir), name="token-table")
     async with contextlib.AsyncExitStack() as stack:
         connection = await stack.enter_async_context(_connected(options, subjects))

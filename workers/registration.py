@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from os import getpid
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,19 @@ def worker_id(name: str | None) -> str:
     return f"{base}-{int(time.time()):x}{secrets.token_hex(2)}"
 
 
-def read_card_files(tokenizer_dir: str) -> dict[str, bytes]:
-    """Read the tokenizer and template files. Raises EngineStartFailed if there is no tokenizer.json."""
+def read_card_files(tokenizer_dir: str, *, template: bytes | None = None) -> dict[str, bytes]:
+    """Read the tokenizer and template files. `template` takes the place of all of the model's own.
+
+    Raises EngineStartFailed if there is no tokenizer.json.
+    """
     folder = Path(tokenizer_dir)
     files = {name: (folder / name).read_bytes() for name in CARD_FILES if (folder / name).is_file()}
     files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.glob(MORE_TEMPLATES))}
     if "tokenizer.json" not in files:
         raise EngineStartFailed(f"no tokenizer.json in {folder}: an ingress could not tokenise for this model")
+    if template is not None:
+        own = {name for name in files if name in TEMPLATE_FILES or name.startswith(MORE_TEMPLATES.partition("/")[0])}
+        files = {name: data for name, data in files.items() if name not in own} | {TEMPLATE_FILES[0]: template}
     return files
 
 
@@ -59,6 +66,7 @@ def build_card(
     kinds = list(info.kinds)
     if "chat" in kinds and "chat_template" not in config and not any(name in files for name in TEMPLATE_FILES):
         kinds.remove("chat")
+    kinds = _chosen(kinds, settings.endpoints)
     return ModelCard(
         model=served_name,
         pool=pool_id(served_name, settings.namespace),
@@ -82,6 +90,14 @@ def build_card(
         media=dict(info.media),
         created=time.time(),
     )
+
+
+def _chosen(kinds: list[str], wanted: Sequence[str]) -> list[str]:
+    """Return the kinds of requests that clients may make, in the engine's order. Raises EngineStartFailed for one it lacks."""
+    for kind in wanted:
+        if kind not in kinds:
+            raise EngineStartFailed(f"endpoints: this model serves {', '.join(kinds) or 'nothing'}, not {kind!r}")
+    return [kind for kind in kinds if kind in wanted] if wanted else kinds
 
 
 def _token_text(token: object) -> str | None:

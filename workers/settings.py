@@ -13,6 +13,7 @@ SAMPLING = frozenset(
 )
 """Sampling parameters that can have a default of the model's own."""
 
+KINDS = ("chat", "completion", "embedding", "score", "classify")
 EngineName = Literal["vllm", "sglang", "sim", "trtllm"]
 RoleName = Literal["aggregated", "prefill", "decode"]
 PrefillMode = Literal["auto", "always", "never"]
@@ -73,6 +74,24 @@ class WorkerSettings:
             metavar="KEY=VALUE",
         ),
     ] = field(default_factory=dict)  # a request may override them
+    chat_template: Annotated[
+        str | None,
+        Setting(
+            "File with a chat template in place of the model's own. It is tried at the start.",
+            "--chat-template",
+            kind="path",
+            metavar="FILE",
+        ),
+    ] = None
+    endpoints: Annotated[
+        Sequence[str],
+        Setting(
+            "What clients may use the model for, separated by commas: chat, completion, embedding, score, classify. Default: "
+            "all that its engine serves.",
+            "--endpoints",
+            metavar="KIND",
+        ),
+    ] = ()
     role: Annotated[
         RoleName,
         Setting(
@@ -244,6 +263,9 @@ class WorkerSettings:
             numbers = value if name == "stop_token_ids" and isinstance(value, Sequence) else (value,)
             if any(isinstance(number, bool | str) or not isinstance(number, int | float) for number in numbers):
                 raise ValueError(f"default_sampling {name} must be a number, got {value!r}")
+        for kind in self.endpoints:
+            if kind not in KINDS:
+                raise ValueError(f"endpoints {kind!r} is none of {', '.join(KINDS)}")
         if self.peer_host in ("", "0.0.0.0", "::"):  # a comparison
             raise ValueError(f"peer_host {self.peer_host!r} is no address that other machines could reach: name one")
         for label in self.labels:
