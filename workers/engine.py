@@ -47,6 +47,9 @@ class DisaggStyle(StrEnum):
 POOLING_KINDS = frozenset({"embedding", "score", "classify"})
 """The kinds of requests that compute vectors. An engine serves these or generates."""
 
+WIDEST_BEAM_SEARCH = 128
+"""The most beams that an engine without a limit of its own should declare: the most choices of a request."""
+
 SERVING_ROLES = frozenset({Role.AGGREGATED, Role.DECODE})
 """Workers in these roles own requests; a worker in the role `prefill` computes prompts for workers in the role `decode`."""
 
@@ -65,6 +68,7 @@ class Capabilities:
     kv_events: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
+    beam_search: bool = False  # tells the log-probabilities of `2 * EngineInfo.beam_width` candidates of a token, best first
     guided: frozenset[str] = frozenset()  # any of json, regex, choice, grammar, json_object, structural_tag
     lora: Literal["none", "static", "dynamic"] = "none"
     media: frozenset[str] = frozenset()  # any of image, video, audio
@@ -111,6 +115,7 @@ class EngineInfo:
     transfer_card: bytes = b""  # lets engines of other workers reach this engine's memory (`Engine.meet`); some KB at most
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     prompt_embeds: bool = False  # accepts prompts as embeddings
+    beam_width: int = 0  # most beams of a beam search, 0 = none
     ranks: int = 1  # data-parallel ranks, each with a KV cache and a queue of its own; `blocks` and `slots` are those of all
     media: Mapping[str, MediaSlot] = field(default_factory=dict)  # accepted kinds of media and their form in a prompt
     hands_over_media: bool = False  # whether blocks of prompts with media can be handed over

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headrace.frontend.errors import BadRequest
+from headrace.frontend.generation.beam_search import refuse_with_beam_search
 from headrace.frontend.http.field_checks import unsupported
 from headrace.frontend.schema.common import GenerationRequest
 from headrace.frontend.settings import FrontendSettings
 
 REFUSED = {
-    "use_beam_search": "is not supported here",
     "watermarking": "is not supported here",
     "logprob_token_ids": "is not supported here: use top_logprobs",
     "repetition_detection": "is not supported here",
@@ -25,6 +25,7 @@ def refuse_unsupported(request: GenerationRequest) -> None:
     for param, why in REFUSED.items():
         if getattr(request, param):
             raise unsupported(param, why)
+    refuse_with_beam_search(request)
     if request.spaces_between_special_tokens is False:
         raise unsupported("spaces_between_special_tokens", "cannot be turned off here")
     if request.truncation_side == "right":

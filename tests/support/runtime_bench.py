@@ -7,6 +7,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
+from math import inf
 
 from tokenizers import Tokenizer
 
@@ -31,6 +32,7 @@ INFO = EngineInfo(
     slots=9,
     vocab_size=49152,
     eos_token_ids=(2,),
+    beam_width=4,
 )
 
 
@@ -55,6 +57,7 @@ class FakeEngine:
         self.capabilities = Capabilities(
             logprobs=True,
             prompt_logprobs=True,
+            beam_search=True,
             guided=frozenset({"json", "regex", "choice", "grammar", "structural_tag", "json_object"}),
             lora="dynamic",
             media=frozenset({"image", "video", "audio"}),
@@ -156,9 +159,9 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def running(*, stall_s: float = 60.0) -> AsyncIterator[Bench]:
+async def running(*, stall_s: float = 60.0, first_token_s: float = inf) -> AsyncIterator[Bench]:
     engine, session = FakeEngine(), FakeSession()
-    runtime = Runtime(engine, stall_s=stall_s)  # type: ignore[arg-type]
+    runtime = Runtime(engine, stall_s=stall_s, first_token_s=first_token_s)  # type: ignore[arg-type]
     runtime.attach(session, INFO, TABLE)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(runtime.run())

@@ -1,4 +1,4 @@
-"""Runs engine sequences without a run: canaries, prefills for other workers, and peer warm-ups."""
+"""Runs engine sequences that are no choices: canaries, prefills for other workers, peer warm-ups, steps of beam searches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from headrace.workers.engine import Engine, Fault, Output, Sequence
-from headrace.workers.errors import EngineDead, WorkerError
+from headrace.workers.errors import EngineDead, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.watchdog import Watchdog
@@ -41,7 +41,8 @@ class RawSubmissions:
         except EngineDead:
             raise
         except WorkerError as error:
-            self.on_output(Output(sequence.id, [], fault=Fault("engine_error", str(error), error.retriable)))
+            code = "invalid_request" if isinstance(error, (RequestInvalid, UnsupportedByEngine)) else "engine_error"
+            self.on_output(Output(sequence.id, [], fault=Fault(code, str(error), error.retriable)))
 
     def abort_raw(self, sequence_id: str) -> None:
         """Abort a sequence and release the blocks that it offers. No further output reaches its callback."""

@@ -23,6 +23,7 @@ from headrace.jetstream.tasks import TaskScope
 from headrace.workers.engine import Engine, EngineInfo, Output, Role
 from headrace.workers.errors import AnswerUnreadable, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.parsing.interface import ParserSet
+from headrace.workers.runtime.beam_runs import BeamRuns
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.intake import Intake
 from headrace.workers.runtime.internal_sequences import RawSubmissions
@@ -54,6 +55,7 @@ class Runtime:
         another worker.
         """
         self._engine = engine
+        self._first_token_s = first_token_s
         self._check_every_s = min(1.0, stall_s / 4)
         self._stuck = StuckSequences(first_token_s=first_token_s, token_s=token_s)
         self.exclusive = asyncio.Lock()  # held by a canary and by a change of role, which must not overlap
@@ -83,7 +85,9 @@ class Runtime:
         self._info = info
         self._remotes = remotes
         self._outputs = Outputs(sink, self.sequences)
-        self._runs = Runs(self._engine, sink, Intake(info, table, parsers), self.sequences, self._outputs, remotes)
+        beams = BeamRuns(self._engine, info, self.raw, self._scope, sink, refused=self._refused, step_s=self._first_token_s)
+        intake = Intake(info, table, parsers)
+        self._runs = Runs(self._engine, sink, intake, self.sequences, self._outputs, remotes, beams)
 
     def watch_cache(self, *devices: Callable[[], Container[int]]) -> None:
         """Set, per rank, the source of the chain values that are cached, by which cached parts of prompts are known."""

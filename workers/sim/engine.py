@@ -31,7 +31,13 @@ from headrace.workers.engine import (
 from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
 from headrace.workers.sim.answers.answers import PRESCRIBED
 from headrace.workers.sim.answers.guided.texts import KINDS
-from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER, Vocabulary, bundled_vocabulary, has_chat_template
+from headrace.workers.sim.answers.tokens import (
+    BUNDLED_TOKENIZER,
+    WIDEST_BEAMS,
+    Vocabulary,
+    bundled_vocabulary,
+    has_chat_template,
+)
 from headrace.workers.sim.control import (
     ADAPTER_OPERATIONS,
     HANDOVER_OPERATION,
@@ -107,6 +113,7 @@ class SimEngine:
             resume_repetition=True,
             logprobs=True,
             prompt_logprobs=True,
+            beam_search=True,
             guided=frozenset(KINDS),
             lora="dynamic",
             media=self._media,
@@ -161,6 +168,7 @@ class SimEngine:
             address=self._member.engine if self._member is not None else "",
             transfer_card=self._member.card if self._member is not None else b"",
             prompt_embeds=self._pooling is None,
+            beam_width=WIDEST_BEAMS if self._pooling is None else 0,
             media=slots,
             hands_over_media=True,
             extra={"timing": settings.timing},

@@ -13,7 +13,7 @@ import structlog
 
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.download_progress import growth_reported
-from headrace.workers.engine import EngineConfig, EngineInfo
+from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.model_check import hub_folder
 from headrace.workers.vllm.adapters import Adapters, adapters_of, load_adapters
@@ -80,7 +80,9 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
     model = started.llm.vllm_config.model_config
     if not POOLING_TASKS & set(tasks):
         raise EngineStartFailed(f"{config.model} does not generate text; vLLM offers: {', '.join(tasks) or 'nothing'}")
-    return replace(started, info=replace(started.info, kinds=pooling_kinds(model, tasks), labels=class_labels(model)))
+    return replace(
+        started, info=replace(started.info, kinds=pooling_kinds(model, tasks), labels=class_labels(model), beam_width=0)
+    )
 
 
 def _download_reported(config: EngineConfig) -> AbstractContextManager[None]:
@@ -154,12 +156,19 @@ def _describe(llm: Any, version: str, transfer: ConnectorChoice | None, *, ranks
         handover=handover_word(transfer.mode, version, vllm_config) if transfer else "",
         lease_s=transfer.lease_s if transfer else 0.0,
         prompt_embeds=bool(model.enable_prompt_embeds),
+        beam_width=_beam_width(model),
         default_sampling=model.get_diff_sampling_param(),
         extra={
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_tokens": cache.block_size * (cache.num_gpu_blocks or 0),
         },
     )
+
+
+def _beam_width(model: Any) -> int:
+    """Return the most beams of a search: each step needs the log-probabilities of twice as many tokens."""
+    most: int = model.max_logprobs if model.max_logprobs >= 0 else model.get_vocab_size()
+    return min(most // 2, WIDEST_BEAM_SEARCH)
 
 
 def _eos_ids(llm: Any) -> tuple[int, ...]:

@@ -284,7 +284,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
     ({"extra_body": {"chat_template": "{{ x }}"}}, "chat_template"),
-    ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+    ({"stream": True, "extra_body": {"use_beam_search": True}}, "stream"),
+    ({"n": 11, "extra_body": {"use_beam_search": True}}, "n"),
     ({"modalities": ["audio"], "audio": {"voice": "alloy", "format": "wav"}}, "audio"),
     ({"temperature": 3}, "temperature"),
     ({"top_logprobs": 3}, "top_logprobs"),
@@ -298,6 +299,27 @@ async def test_the_client_sees_what_was_wrong(client: AsyncOpenAI, options: dict
     with pytest.raises(openai.BadRequestError) as caught:
         await chat(client, **options)
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
+
+
+async def test_a_beam_search_has_its_best_beam_first_and_counts_the_prompt_once(client: AsyncOpenAI) -> None:
+    plain = await chat(client)
+    beams = await chat(client, n=3, logprobs=True, top_logprobs=2, extra_body={"use_beam_search": True})
+    texts = [choice.message.content for choice in beams.choices]
+    assert texts[0] == plain.choices[0].message.content, "the simulator's own token is always the likeliest"
+    assert len(set(texts)) == 3
+    totals = [sum(token.logprob for token in choice.logprobs.content) for choice in beams.choices]
+    assert totals == sorted(totals, reverse=True)
+    assert [len(token.top_logprobs) for token in beams.choices[0].logprobs.content] == [2] * 12
+    assert {choice.finish_reason for choice in beams.choices} == {"length"}
+    assert (beams.usage.prompt_tokens, beams.usage.completion_tokens) == (plain.usage.prompt_tokens, 3 * 12)
+
+
+async def test_each_prompt_has_a_beam_search_of_its_own(client: AsyncOpenAI) -> None:
+    prompts = ["Once upon a time", "The sea"]
+    answer = await complete(client, prompt=prompts, n=2, extra_body={"use_beam_search": True, "length_penalty": 0.5})
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    best = [(await complete(client, prompt=prompt)).choices[0].text for prompt in prompts]
+    assert [answer.choices[0].text, answer.choices[2].text] == best
 
 
 # -- completions ---------------------------------------------------------------------------------------------
