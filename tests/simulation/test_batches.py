@@ -47,6 +47,23 @@ def test_a_batch_expires_with_one_end_for_each_line(monkeypatch: pytest.MonkeyPa
     assert assert_holds(slow, range(15)) > 1000
 
 
+def test_a_window_that_ends_about_when_the_last_line_does_leaves_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the seed the batch is complete or expired: never both, and each line is in one file."""
+    monkeypatch.setattr(looks, "LOOK_S", 1.0)
+    ends: set[str] = set()
+    move = BatchRun._move
+
+    async def noted(self: BatchRun, stored: StoredBatch, status: Any, **changes: Any) -> StoredBatch:
+        written = await move(self, stored, status, **changes)
+        ends.add(written.record.status)
+        return written
+
+    monkeypatch.setattr(BatchRun, "_move", noted)
+    near = scenario(SimConfig(noise=0.05), until_s=250.0, window="1m", slow_s=35.0)
+    assert assert_holds(near, range(20)) > 1000
+    assert {"completed", "expired"} <= ends
+
+
 def seen_to_fail(**options: Any) -> None:
     with pytest.raises(AssertionError):
         assert_holds(scenario(SimConfig(noise=0.1), **options), range(60))
