@@ -4,7 +4,9 @@ Templates come with the model and are written for transformers: sandboxed, block
 that does not escape HTML, `raise_exception`, `strftime_now`, and the `generation` tag, which only marks text for training.
 
 Every iteration of a loop and every call of a macro counts towards a check of the clock, so a rendering ends at its deadline in
-any thread; a thread cannot be stopped from outside. Multiplication cannot make text larger than the limit on prompts.
+any thread; a thread cannot be stopped from outside. Nothing is computed while a template is compiled, which no clock guards,
+and what makes text longer (operators, methods, filters: `headrace.frontend.prompts.growth`) makes none over the limit of
+prompts.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -20,12 +22,14 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_CHARS = 64 * 1024 * 1024  # of a rendered prompt; twice the largest body, by default
+from headrace.frontend.prompts.growth import bounded_filter, check_method, check_percent, check_size
+
 _STEPS = 64  # between two checks of the clock
 _MAX_BITS = 4096  # of the integers that a template computes
 _LOOP_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "length"})
@@ -66,14 +70,34 @@ class _GenerationTag(jinja2.ext.Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class _NothingComputed(CodeGenerator):
+    """Compiles templates without computing any part of them: what is constant is computed when it is rendered."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - the name is Jinja's
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The environment of a model's templates. Safe to use from several threads."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+    code_generator_class = _NothingComputed
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        self.optimized = False
         self.filters["tojson"] = _tojson
+        self.filters = {name: bounded_filter(name, function) for name, function in self.filters.items()}
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -96,6 +120,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
+        if template.find(nodes.EvalContextModifier) is not None:  # its value is computed while compiling
+            raise jinja2.TemplateSyntaxError("autoescape is not for prompts", 1, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
             step = nodes.ExprStmt(nodes.EnvironmentAttribute("step"), lineno=node.lineno)
             step.set_environment(self)
@@ -103,19 +129,44 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a product or power. Raises SecurityError if it would be larger than any prompt."""
-        if operator == "**":
+        """Compute a sum, product, power or formatted text. Raises SecurityError if it would be larger than any prompt."""
+        if operator == "%":
+            check_percent(left)
+        elif operator == "+":
+            if isinstance(left, str | bytes | list | tuple) and isinstance(right, str | bytes | list | tuple):
+                check_size(len(left) + len(right))
+        elif operator == "**":
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() * max(right, 0) > _MAX_BITS:
                 raise SecurityError("a power too large")
         else:
             for many, times in ((left, right), (right, left)):
                 if not isinstance(times, int):
                     continue
-                if isinstance(many, str | bytes | list | tuple) and len(many) * times > MAX_CHARS:
-                    raise SecurityError("a repetition too long")
+                if isinstance(many, str | bytes | list | tuple):
+                    check_size(len(many) * times)
                 if isinstance(many, int) and many.bit_length() + times.bit_length() > _MAX_BITS:
                     raise SecurityError("a product too large")
         return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return the sandboxed form of a text's `format`. Raises SecurityError for one with an excessive width."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            check_method(value.__self__, "format", (), {})
+        return wrapped
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of a template. Raises SecurityError for a method that would make text larger than any prompt."""
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str | bytes):
+            check_method(owner, obj.__name__, args, kwargs)
+        return super().call(context, obj, *args, **kwargs)
+
+    def joined(self, values: tuple[Any, ...]) -> str:
+        """Join values as the operator `~` does. Raises SecurityError for a text larger than any prompt."""
+        texts = [str(value) for value in values]
+        check_size(sum(map(len, texts)))
+        return "".join(texts)
 
 
 def _raise_exception(message: str) -> None:

@@ -10,11 +10,13 @@ import jinja2
 
 from headrace.frontend.errors import BadRequest, ModelUnusable
 from headrace.frontend.prompts.content_format import takes_parts
-from headrace.frontend.prompts.template_sandbox import MAX_CHARS, TemplateEnvironment, TemplateTimeout, limited
+from headrace.frontend.prompts.growth import MAX_CHARS
+from headrace.frontend.prompts.template_sandbox import TemplateEnvironment, TemplateTimeout, limited
 
 _MARK = "\ue0aaHEADRACE-CONTINUE\ue0aa"  # private-use characters: no prompt contains this by accident
 _PROBE = _MARK + " "  # the blank shows whether the template trims contents
 
+MAX_TEMPLATE_CHARS = 512 * 1024
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
 )
@@ -111,13 +113,16 @@ class ChatTemplate:
 
 
 def _compile(name: str, source: str, names: Mapping[str, Any]) -> _Compiled:
+    which = "" if name == DEFAULT else f" {name!r}"
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise ModelUnusable(f"the model's chat template{which} has {len(source)} characters; the limit is {MAX_TEMPLATE_CHARS}")
     environment = TemplateEnvironment()
     try:
         template = environment.from_string(source)
         parts = takes_parts(environment.parse(source))
-    except jinja2.TemplateError as error:
-        which = "" if name == DEFAULT else f" {name!r}"
-        raise ModelUnusable(f"the model's chat template{which} does not compile: {error}") from None
+    except (jinja2.TemplateError, ValueError, RecursionError, MemoryError, SyntaxError) as error:
+        why = str(error) if isinstance(error, jinja2.TemplateError) else type(error).__name__
+        raise ModelUnusable(f"the model's chat template{which} does not compile: {why}") from None
     # The environment's globals and the template's own names are one shared mapping, because building a context from both at
     # every call costs more than the rendering of a short chat.
     return _Compiled(template, {**template.globals, **names}, parts)
