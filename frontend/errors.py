@@ -16,6 +16,7 @@ HeadraceError
     ├── MethodNotAllowed           405
     ├── BodyTimeout                408  the body did not arrive in time
     ├── BodyTooLarge               413
+    ├── BodiesFull                 503  too many bodies arrive at once
     ├── HeadersTimeout             408  the connection is closed, as for the next three
     ├── UrlTooLong                 414
     ├── HeadersTooLarge            431
@@ -173,6 +174,10 @@ class BodyTimeout(FrontendError, status=408, code="body_timeout"):
 
 class BodyTooLarge(FrontendError, status=413, code="body_too_large"):
     """The body of the request is larger than this server takes."""
+
+
+class BodiesFull(FrontendError, status=503, code="too_many_bodies", retriable=True):
+    """Bodies that are still arriving hold as much memory as this server gives them."""
 
 
 class HeadersTimeout(FrontendError, status=408, code="headers_timeout"):

@@ -89,6 +89,9 @@ class Metrics:
             r, "headrace_frontend_loop_lag_seconds", "How late the event loop was, looked at twenty times a second"
         )
         self.connections = Gauge("headrace_frontend_connections", "Open HTTP connections", registry=r)
+        self.arriving_bytes = Gauge(
+            "headrace_frontend_arriving_body_bytes", "Memory of bodies that are still arriving", registry=r
+        )
         self.connections_shed = Counter(
             "headrace_frontend_connections_shed", "Idle connections closed to make room for new ones", registry=r
         )

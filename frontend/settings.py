@@ -20,6 +20,10 @@ class FrontendSettings:
     keep_alive_s: Annotated[float, Setting("An idle connection is closed after this.", least=0.1)] = 75.0
     body_timeout_s: Annotated[float, Setting("Longest time from a request's headers to the end of its body.", least=0.1)] = 30.0
     max_body_bytes: Annotated[int, Setting("Largest request body.", "--max-body", least=1, metavar="BYTES")] = 32 * 1024 * 1024
+    body_memory_bytes: Annotated[
+        int,
+        Setting("Memory for bodies that are still arriving, of all connections; more are refused.", least=1, metavar="BYTES"),
+    ] = 512 * 1024 * 1024
     deadline_s: Annotated[float, Setting("Deadline of a request that names none.", "--deadline", least=0.1)] = 600.0
     max_deadline_s: Annotated[float, Setting("Longest deadline a request may name.", "--max-deadline", least=0.1)] = (
         3600.0  # a request that asks for more gets this

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import resource
 import time
+from collections import Counter
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from headrace.frontend.errors import FrontendError, HeadersTimeout, HeadersTooLarge, TooManyConnections, UrlTooLong
+from headrace.frontend.http.body_budget import BodyBudget, BodyShare
 from headrace.frontend.http.loop_budget import LoopBudget
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
@@ -39,6 +41,7 @@ SWEEP_BUDGET_S = 0.002  # per loop iteration; the connections closed cost the ne
 LINGER_S = 10.0  # for a client to read the end of its last answer, or to send the rest of a body that is discarded
 SPARE_FILES = 128  # descriptors kept for anything but client connections
 _HEAD_BYTES = 16 * 1024  # of a request's head, parsed at a time, so that a head over the limit is refused before its end
+PEER_SHARE = 0.25  # of the connections, that one address may have while all are taken
 _SHED = 0.02  # share of the connections that are closed at once if there are too many
 
 
@@ -180,6 +183,21 @@ class Connection(HttpToolsProtocol):
         return not self._in_message
 
     @property
+    def peer(self) -> str:
+        """The address of the client; empty for a local socket."""
+        client = self.client
+        return str(client[0]) if client else ""
+
+    @property
+    def half_head(self) -> bool:
+        """True while a head has begun and not ended, or none has begun on a new connection, and no answer is being sent."""
+        return self._in_head and not self._answering
+
+    def body_share(self) -> BodyShare:
+        """Return the part of this connection's body in the memory of all that are still arriving."""
+        return self.board.bodies.share(self.peer)
+
+    @property
     def full(self) -> bool:
         """Return True if the client does not read and the write buffer is full."""
         return self.flow.write_paused
@@ -283,6 +301,7 @@ class Connections:
         self._metrics = metrics
         self._state: ServerState | None = None
         self._loop_budget: LoopBudget | None = None
+        self.bodies = BodyBudget(settings.body_memory_bytes, metrics.arriving_bytes.set)
         self._stream_head: tuple[list[tuple[bytes, bytes]] | None, bytes] = (None, b"")
         self.most = min(settings.max_connections, max(16, _raise_file_limit() - SPARE_FILES))
         if self.most < settings.max_connections:
@@ -316,20 +335,25 @@ class Connections:
         self._metrics.connections_refused.labels(code).inc()
 
     def admit(self, connection: Connection) -> bool:
-        """Return True if there is room for the connection, made by closing the longest idle ones if necessary."""
+        """Return True if there is room for the connection, made by closing others if necessary.
+
+        First those of addresses with more than their share, then those with half a head, then idle ones, the oldest first.
+        """
         self._state = connection.server_state
         connections = connection.connections
         self._metrics.connections.set(len(connections))
         if len(connections) <= self.most:
             return True
-        idle = [
-            (other.idle_since, id(other), other)
+        peers = Counter(other.peer for other in connections if isinstance(other, Connection))
+        share = max(1, int(self.most * PEER_SHARE))
+        closable = [
+            (peers[other.peer] <= share, not other.half_head, other.idle_since or other.waits_since or 0.0, id(other), other)
             for other in connections
-            if isinstance(other, Connection) and other.idle_since is not None and other is not connection
+            if isinstance(other, Connection) and other is not connection and (other.half_head or other.idle_since is not None)
         ]
-        idle.sort()
-        closed = idle[: max(1, int(self.most * _SHED))]
-        for _, _, other in closed:
+        closable.sort()
+        closed = closable[: max(1, int(self.most * _SHED))]
+        for *_, other in closed:
             connections.discard(other)
             other.transport.abort()
         self._metrics.connections_shed.inc(len(closed))

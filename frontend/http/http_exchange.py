@@ -19,6 +19,7 @@ from headrace.broker.jobs import new_id
 from headrace.frontend.auth.cache_salt import tenants_salt
 from headrace.frontend.auth.gate import REQUEST_ID, tenant_of_scope
 from headrace.frontend.errors import BodyTimeout, BodyTooLarge, ErrorForm, FrontendError, StatusForm
+from headrace.frontend.http.body_budget import BodyShare
 from headrace.frontend.http.json_limits import INLINE_BYTES, check_shape
 from headrace.frontend.settings import FrontendSettings
 
@@ -56,6 +57,8 @@ class Wire(Protocol):
 
     @property
     def whole(self) -> bool: ...
+
+    def body_share(self) -> BodyShare: ...
     @property
     def full(self) -> bool: ...
     def begin(self, head: bytes, data: bytes) -> bool: ...
@@ -147,7 +150,8 @@ class HttpExchange:
     async def read_body(self, settings: FrontendSettings, *, json: bool = True) -> bytes:
         """Read the body and, if it is to be JSON, check that it is safe to decode.
 
-        Raises BodyTooLarge as soon as the limit is passed, BodyTimeout, MalformedBody (too deep, too many values), ClientGone.
+        Raises BodyTooLarge as soon as the limit is passed, BodiesFull, BodyTimeout, ClientGone, and MalformedBody for values that
+        are too deep or too many.
         """
         limit = settings.max_body_bytes
         declared = self.headers.get(b"content-length", b"")
@@ -156,11 +160,15 @@ class HttpExchange:
         if self._wire is not None and self._wire.whole:  # the usual case: the body has arrived
             body = await self._read(limit)
         else:
+            share = self._wire.body_share() if self._wire is not None else None
             try:
                 async with asyncio.timeout(settings.body_timeout_s):
-                    body = await self._read(limit)
+                    body = await self._read(limit, share)
             except TimeoutError:
                 raise BodyTimeout(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
+            finally:
+                if share is not None:
+                    share.close()
         self.body_size = self.asked_bytes = len(body)
         if json:
             await check_shape(body, settings)
@@ -170,7 +178,7 @@ class HttpExchange:
         """Return `work()`, run in a thread if the request is long, so that the event loop stays free."""
         return await asyncio.to_thread(work) if self.asked_bytes > INLINE_BYTES else work()
 
-    async def _read(self, limit: int) -> bytes:
+    async def _read(self, limit: int, share: BodyShare | None = None) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -181,6 +189,8 @@ class HttpExchange:
             size += len(part)
             if size > limit:
                 raise BodyTooLarge(f"the body is larger than the {limit} bytes this server takes")
+            if share is not None:
+                share.add(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 if size > _LARGE:  # in a thread, because the copy releases the interpreter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -177,3 +178,42 @@ async def _soon(reader: asyncio.StreamReader) -> bytes:
         async with asyncio.timeout(0.02):
             return await reader.read(1000)
     return b""
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_slow_bodies_of_many_connections_take_no_more_memory_than_they_are_given() -> None:
+    """24 bodies of 8 MiB, each without its last byte, would hold 192 MiB; the budget is 32 MiB."""
+    size, piece = 8 * 1024 * 1024, b"x" * (1 << 18)
+    async with running(body_memory_bytes=32 * 1024 * 1024) as server:
+        await server.alive()
+        before = resident_bytes()
+        answers: list[asyncio.Task[bytes]] = []
+        for _ in range(24):
+            reader, writer = await server.connect()
+            writer.write(request(f"content-length: {size + 1}"))
+            answers.append(asyncio.create_task(reader.read(4096)))
+            with contextlib.suppress(ConnectionError):
+                for _ in range(size // len(piece)):
+                    writer.write(piece)
+                    await asyncio.wait_for(writer.drain(), 10)
+        await asyncio.wait(answers, timeout=1.0)
+        assert resident_bytes() - before < 120 * 1024 * 1024
+        await server.alive()
+        refused = [answer.result() for answer in answers if answer.done() and answer.exception() is None and answer.result()]
+        assert len(refused) >= 20
+        assert {status(answer) for answer in refused} == {503}
+        assert error(refused[0])["code"] == "too_many_bodies"
+        assert b"retry-after: 1" in refused[0].lower()
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+        for writer in server.writers:
+            writer.transport.abort()
+        async with asyncio.timeout(5):
+            while server.metrics.arriving_bytes._value.get():
+                await asyncio.sleep(0.01)
+        await server.alive()

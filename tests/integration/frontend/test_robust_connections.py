@@ -116,3 +116,13 @@ async def test_without_idle_connections_new_ones_are_refused() -> None:
         async with asyncio.timeout(5):
             while not all(answer.cancelled for answer in server.ingress.answers):
                 await asyncio.sleep(0.01)
+
+
+async def test_at_the_limit_half_heads_give_way_to_new_connections() -> None:
+    async with running(max_connections=16) as server:
+        half = [await server.connect() for _ in range(16)]
+        for _, writer in half:
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: loc")
+        await asyncio.sleep(0.1)
+        for _ in range(20):
+            await server.alive()
