@@ -150,8 +150,8 @@ class HttpExchange:
     async def read_body(self, settings: FrontendSettings, *, json: bool = True) -> bytes:
         """Read the body and, if it is to be JSON, check that it is safe to decode.
 
-        Raises BodyTooLarge as soon as the limit is passed, BodiesFull, BodyTimeout, ClientGone, and MalformedBody for values that
-        are too deep or too many.
+        Raises BodyTooLarge as soon as the limit is passed, BodiesFull, BodyTimeout, ClientGone, and MalformedBody for values
+        that are too deep or too many.
         """
         limit = settings.max_body_bytes
         declared = self.headers.get(b"content-length", b"")
