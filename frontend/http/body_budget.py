@@ -53,7 +53,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one body holds of the budget."""
+    """The part of the budget that one body holds."""
 
     __slots__ = ("_budget", "_counted", "_peer", "_size")
 
