@@ -180,6 +180,16 @@ async def _nats_and_worker_killed(run: Running) -> None:
     run.kill("workers")
 
 
+async def _nats_and_router_killed(run: Running) -> None:
+    run.kill("nats")
+    run.kill("routers")
+
+
+async def _nats_router_and_worker_killed(run: Running) -> None:
+    for part in ("nats", "routers", "workers"):
+        run.kill(part)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A fault, and how long after `/ready` it comes: an age in seconds of the processes that have to notice it."""
@@ -202,6 +212,8 @@ FAULTS = {
     "nats-killed": Fault("nats-server killed, started again at once", _nats_killed),
     "nats-stopped": Fault("nats-server stopped for 4 s", _nats_stopped),
     "nats-and-worker": Fault("nats-server and a worker killed together", _nats_and_worker_killed),
+    "nats-and-router": Fault("nats-server and a router killed together", _nats_and_router_killed),
+    "nats-router-worker": Fault("nats-server, a router and a worker killed together", _nats_router_and_worker_killed),
 }
 
 

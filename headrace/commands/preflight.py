@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace.config.build_settings import bundled_model_dir, engine_arguments, frontend_settings, needs_bundled_model
 from headrace.config.settings import Settings
 from headrace.errors import SettingsError, StartFailed
-from headrace.private_files import make_private_folder
+from headrace.private_files import PRIVATE_FOLDER
 from headrace.up.pools import every_pool
 from headrace.up.worker_plan import worker_counts
 from headrace.up.worker_python import worker_python
@@ -138,7 +138,7 @@ def check_data_folder(settings: Settings) -> None:
     """
     folder = Path(settings["data_dir"]).resolve()
     try:
-        make_private_folder(folder)
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)  # the run file closes one that was open to others
         with tempfile.TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, _PROBE_BYTES)
     except OSError as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from headrace.up.frontend_probe import base_url, get, kinds_of, served_models
+from headrace.up.frontend_probe import base_url, kinds_of, served_models
 from headrace.up.ready_text import ready_text
 from headrace.up.terminal import Terminal
 
@@ -21,14 +21,16 @@ _LOG_PROGRESS_EVERY_S = 10.0
 
 async def until_answering(
     terminal: Terminal, host: str, port: int, *, tls: bool, waiting_for: Callable[[], str], began_s: float
-) -> None:
-    """Show progress until the frontend says that some model can answer. `began_s` is a time of the monotonic clock."""
+) -> list[str]:
+    """Show progress until the frontend says that some model can answer, and return the names of those that can.
+
+    `began_s` is a time of the monotonic clock.
+    """
     next_status_s = began_s + terminal.QUIET_START_S
     next_log_s = began_s + _LOG_PROGRESS_EVERY_S
     while True:
-        status, _ = await get(host, port, "/ready", tls=tls)
-        if status == 200:
-            return
+        if models := await served_models(host, port, tls=tls):
+            return models
         now_s = time.monotonic()
         elapsed_s = now_s - began_s
         if now_s >= next_status_s:
@@ -40,11 +42,10 @@ async def until_answering(
         await asyncio.sleep(_POLL_S)
 
 
-async def say_ready(host: str, port: int, *, tls: bool, after_s: float) -> None:
-    """Print the ready line with commands to try. `after_s` is the time that the start took."""
-    models = await served_models(host, port, tls=tls)
+async def say_ready(host: str, port: int, *, tls: bool, models: Sequence[str], after_s: float) -> None:
+    """Print the ready line with commands to try. `models` can answer; `after_s` is the time that the start took."""
     url = base_url(host, port, tls=tls)
     _log.info("up.ready", url=url, models=models, elapsed_s=round(after_s, 2))
-    model = models[0] if models else "MODEL"
+    model = models[0]
     sys.stdout.write(ready_text(url, model, after_s=after_s, kinds=await kinds_of(host, port, model, tls=tls)))
     sys.stdout.flush()

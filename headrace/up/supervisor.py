@@ -237,7 +237,7 @@ class Supervisor:
     # -- what people and tools see ---------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        await until_answering(
+        models = await until_answering(
             self._terminal, self._host, self._port, tls=self._tls, waiting_for=self._waiting_for, began_s=self._began_s
         )
         self._ready = True
@@ -248,7 +248,7 @@ class Supervisor:
         routers = [router.name for router in self._parts.routers]
         serving = [worker.name for worker in self._parts.workers if worker.serves]
         await self._terminal.settle(routers, one_of=serving, timeout_s=_SETTLE_S)
-        await say_ready(self._host, self._port, tls=self._tls, after_s=after_s)
+        await say_ready(self._host, self._port, tls=self._tls, models=models, after_s=after_s)
 
     def _say_who_answers(self) -> None:
         """Say that a worker has to join where none that answers requests is started here."""

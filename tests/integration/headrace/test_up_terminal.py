@@ -99,7 +99,10 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Screen]]:
 
 
 @pytest.mark.fault
-def test_a_start_is_a_few_lines_and_a_block_over_which_only_a_crash_is_printed(up: Callable[..., Screen]) -> None:
+def test_a_start_is_a_few_lines_and_a_block_over_which_only_a_crash_is_printed(
+    up: Callable[..., Screen], tmp_path: Path
+) -> None:
+    (tmp_path / ".headrace").mkdir(mode=0o755)  # open to other users: it is closed, and the log says so
     screen = up()
     screen.until_shown(LAST)
     started, block = screen.text().split("Headrace is ready", 1)
@@ -113,7 +116,7 @@ def test_a_start_is_a_few_lines_and_a_block_over_which_only_a_crash_is_printed(u
     assert f"curl {state['url']}/v1/chat/completions" in block
     assert block.strip().endswith(LAST)
     # the log is somewhere else, and complete
-    assert {"lease.gained", "up.ready", "worker.ready", "part.started"} <= set(screen.logged())
+    assert {"folder.made_private", "lease.gained", "up.ready", "worker.ready", "part.started"} <= set(screen.logged())
 
     os.kill(state["workers"][0]["pid"], signal.SIGKILL)
     screen.until_shown("is back after")
