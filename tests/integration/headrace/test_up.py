@@ -223,7 +223,7 @@ def _until_joined(up: RunningUp, roles: dict[str, str]) -> None:
 
 def _metric(up: RunningUp, worker: str, pattern: str) -> float:
     """The sum of a worker's samples whose name and labels match."""
-    (port,) = {event["port"] for event in up.events("metrics.listening") if event["worker"] == worker}
+    (port,) = {event["port"] for event in up.events("metrics.listening") if event.get("worker") == worker}
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(pattern, line))
