@@ -29,6 +29,9 @@ from headrace.frontend.generation.endpoint import Api, GenerationEndpoint
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.http.middleware import Observe
 from headrace.frontend.http.unary_endpoint import UnaryEndpoint
+from headrace.frontend.images.api import PATH as IMAGES
+from headrace.frontend.images.api import ImageApi
+from headrace.frontend.images.writer import Results
 from headrace.frontend.jobs.durable_api import DurableApi
 from headrace.frontend.jobs.durable_streams import DurableStreams
 from headrace.frontend.jobs.renderer import ApiRenderer
@@ -83,7 +86,7 @@ class Stores:
 
     Without `responses` no response can be continued by its id, and without `records` too no chat or conversation is stored.
     Without `jobs` no answer can be durable or made in the background, without `uploads` and `batches` there are no routes over
-    files and batches.
+    files and batches, without `results` a picture has to fit into a frame.
     """
 
     responses: ResponsePort | None = None
@@ -91,6 +94,7 @@ class Stores:
     jobs: StoredJobPort | None = None
     uploads: UploadStore | None = None
     batches: Batches | None = None
+    results: Results | None = None
 
 
 def build_frontend(
@@ -157,6 +161,8 @@ def build_frontend(
         hot[path] = _Gate(GenerationEndpoint(speech, port, settings, metrics, takes_form=True), lifecycle)
     ollama_models = OllamaModelRoutes(port.models)
     hot["/api/show"] = UnaryEndpoint(ollama_models.show, settings, form=OllamaForm())
+    images = ImageApi(model_cache, settings, stores.results)
+    hot[IMAGES] = _Gate(GenerationEndpoint(images, port, settings, metrics), lifecycle)
     pooling = pooling_routes(model_cache, settings)
     for path, api in pooling.items():
         hot[path] = _Gate(GenerationEndpoint(api, port, settings, metrics), lifecycle)

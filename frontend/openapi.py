@@ -8,14 +8,24 @@ from typing import Any
 
 import msgspec
 
-from headrace.frontend.api_description import chats, messages, ollama, pooling, responses, server, tokens, transcriptions
+from headrace.frontend.api_description import (
+    chats,
+    images,
+    messages,
+    ollama,
+    pooling,
+    responses,
+    server,
+    tokens,
+    transcriptions,
+)
 from headrace.frontend.api_description.operations import stored_errors
 from headrace.frontend.batches.describe import batch_paths
 from headrace.frontend.batches.schema import SCHEMAS as BATCH_SCHEMAS
 from headrace.frontend.files.describe import file_paths
 from headrace.frontend.files.schema import SCHEMAS as FILE_SCHEMAS
 
-_PARTS = (chats, responses, messages, pooling, transcriptions, tokens, ollama, server)  # in the order of the document
+_PARTS = (chats, responses, messages, pooling, images, transcriptions, tokens, ollama, server)  # in the order of the document
 
 
 @cache

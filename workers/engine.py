@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from headrace.broker.messages import PoolingTask, Sampling, TokenLogprob
+from headrace.broker.messages import Picture, PoolingTask, Sampling, TokenLogprob
 from headrace.broker.models.cards import MediaSlot
 from headrace.workers.prompt_embeds import StoredTensor
 
@@ -44,8 +44,8 @@ class DisaggStyle(StrEnum):
     RENDEZVOUS = "rendezvous"  # both sides start at once under a shared room id (SGLang)
 
 
-POOLING_KINDS = frozenset({"embedding", "score", "classify"})
-"""The kinds of requests that compute vectors. An engine serves these or generates."""
+POOLING_KINDS = frozenset({"embedding", "score", "classify", "image"})
+"""The kinds of requests that compute one result per input: a vector, or a picture. An engine serves these or generates."""
 
 WIDEST_BEAM_SEARCH = 128
 """The most beams that an engine without a limit of its own should declare: the most choices of a request."""
@@ -172,7 +172,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolItem:
-    """An input for which an engine computes a vector.
+    """An input for which an engine computes a vector, or makes a picture.
 
     `second` is the index at which the second text of a pair begins, for models that mark it. `normalize` None: the model's
     default.
@@ -187,11 +187,15 @@ class PoolItem:
     priority: int = 0
     adapter: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    picture: Picture | None = None  # of task `image`
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The vector of an input, f32 little endian, and the number of its tokens that the cache had."""
+    """The result of an input, and the number of its tokens that the cache had.
+
+    `vector`: f32 little endian, or for task `image` a picture as the bytes of a PNG file.
+    """
 
     vector: bytes
     cached_tokens: int = 0
@@ -344,7 +348,9 @@ class Engine(Protocol):
         """Change the role. The caller makes sure that the engine has no sequences. Raises UnsupportedByEngine."""
 
     async def pool(self, item: PoolItem) -> Pooled:
-        """Compute the vector of an input. Cancelling the call stops the work. Only for the kinds in `EngineInfo.kinds`.
+        """Compute the vector of an input, or make its picture. Cancelling the call stops the work.
+
+        Only for the kinds in `EngineInfo.kinds`.
 
         Raises RequestInvalid, EngineOverloaded, EngineDead, UnsupportedByEngine, EngineError.
         """

@@ -9,7 +9,7 @@ from headrace.workers.engine_support import EngineSupport
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.selection import ParserFamily
 
-NAMES = ("sim", "sglang", "trtllm", "vllm")
+NAMES = ("sim", "sglang", "trtllm", "vllm", "diffusion")
 MEMBERS = tuple(name for name in vars(Engine) if not name.startswith("_"))
 """The members that the engine protocol requires."""
 
@@ -24,6 +24,10 @@ def create(name: str) -> Engine:
             from headrace.workers.sim.engine import SimEngine
 
             return SimEngine()
+        if name == "diffusion":
+            from headrace.workers.diffusion.engine import DiffusionEngine
+
+            return DiffusionEngine()
         if name == "trtllm":
             from headrace.workers.trtllm.engine import TrtllmEngine
 

@@ -16,6 +16,7 @@ import structlog
 from headrace.broker.messages import WorkerMember
 from headrace.broker.part_state import PartState
 from headrace.broker.places import place_name, ranks_of
+from headrace.broker.results import ResultObjects
 from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.worker.ports import EnginePorts, KvPort
 from headrace.broker.worker.session import WorkerSession
@@ -209,7 +210,12 @@ async def _serve(
 
         handovers = Handovers(session, engine, info, runtime, settings)
         runtime.attach(
-            session.sink, info, table, handovers.coordinator, parsers=started.family.build(engine, info, table, parsers)
+            session.sink,
+            info,
+            table,
+            handovers.coordinator,
+            parsers=started.family.build(engine, info, table, parsers),
+            results=ResultObjects(connection, subjects),
         )
         canary = Canary(
             probe,

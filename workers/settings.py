@@ -13,8 +13,8 @@ SAMPLING = frozenset(
 )
 """Sampling parameters that can have a default of the model's own."""
 
-KINDS = ("chat", "completion", "embedding", "score", "classify")
-EngineName = Literal["vllm", "sglang", "sim", "trtllm"]
+KINDS = ("chat", "completion", "embedding", "score", "classify", "image")
+EngineName = Literal["vllm", "sglang", "sim", "trtllm", "diffusion"]
 RoleName = Literal["aggregated", "prefill", "decode"]
 PrefillMode = Literal["auto", "always", "never"]
 Unready = Literal["local", "refuse"]
@@ -27,7 +27,8 @@ class WorkerSettings:
     engine: Annotated[
         EngineName | str,
         Setting(
-            "Engine to run: vLLM, SGLang, the simulator (no model needed), TensorRT-LLM, or a class of your own.",
+            "Engine to run: vLLM, SGLang, the simulator (no model needed), TensorRT-LLM, a stand-in for diffusion engines, or "
+            "a class of your own.",
             "--engine",
             other="MODULE:CLASS",
         ),

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from headrace.broker.messages.base import Attempt, CallIndex, Choice, Count, Record, Run64, Seconds, Token, Tokens
+from headrace.broker.messages.requests import Spill
 
 FinishReason = Literal["stop", "length", "error", "tool_calls", "content_filter"]
 
@@ -59,7 +60,8 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=F
     cached_tokens: Tokens = 0
     reasoning_tokens: Tokens = 0  # of the completion tokens, as far as the parser can tell
     prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token, None for the first
-    vector: bytes = b""  # result of pooling, f32 little endian
+    vector: bytes = b""  # result of pooling: a vector, f32 little endian, or a picture as the bytes of a file
+    spill: Spill | None = None  # the place of a result that is too large for a frame
     fault: JobFault | None = None
 
 

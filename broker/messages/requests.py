@@ -133,7 +133,22 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     calls_before: Tokens = 0  # tool calls in the conversation so far, because some model families number them
 
 
-PoolingTask = Literal["embed", "classify"]
+PoolingTask = Literal["embed", "classify", "image"]
+
+
+class Picture(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A picture to be made from text. None leaves a number to the model.
+
+    `seed` is that of the first picture of a request, and one more for each that follows.
+    """
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int | None = None  # pixels
+    height: int | None = None
+    steps: int | None = None
+    guidance: float | None = None  # how closely to follow the prompt
+    seed: int = 0
 
 
 class PoolingInput(msgspec.Struct, frozen=True, array_like=True):
@@ -144,9 +159,10 @@ class PoolingInput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pooling(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """The payload of a job of kind `pool`: each input becomes a vector, that of input i is choice i.
+    """The payload of a job of kind `pool`: each input becomes a vector or a picture, that of input i is choice i.
 
-    `embed` returns an embedding, `classify` the scores of all classes; a model that scores pairs has one class.
+    `embed` returns an embedding, `classify` the scores of all classes; a model that scores pairs has one class. `image` makes
+    a picture of `picture` for each input; their tokens are those of its prompt.
     """
 
     task: PoolingTask
@@ -155,6 +171,7 @@ class Pooling(Record, frozen=True, omit_defaults=True, kw_only=True):
     normalize: bool | None = None  # to length 1, or scores to probabilities; None = the model's own default
     adapter: str | None = None
     extra: dict[str, Any] = {}  # passed to the engine as it is
+    picture: Picture | None = None  # of task `image`
 
 
 class PrefillDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

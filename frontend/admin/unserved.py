@@ -23,7 +23,7 @@ NOT_SERVED = {
     "/v1/evals": "evaluations",
     "/v1/fine-tunes": "fine-tuning jobs",
     "/v1/fine_tuning": "fine-tuning jobs",
-    "/v1/images": "images: their generation, edits and variations",
+    "/v1/images": "edits and variations of images",
     "/v1/messages/batches": "batches",
     "/v1/moderations": "moderations",
     "/v1/organization": "organizations",

@@ -14,6 +14,7 @@ _EXACT: dict[str, Scope] = {
         (
             *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/compact", "/v1/messages"),
             *("/v1/audio/transcriptions", "/v1/audio/translations", "/inference/v1/generate", "/api/chat", "/api/generate"),
+            "/v1/images/generations",
         ),
         "generate",
     ),

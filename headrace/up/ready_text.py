@@ -37,7 +37,12 @@ _CLASSIFY = """
   curl {url}/v1/classify -H 'Content-Type: application/json' \\
     -d '{{"model": "{model}", "input": ["Say hello."]}}'
 """
-_EXAMPLES = {"chat": _CHAT, "embedding": _EMBEDDING, "score": _SCORE, "classify": _CLASSIFY}  # the first that fits
+_IMAGE = """
+  curl {url}/v1/images/generations -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "prompt": "A river at dawn", "size": "256x256"}}' \\
+    | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["b64_json"])' | base64 -d > river.png
+"""
+_EXAMPLES = {"chat": _CHAT, "embedding": _EMBEDDING, "score": _SCORE, "classify": _CLASSIFY, "image": _IMAGE}  # first that fits
 
 
 def ready_text(url: str, model: str, *, after_s: float, kinds: Sequence[str] = ()) -> str:

@@ -21,6 +21,7 @@ ROWS = {
     "kind embedding": "embeddings",
     "kind score": "scores of pairs",
     "kind classify": "classes",
+    "kind image": "pictures from text",
     "seeds": "seeds",
     "resume": "an answer goes on after a crash",
     "resume_guided": "… in the middle of structured output",

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import Engine, EngineConfig, EngineInfo, Output, Sequence
+from headrace.workers.engine import POOLING_KINDS, Engine, EngineConfig, EngineInfo, Output, Sequence
 from headrace.workers.engine_support import EngineSupport, words
 from headrace.workers.errors import RequestInvalid, UnsupportedByEngine
 from headrace.workers.prompt_embeds import StoredTensor
@@ -60,7 +60,7 @@ class Subject:
 
     @property
     def pools(self) -> bool:
-        return "kind embedding" in self.declared or "kind score" in self.declared or "kind classify" in self.declared
+        return bool(POOLING_KINDS & set(self.info.kinds))
 
     def sink(self, outputs: list[Output]) -> None:
         self.calls.append(outputs)

@@ -9,8 +9,9 @@ import asyncio
 from itertools import count
 
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import POOLING_KINDS, Engine, EngineInfo, Output, PoolItem, Sequence
+from headrace.workers.engine import POOLING_KINDS, Engine, EngineInfo, Output, Sequence
 from headrace.workers.errors import WorkerError
+from headrace.workers.health.pool_probe import pool_probe
 from headrace.workers.runtime.runtime import Runtime
 
 
@@ -53,10 +54,6 @@ class EngineProbe:
             raise WorkerError(fault.message)
 
     async def _pool(self) -> None:
-        kinds = self._info.kinds
-        task = "embed" if "embedding" in kinds else "classify"
-        pair = "score" in kinds
-        tokens = [self._token] * (2 if pair else 1)
-        item = PoolItem(id=f"canary-{next(self._numbers)}", task=task, token_ids=tokens, second=1 if pair else None)  # type: ignore[arg-type]
-        await self._engine.pool(item)
+        tokens = [self._token] * (2 if "score" in self._info.kinds else 1)
+        await self._engine.pool(pool_probe(self._info, f"canary-{next(self._numbers)}", tokens))
         self._runtime.watchdog.stepped()

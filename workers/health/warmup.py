@@ -8,8 +8,9 @@ import msgspec
 import structlog
 
 from headrace.broker.messages import Sampling
-from headrace.workers.engine import POOLING_KINDS, DisaggStyle, Engine, EngineInfo, Handover, Output, PoolItem, Role, Sequence
+from headrace.workers.engine import POOLING_KINDS, DisaggStyle, Engine, EngineInfo, Handover, Output, Role, Sequence
 from headrace.workers.errors import EngineStartFailed, WorkerError
+from headrace.workers.health.pool_probe import pool_probe
 from headrace.workers.runtime.runtime import Runtime
 
 log = structlog.get_logger()
@@ -39,12 +40,7 @@ async def warm_up(engine: Engine, runtime: Runtime, info: EngineInfo, *, token: 
 
 async def _pool(engine: Engine, info: EngineInfo, token: int, *, timeout_s: float) -> None:
     length = max(1, min(POOLED_TOKENS, info.context_length))
-    item = PoolItem(
-        id="warm-up",
-        task="embed" if "embedding" in info.kinds else "classify",
-        token_ids=_prompt(info, token, length),
-        second=(length // 2 or None) if "score" in info.kinds else None,
-    )
+    item = pool_probe(info, "warm-up", _prompt(info, token, length))
     try:
         async with asyncio.timeout(timeout_s):
             await engine.pool(item)

@@ -1,4 +1,4 @@
-"""Runs pooling jobs: every input without a vector goes to the engine, and its vector ends its choice.
+"""Runs pooling jobs: every input without a result goes to the engine, and its vector or picture ends its choice.
 
 All inputs of a job are given to the engine at once; the engine chooses their order. A resumed job runs only the inputs without
 an end; the others are not computed again.
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from headrace.broker.codec import decode, unpack_u32
-from headrace.broker.errors import WireError
+from headrace.broker.errors import BrokerError, WireError
 from headrace.broker.log_ids import log_ids
-from headrace.broker.messages import Finish, JobFault, Pooling
+from headrace.broker.messages import Finish, JobFault, Pooling, Spill
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.ports import RunSink
 from headrace.jetstream.tasks import TaskScope
@@ -27,13 +28,19 @@ from headrace.workers.runtime.watchdog import Watchdog
 
 log = structlog.get_logger()
 
-_NEEDED = {"embed": ("embedding",), "classify": ("classify", "score")}
+_NEEDED = {"embed": ("embedding",), "classify": ("classify", "score"), "image": ("image",)}
 
 
 class Pooler(Protocol):
     """The method of `headrace.workers.engine.Engine` that pooling needs."""
 
     async def pool(self, item: PoolItem) -> Pooled: ...
+
+
+class ResultStore(Protocol):
+    """The store of results that are too large for a frame (`headrace.broker.results.ResultObjects`)."""
+
+    async def put(self, name: str, data: bytes) -> Spill: ...
 
 
 class PoolRuns:
@@ -52,6 +59,7 @@ class PoolRuns:
         self._refused = refused
         self._watchdog = watchdog
         self._scope = scope
+        self.results: ResultStore | None = None  # None: a result has to fit into a frame
         self._tasks: dict[Run, set[asyncio.Task[None]]] = {}
         self._flushing = False
 
@@ -95,8 +103,11 @@ class PoolRuns:
                 del self._tasks[run]
 
     async def _pool(self, run: Run, choice: int, item: PoolItem, sink: RunSink, left: _Left) -> None:
+        spill = None
         try:
             pooled = await self._engine.pool(item)
+            if len(pooled.vector) > sink.max_frame_bytes // 2 and self.results is not None:
+                spill = await self.results.put(item.id, pooled.vector)
         except EngineDead as error:
             self._watchdog.declare_dead(str(error))  # the session moves what was running
             return
@@ -104,6 +115,11 @@ class PoolRuns:
             if run in self._tasks:  # The first input to fail decides for the run.
                 self.stop(run)
                 self._refused(run, error)
+            return
+        except BrokerError as error:
+            if run in self._tasks:
+                self.stop(run)
+                sink.retry_elsewhere(run, JobFault("engine_error", str(error), retriable=True))
             return
         except Exception as error:
             log.error("pooling.crashed", **log_ids(run.envelope), sequence=item.id, exc_info=error)
@@ -119,7 +135,13 @@ class PoolRuns:
         left.cached += pooled.cached_tokens
         if not left.inputs:
             sink.prefilled(run, left.tokens - left.cached)
-        fin = Finish(reason="stop", prompt_tokens=tokens, cached_tokens=pooled.cached_tokens, vector=pooled.vector)
+        fin = Finish(
+            reason="stop",
+            prompt_tokens=tokens,
+            cached_tokens=pooled.cached_tokens,
+            vector=pooled.vector if spill is None else b"",
+            spill=spill,
+        )
         sink.append(run, choice, [], [], fin=fin)
         if not self._flushing:  # Other inputs that end in this turn of the event loop go into the same frame.
             self._flushing = True
@@ -147,6 +169,9 @@ def _items(run: Run, pooling: Pooling, info: EngineInfo) -> dict[int, PoolItem]:
         raise RequestInvalid(f"this worker serves {', '.join(info.kinds)}, not {pooling.task}", param="model")
     if len(pooling.inputs) != len(run.choices):
         raise RequestInvalid(f"{len(pooling.inputs)} inputs for {len(run.choices)} choices", param="input")
+    picture = pooling.picture
+    if pooling.task == "image" and picture is None:
+        raise RequestInvalid("a picture needs a prompt", param="prompt")
     items = {}
     for index, given in enumerate(pooling.inputs):
         if run.choices[index].settled:
@@ -164,5 +189,6 @@ def _items(run: Run, pooling: Pooling, info: EngineInfo) -> dict[int, PoolItem]:
             priority=run.engine_priority,
             adapter=pooling.adapter,
             extra=pooling.extra,
+            picture=None if picture is None else msgspec.structs.replace(picture, seed=picture.seed + index),
         )
     return items

@@ -28,7 +28,7 @@ from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.intake import Intake
 from headrace.workers.runtime.internal_sequences import RawSubmissions
 from headrace.workers.runtime.outputs import Outputs
-from headrace.workers.runtime.pooling import PoolRuns
+from headrace.workers.runtime.pooling import PoolRuns, ResultStore
 from headrace.workers.runtime.rank_loads import rank_loads
 from headrace.workers.runtime.refusal import refuse
 from headrace.workers.runtime.runs import RemotePrefills, Runs
@@ -79,8 +79,14 @@ class Runtime:
         remotes: RemotePrefills | None = None,
         *,
         parsers: ParserSet | None = None,
+        results: ResultStore | None = None,
     ) -> None:
-        """Attach the sink. Without `remotes` every prompt is computed here, without `parsers` no answer can be parsed."""
+        """Attach the sink.
+
+        Without `remotes` every prompt is computed here, without `parsers` no answer can be parsed, without `results` a picture
+        has to fit into a frame.
+        """
+        self._pooling.results = results
         self._sink = sink
         self._info = info
         self._remotes = remotes

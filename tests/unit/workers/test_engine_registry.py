@@ -23,7 +23,7 @@ async def test_an_engine_of_the_users_own_is_found_by_module_and_class() -> None
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("echo", "there are sim, sglang, trtllm, vllm, or your own as module:Class"),
+        ("echo", "there are sim, sglang, trtllm, vllm, diffusion, or your own as module:Class"),
         ("no_such_module:Engine", "'no_such_module:Engine' cannot be imported: No module named 'no_such_module'"),
         ("examples.echo_engine:Nothing", "has no attribute 'Nothing'"),
         ("examples.echo_engine:", "'examples.echo_engine:'"),

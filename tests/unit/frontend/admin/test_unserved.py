@@ -9,7 +9,6 @@ from tests.support.frontend.fakes import Call, FakeIngress, frontend
 PATHS = [
     "/v1/audio/speech",
     "/v1/audio/voices",
-    "/v1/images/generations",
     "/v1/images/edits",
     "/v1/images/variations",
     "/v1/moderations",

@@ -43,8 +43,8 @@ def test_a_flag_before_a_nested_command_counts() -> None:
 def test_a_wrong_setting_ends_with_78_and_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--engine", "vlm"]) == 78
     assert capsys.readouterr().err == (
-        "headrace worker: worker.engine = 'vlm' (--engine): expected one of vllm, sglang, sim, trtllm, or MODULE:CLASS; "
-        "did you mean vllm?\n"
+        "headrace worker: worker.engine = 'vlm' (--engine): expected one of vllm, sglang, sim, trtllm, diffusion, or "
+        "MODULE:CLASS; did you mean vllm?\n"
     )
 
 

@@ -181,7 +181,7 @@ def test_an_engine_argument_without_key_or_equals_is_refused(text: str) -> None:
 
 def test_an_engine_of_the_users_own_is_named_by_module_and_class() -> None:
     assert load("up", flags={"worker.engine": "my_engine:Engine"})["worker.engine"] == "my_engine:Engine"
-    with pytest.raises(SettingsError, match=r"expected one of vllm, sglang, sim, trtllm, or MODULE:CLASS"):
+    with pytest.raises(SettingsError, match=r"expected one of vllm, sglang, sim, trtllm, diffusion, or MODULE:CLASS"):
         load("up", flags={"worker.engine": "my_engine"})
     with pytest.raises(SettingsError, match="expected one of"):
         load("up", flags={"log.level": "my_level:Level"})

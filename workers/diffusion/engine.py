@@ -1,0 +1,174 @@
+"""Implements the engine protocol for pictures from text: a pipeline is read and checked, and a stand-in makes test pictures.
+
+Nothing here computes with a model: `stand-in` is the only back end. What it shows is everything around one: pipelines, jobs,
+limits, slots, time per step, deaths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+from headrace.broker.messages import Picture
+from headrace.workers.diffusion.pipeline import read_pipeline
+from headrace.workers.diffusion.settings import DiffusionSettings, settings_of
+from headrace.workers.diffusion.stand_in import paint
+from headrace.workers.diffusion.support import ABILITIES
+from headrace.workers.engine import (
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    KvBatch,
+    Load,
+    Pooled,
+    PoolItem,
+    Role,
+    Sequence,
+    Sink,
+)
+from headrace.workers.errors import EngineDead, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.text.tokens import token_table
+
+log = structlog.get_logger()
+
+BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
+LONGEST_PROMPT = 4096  # tokens
+_BLOCK = 16  # tokens; nothing is cached, but a pool has a block size
+
+
+class DiffusionEngine:
+    """Makes pictures of prompts, `slots` at once, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._settings = DiffusionSettings()
+        self._size = 0
+        self._slots = asyncio.Semaphore(1)
+        self._started = False
+        self._inside = 0  # pictures that are made or wait for a slot
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return ABILITIES
+
+    async def start(self, config: EngineConfig, sink: Sink) -> EngineInfo:
+        if config.role is not Role.AGGREGATED:
+            raise EngineStartFailed(f"a diffusion engine has no role {config.role.value!r}")
+        self._settings = settings = settings_of(config.args)
+        pipeline = await asyncio.to_thread(read_pipeline, config.model)
+        self._size = pipeline.size
+        self._slots = asyncio.Semaphore(settings.slots)
+        folder = pipeline.tokenizer_dir or BUNDLED_TOKENIZER
+        table = await asyncio.to_thread(token_table, folder)
+        self._started = True
+        log.warning("diffusion.stand_in", pipeline=pipeline.name, meaning="it makes test pictures: no model computes")
+        return EngineInfo(
+            engine="diffusion",
+            version="stand-in",
+            tokenizer_dir=str(folder),
+            context_length=LONGEST_PROMPT,
+            block_size=_BLOCK,
+            blocks=0,
+            slots=settings.slots,
+            vocab_size=len(table.pieces),
+            eos_token_ids=(),
+            kinds=("image",),
+            extra={"pipeline": pipeline.name, "diffusers": pipeline.version, "size": pipeline.size},
+        )
+
+    async def pool(self, item: PoolItem) -> Pooled:
+        """Make the picture of an input, which takes as long as its steps."""
+        self._alive()
+        if item.task != "image" or item.picture is None:
+            raise UnsupportedByEngine("a diffusion engine makes pictures, and no vectors", param="model")
+        picture = item.picture
+        width, height, steps = self._checked(picture)
+        self._inside += 1
+        try:
+            async with self._slots:
+                for _ in range(steps):
+                    await self._step()
+                return Pooled(await asyncio.to_thread(paint, picture, width=width, height=height))
+        finally:
+            self._inside -= 1
+
+    async def _step(self) -> None:
+        """Take the time of a step. Raises EngineDead."""
+        await asyncio.wait([self._death], timeout=self._settings.step_s)
+        self._alive()
+
+    def _checked(self, picture: Picture) -> tuple[int, int, int]:
+        """Return width, height and steps. Raises RequestInvalid."""
+        width, height = picture.width or self._size, picture.height or self._size
+        if width * height > (most := self._settings.max_pixels):
+            raise RequestInvalid(f"{width}x{height} is more than {most} pixels, the most of this worker", param="size")
+        steps = self._settings.steps if picture.steps is None else picture.steps
+        if not 1 <= steps <= self._settings.max_steps:
+            message = f"num_inference_steps is {steps}; this worker takes 1 to {self._settings.max_steps}"
+            raise RequestInvalid(message, param="num_inference_steps")
+        return width, height, steps
+
+    def _alive(self) -> None:
+        if self._death.done():
+            raise EngineDead(f"the diffusion engine is dead: {self._death.result()}")
+        if not self._started:
+            raise EngineDead("the diffusion engine is not started")
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        running = min(self._inside, self._settings.slots)
+        return Load(running=running, waiting=self._inside - running)
+
+    async def healthy(self) -> None:
+        self._alive()
+
+    async def died(self) -> str:
+        return await asyncio.shield(self._death)
+
+    def blamed(self) -> frozenset[str]:
+        return frozenset()
+
+    def die(self, reason: str) -> None:
+        """End the engine as a crash would."""
+        if not self._death.done():
+            self._death.set_result(reason)
+
+    async def stop(self, grace_s: float) -> None:
+        self.die("stopped")
+
+    async def control(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise UnsupportedByEngine(f"a diffusion engine has no operation {op!r}", param="op")
+
+    # -- of engines that generate text ---------------------------------------------------------------------------
+
+    async def submit(self, sequence: Sequence) -> None:
+        raise UnsupportedByEngine("a diffusion engine makes pictures and generates no text", param="model")
+
+    async def abort(self, ids: Seq[str]) -> None:
+        """Do nothing: a picture stops when its call is cancelled, and nothing else runs here."""
+
+    def kv_events(self, rank: int = 0) -> AsyncGenerator[KvBatch]:
+        _no_cache()
+
+    async def replay_kv(self, start: int, rank: int = 0) -> list[KvBatch]:
+        _no_cache()
+
+    def meet(self, peers: Mapping[str, bytes]) -> None:
+        """Ignore the peers: no engine hands anything over to this one."""
+
+    async def release(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
+        """Release nothing, as no blocks are on offer."""
+
+    async def set_role(self, role: Role) -> None:
+        if role is not Role.AGGREGATED:
+            raise UnsupportedByEngine(f"a diffusion engine has no role {role.value!r}", param="role")
+
+
+def _no_cache() -> NoReturn:
+    raise UnsupportedByEngine("a diffusion engine has no KV cache")
