@@ -207,7 +207,7 @@ class ObjectStore:
             return None
         try:
             return msgspec.json.decode(stored.data, type=ObjectInfo)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ObjectCorrupt(f"the description of object {name!r} of {self.name} cannot be read: {error}") from error
 
     async def _infos(self) -> list[ObjectInfo]:
@@ -215,7 +215,7 @@ class ObjectStore:
         for stored in await self._session.reader.last_of_each(self._stream, self._subjects.all_descriptions):
             try:
                 info = msgspec.json.decode(stored.data, type=ObjectInfo)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 log.warning("object.damaged", store=self.name, sequence=stored.seq, error=str(error))
                 continue
             if not info.deleted:

@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.broker.batches.record import line_name
 from headrace.broker.batches.states import Closing
+from headrace.broker.codec import NOT_DECODED
 from headrace.broker.messages import JobResult, ResultError, ResultResponse
 
 FileKind = Literal["output", "error"]
@@ -66,7 +67,7 @@ def custom_id_of(line: bytes) -> str:
     """Return the client's id of an input line that was validated; empty if the line is not the one that was."""
     try:
         return _custom.decode(line).custom_id
-    except msgspec.MsgspecError:
+    except NOT_DECODED:
         return ""
 
 

@@ -15,6 +15,7 @@ import xxhash
 from headrace.broker.batches.errors import InputInvalid
 from headrace.broker.batches.plan import LinePlan
 from headrace.broker.batches.record import LineError
+from headrace.broker.codec import NOT_DECODED
 
 ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions")
 MAX_ERRORS = 100  # reported; the rest of the file is not read after so many
@@ -148,7 +149,7 @@ class InputValidator:
         except msgspec.ValidationError as error:
             self._wrong_type(error)
             return
-        except msgspec.DecodeError as error:
+        except NOT_DECODED as error:
             self._error("invalid_json_line", f"This line is not parseable as valid JSON: {error}.", line=self._number)
             return
         body = self._checked(request)
@@ -180,7 +181,7 @@ class InputValidator:
             self._error("invalid_url", message, line=self._number, param="url")
         try:
             body = _body.decode(request.body)
-        except msgspec.DecodeError as error:
+        except NOT_DECODED as error:
             self._wrong_type(error, "body")
             return None
         self.model = self.model or body.model

@@ -129,7 +129,7 @@ def _line_of(body: bytes) -> _Line | None:
     """Return a body as a line of a batch file; None if it is a plain request. Broken JSON is left to the API's own error."""
     try:
         return msgspec.json.decode(body, type=_Line)
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_DECODED:
         return None
 
 

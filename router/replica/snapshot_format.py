@@ -112,7 +112,7 @@ def read_header(data: bytes) -> tuple[Header, int]:
         raise SnapshotCorrupt(f"its header of {length} bytes does not fit into its {len(data)} bytes")
     try:
         return msgspec.msgpack.decode(memoryview(data)[_FIXED.size : end], type=Header), end
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotCorrupt(f"its header cannot be read: {error}") from None
 
 

@@ -1,0 +1,118 @@
+"""The decoders that read bytes of strangers, each as a function that raises for a bug and for nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.broker.codec import (
+    decode,
+    decode_ingress_control,
+    decode_request,
+    decode_worker_control,
+    parse_job_headers,
+    parse_prefill_header,
+)
+from headrace.broker.durable.errors import JobMalformed
+from headrace.broker.durable.result_store import decode_result
+from headrace.broker.durable.stored_job import parse_job
+from headrace.broker.errors import WireError
+from headrace.broker.messages import Frame, Generation, JobEvents, KvMessage, LoadReport, Pooling, StreamEntry, WorkerMember
+from headrace.broker.messages.prefill import PrefillJob
+from headrace.broker.models.cards import ModelCard
+from headrace.broker.torch_tensors import TensorUnreadable, read_matrix
+from headrace.frontend.anthropic.schema import MessagesRequest
+from headrace.frontend.errors import FrontendError
+from headrace.frontend.http.body_decoding import decode_body
+from headrace.frontend.http.json_limits import check_shape_now
+from headrace.frontend.jobs.stream_names import parse_event_id
+from headrace.frontend.media.sniff import sniff
+from headrace.frontend.prompts.templates import ChatTemplate
+from headrace.frontend.responses.schema import ResponsesRequest
+from headrace.frontend.schema.chat import ChatRequest
+from headrace.frontend.schema.completions import CompletionRequest
+from headrace.frontend.settings import FrontendSettings
+from headrace.router.errors import RouterError
+from headrace.router.replica.snapshot_format import read_header
+
+SETTINGS = FrontendSettings()
+BODIES = [msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)]
+MESSAGES = (Frame, JobEvents, LoadReport, StreamEntry, PrefillJob, Generation, Pooling, WorkerMember, ModelCard)
+
+
+def _refused(work: Callable[[], Any], *errors: type[Exception]) -> None:
+    with contextlib.suppress(*errors):
+        work()
+
+
+def body(data: bytes) -> None:
+    """The body of an HTTP request."""
+    try:
+        check_shape_now(data, SETTINGS)
+    except FrontendError:
+        return
+    for decoder in BODIES:
+        _refused(lambda decoder=decoder: decode_body(decoder, data), FrontendError)  # type: ignore[misc]
+
+
+def resume_id(data: bytes) -> None:
+    """The header `Last-Event-ID`."""
+    _refused(lambda: parse_event_id(data.decode("latin-1")), FrontendError)
+
+
+def message(data: bytes) -> None:
+    """A msgpack message of any kind."""
+    for read in (decode_request, decode_ingress_control, decode_worker_control):
+        _refused(lambda read=read: read(data), WireError)  # type: ignore[misc]
+    for kind in MESSAGES:
+        _refused(lambda kind=kind: decode(kind, data), WireError)  # type: ignore[misc]
+
+
+def cache_event(data: bytes) -> None:
+    """A cache event of an engine."""
+    _refused(lambda: decode(KvMessage, data), WireError)  # type: ignore[arg-type]
+
+
+def headers(data: bytes) -> None:
+    """The headers of a stored request."""
+    text = data.decode("latin-1")
+    for name in ("Hr-Attempt", "Hr-History"):
+        _refused(lambda name=name: parse_job_headers({name: text}), WireError)  # type: ignore[misc]
+    _refused(lambda: parse_prefill_header({"Hr-Prefill": text}), WireError)
+
+
+def stored_job(data: bytes) -> None:
+    """A job of a direct publisher, and a result."""
+    _refused(lambda: parse_job(data, {}, tenant="t", seq=1, stored=1.0), JobMalformed)
+    decode_result(data)
+
+
+def snapshot(data: bytes) -> None:
+    """The header of a snapshot of the prefix index."""
+    _refused(lambda: read_header(data), RouterError)
+
+
+def template(data: bytes) -> None:
+    """A chat template, compiled and rendered."""
+    source = data.decode("utf-8", "replace")[:2000]
+    messages = [{"role": "user", "content": "hi"}]
+    _refused(lambda: ChatTemplate(source, names={}, deadline_s=0.5).render(messages), FrontendError)
+
+
+def media(data: bytes) -> None:
+    """The first bytes of an image, a video or a sound."""
+    sniff(data)
+
+
+def prompt_embeds(data: bytes) -> None:
+    """A tensor as `torch.save` writes it."""
+    _refused(lambda: read_matrix(data), TensorUnreadable)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    one.__name__: one
+    for one in (body, resume_id, message, cache_event, headers, stored_job, snapshot, template, media, prompt_embeds)
+}
