@@ -201,7 +201,7 @@ class InputValidator:
             message = f"The batch has more than the {self._limits.embedding_inputs} embedding inputs that it may have."
             self._error("too_many_inputs", message, line=self._number, param="body.input")
 
-    def _wrong_type(self, error: msgspec.DecodeError, inside: str = "") -> None:
+    def _wrong_type(self, error: Exception, inside: str = "") -> None:
         text = str(error)
         missing = text.partition("missing required field `")[2].partition("`")[0]
         where = text.partition("at `$")[2].partition("`")[0].lstrip(".")
