@@ -56,7 +56,7 @@ class Topology:
     request_max_age_s: float = 8 * DAY_S  # each has a TTL of its own; a job's request may wait until the job's deadline
     result_max_age_s: float = 16 * DAY_S  # beyond `job_max_age_s` and the longest batch window together
     route_max_age_s: float = 2 * DAY_S
-    spill_bytes: int = 8192 * MIB  # payloads too large for a message, of all tenants
+    spill_bytes: int = 4096 * MIB  # payloads too large for a message, of all tenants
     spill_max_age_s: float = 8 * DAY_S  # each has a TTL of its own
     stored_bytes: int = 1024 * MIB  # stored answers and items of conversations: the oldest are removed
     record_bytes: int = 128 * MIB  # what is listed of stored chats and conversations: the oldest are removed
