@@ -38,6 +38,9 @@ class FakeMembers:
     def having(self, pool: str, adapter: str) -> list[str]:
         return ["w"] if (pool, adapter) in self.serving else []
 
+    def waking(self, pool: str, adapter: str) -> bool:
+        return False
+
     def come(self, pool: str, adapter: str = "") -> None:
         self.serving.add((pool, adapter))
         self.callback()
