@@ -76,7 +76,7 @@ serve: ## install what is missing and start everything (ENGINE=vllm|sglang|sim|t
 # Three runs: what computes or waits a moment, three at a time; what kills wants no work beside it but its like, which mostly waits,
 # four of them at a time; and engines want the machine for themselves, two at a time: starting one is the work of a single core for
 # most of the time.
-# A run that has nothing to do (5) is fine, as long as another has; folders left out have nothing to run (tests/support/sharing.py).
+# A run that has nothing to do (5) is fine, as long as another has; folders left out have nothing to run (tests/support/process_shares.py).
 test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minilm ## all tests, those with a real engine too (minutes)
 	@all=5; \
 	run() { \

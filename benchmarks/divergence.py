@@ -24,7 +24,7 @@ from pathlib import Path
 import openai
 
 from headrace.workers import bundled_model
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 QUESTIONS = (
     "What is the capital of France?",

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.processes import usage
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
-from headrace.tools.chaos.deployment import MODEL, Deployment, Shape
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape
 from headrace.tools.chaos.http import post
 from headrace.tools.chaos.quiescence import until_well
 
@@ -39,7 +39,7 @@ class Round:
     cpu_s: float  # of server, frontend and worker
 
 
-async def stream(deployment: Deployment, number: int, tokens: int, headers: dict[str, str]) -> tuple[int, float]:
+async def stream(deployment: ChaosDeployment, number: int, tokens: int, headers: dict[str, str]) -> tuple[int, float]:
     """Read one stream. Returns its events and the time to the first one."""
     address = deployment.frontends[0]
     body = {"model": MODEL, "prompt": [1000 + number % 1000, *range(300, 332)], "max_tokens": tokens, "stream": True}
@@ -56,7 +56,7 @@ async def stream(deployment: Deployment, number: int, tokens: int, headers: dict
     raise SystemExit(f"stream {number} ended after {events} events without [DONE]")
 
 
-async def measure(deployment: Deployment, streams: int, tokens: int, number: int, headers: dict[str, str]) -> Round:
+async def measure(deployment: ChaosDeployment, streams: int, tokens: int, number: int, headers: dict[str, str]) -> Round:
     """Read so many streams at once, whose prompts begin with `number` and those after it."""
     pids = [process.pid for process in deployment.processes] + [deployment.server.pid or 0]
     before = sum(usage(pid).cpu_s for pid in pids)
@@ -82,8 +82,8 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     engine = (f"timing={timing}",) if timing else (f'timing_overrides={{"decode_base_s": {args.pace}}}',)
     subjects = Subjects()
     with tempfile.TemporaryDirectory() as folder:
-        shape = Shape(workers=1, routers=0, frontends=1, engine_arguments=engine)
-        async with Deployment(Path(folder), shape) as deployment:
+        shape = DeploymentShape(workers=1, routers=0, frontends=1, engine_arguments=engine)
+        async with ChaosDeployment(Path(folder), shape) as deployment:
             options = ConnectOptions(servers=(deployment.server.url,))
             async with await Connection.connect(options, subjects=subjects) as connection:
                 if not await until_well(deployment, connection, subjects, timeout_s=WELL_S):

@@ -16,7 +16,7 @@ import openai
 
 from headrace.workers.sim.answers.tokens import expected_text
 from tests.faults.test_workers_come_and_go import SLOW, holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 PROMPT = list(range(200, 260))
 TOKENS = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Named(Protocol):
+class LoggedRequest(Protocol):
     """A request in any form (`Job`, `Envelope`, `OpenJob`, …). `name` is its client's own id of it, or empty."""
 
     @property
@@ -14,6 +14,6 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-def log_ids(job: Named) -> dict[str, str]:
+def log_ids(job: LoggedRequest) -> dict[str, str]:
     """Return `request_id` and, where the client gave one, `client_request_id`."""
     return {"request_id": job.id, "client_request_id": job.name} if job.name else {"request_id": job.id}

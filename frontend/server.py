@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.durable.carrying.carrier import Carrier
+from headrace.broker.durable.carrier.carrier import Carrier
 from headrace.broker.durable.queue_quotas import QueueQuotas
 from headrace.broker.durable.quota import QuotaLimits
 from headrace.broker.durable.stored_jobs import StoredJobs
@@ -38,7 +38,7 @@ from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.auth.exposure import is_loopback
 from headrace.frontend.auth.key_ring import KeyRing
 from headrace.frontend.auth.quota_share import QuotaShare
-from headrace.frontend.batches.carrying import BatchCarrying
+from headrace.frontend.batches.frontend_batches import FrontendBatches
 from headrace.frontend.errors import AddressUnavailable
 from headrace.frontend.files.limits import file_limits
 from headrace.frontend.http.connections import Connections
@@ -119,7 +119,7 @@ class _Work:
         self._front = front
         self._ingress: Ingress | None = None
         self._carrier: Carrier | None = None
-        self._carried: BatchCarrying | None = None
+        self._carried: FrontendBatches | None = None
 
     async def run(self, listening: asyncio.Future[str], on_listening: Callable[[str], None] | None) -> None:
         """Run until cancelled. `on_listening` is called once requests are accepted."""
@@ -146,7 +146,7 @@ class _Work:
                 write_timeout_s=settings.response_store_s,
             )
             files = FileStore(work, subjects, file_limits(settings))
-            batches = self._carried = BatchCarrying(work, subjects, ingress, files, self._batches)
+            batches = self._carried = FrontendBatches(work, subjects, ingress, files, self._batches)
             quotas = QueueQuotas(
                 work,
                 subjects,
@@ -235,7 +235,7 @@ async def drain_parts(
             group.create_task(ingress.drain(grace_s))
 
 
-class Served(Protocol):
+class ServableApp(Protocol):
     """An application that `serve` can run."""
 
     @property
@@ -247,7 +247,7 @@ class Served(Protocol):
 
 
 async def serve(
-    frontend: Served,
+    frontend: ServableApp,
     settings: FrontendSettings,
     listener: socket.socket,
     *,

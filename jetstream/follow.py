@@ -25,7 +25,7 @@ from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.raw_client import Tap
 from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import JetStreamError, StreamTrimmed, TopologyError
-from headrace.jetstream.ports import Batch, StoredMessage
+from headrace.jetstream.ports import MessageBatch, StoredMessage
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ class StreamFollow:
     def position(self) -> int:
         return self._position
 
-    async def next(self) -> Batch:
+    async def next(self) -> MessageBatch:
         while True:
             if self._core.up:
                 if self._consumer:
@@ -89,11 +89,11 @@ class StreamFollow:
         self._hooks.close()
         self._leave()
 
-    def _take(self) -> Batch:
+    def _take(self) -> MessageBatch:
         messages, self._buffer = self._buffer, []
         self._position = self._read
         self._idle_since = asyncio.get_running_loop().time()
-        return Batch(messages, self._position, self._pending)
+        return MessageBatch(messages, self._position, self._pending)
 
     # The consumer:
 

@@ -68,7 +68,7 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MessageBatch:
     """Messages that a follow has read, in order, possibly none.
 
     `position`: all messages up to this sequence have been handed out. `pending`: messages in the stream behind these.
@@ -127,7 +127,7 @@ class Follow(Protocol):
     def position(self) -> int:
         """The sequence up to which all messages of the subject have been handed out."""
 
-    async def next(self) -> Batch:
+    async def next(self) -> MessageBatch:
         """Wait for more messages. Survives reconnects and server restarts, and may be cancelled and called again.
 
         Raises StreamTrimmed when messages behind `position` were removed before they could be read.

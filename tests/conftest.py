@@ -33,7 +33,7 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
 from headrace.workers.text.tokens import TokenTable
-from tests.support import examples, sharing
+from tests.support import examples, process_shares
 
 collect_ignore = ["clients"]  # they have an environment of their own: `make test-clients`
 
@@ -89,8 +89,8 @@ mock.patch.object(http_transports, "create_ssl_context", functools.cache(http_tr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = sharing.ordered(items)
-    if lost := sharing.left_out(items):
+    items[:] = process_shares.ordered(items)
+    if lost := process_shares.left_out(items):
         raise pytest.UsageError(f"`make test` does not look for a test that kills where these are: {', '.join(lost)}")
     if searching.get_current_profile_name() == examples.FAST:
         examples.shorten(items)
@@ -108,7 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`--dist loadfile` knows which files belong together."""
     if config.getvalue("dist") != "loadfile":
         return None
-    from tests.support.scheduling import SharedScheduling
+    from tests.support.xdist_scheduler import SharedScheduling
 
     return SharedScheduling(config, log)
 

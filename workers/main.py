@@ -45,7 +45,7 @@ from headrace.workers.kv.rank_publishers import RankPublishers
 from headrace.workers.kv.translator import Translator
 from headrace.workers.operating.health import WorkerHealth
 from headrace.workers.operating.operations import EngineOperator, SetLogLevel
-from headrace.workers.parsing.selection import Chosen, ParserFamily, choose
+from headrace.workers.parsing.selection import ParserChoice, ParserFamily, choose
 from headrace.workers.registration import (
     build_card,
     build_member,
@@ -75,7 +75,7 @@ class StartedEngine:
     info: EngineInfo
     runtime: Runtime
     family: ParserFamily
-    parsers: Chosen
+    parsers: ParserChoice
     token: int  # with which the model's prompts begin
     template: bytes | None  # the operator's chat template
 
@@ -126,10 +126,10 @@ async def run_worker(
         await engine.stop(ENGINE_STOP_GRACE_S)
 
 
-async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> Chosen:
+async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> ParserChoice:
     """Choose the parsers, for workers of every role: a role may change, and the last worker to join writes the pool's card."""
 
-    def work() -> Chosen:
+    def work() -> ParserChoice:
         return choose(
             family,
             tool=settings.tool_parser,
@@ -145,7 +145,7 @@ async def _choose_parsers(family: ParserFamily, settings: WorkerSettings) -> Cho
         raise EngineStartFailed(f"the parsers could not be chosen within {settings.start_timeout_s:g} s") from None
 
 
-async def _start(engine: Engine, settings: WorkerSettings, parsers: Chosen, sink: Sink, peer_host: str) -> EngineInfo:
+async def _start(engine: Engine, settings: WorkerSettings, parsers: ParserChoice, sink: Sink, peer_host: str) -> EngineInfo:
     args = dict(settings.engine_args)
     if settings.engine in ("vllm", "sglang") and parsers.reasoning is not None:
         args["reasoning_parser"] = parsers.reasoning  # Structured output then begins after the reasoning.

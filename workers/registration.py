@@ -25,12 +25,12 @@ from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects, check_token, pool_id
 from headrace.workers.engine import Capabilities, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RegistrationRefused
-from headrace.workers.parsing.selection import Chosen
+from headrace.workers.parsing.selection import ParserChoice
 from headrace.workers.settings import WorkerSettings
 
 log = structlog.get_logger()
 
-NO_PARSERS = Chosen()
+NO_PARSERS = ParserChoice()
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 CARD_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *TEMPLATE_FILES)
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
@@ -59,7 +59,7 @@ def read_card_files(tokenizer_dir: str, *, template: bytes | None = None) -> dic
 
 
 def build_card(
-    settings: WorkerSettings, served_name: str, info: EngineInfo, files: dict[str, bytes], parsers: Chosen = NO_PARSERS
+    settings: WorkerSettings, served_name: str, info: EngineInfo, files: dict[str, bytes], parsers: ParserChoice = NO_PARSERS
 ) -> ModelCard:
     """Build the card that this worker would publish if it were the first of its pool."""
     config: dict[str, Any] = msgspec.json.decode(files.get("tokenizer_config.json", b"{}"))

@@ -19,23 +19,23 @@ from headrace.broker.batches.record import LineError
 from headrace.broker.errors import BrokerError
 
 
-class BatchError(BrokerError):
+class BatchesError(BrokerError):
     """A batch failed."""
 
 
-class BatchUnknown(BatchError):
+class BatchUnknown(BatchesError):
     """No batch of that id is stored."""
 
 
-class BatchChangeRefused(BatchError):
+class BatchChangeRefused(BatchesError):
     """The batch cannot go to that state any more."""
 
 
-class BatchQuotaExceeded(BatchError):
+class BatchQuotaExceeded(BatchesError):
     """The tenant has too many batches."""
 
 
-class BatchRateExceeded(BatchError):
+class BatchRateExceeded(BatchesError):
     """The tenant has created too many batches in the last hour; one more may be created after `retry_after_s`."""
 
     def __init__(self, message: str, *, retry_after_s: float = 60.0) -> None:
@@ -43,11 +43,11 @@ class BatchRateExceeded(BatchError):
         self.retry_after_s = retry_after_s
 
 
-class InputUnfit(BatchError):
+class InputUnfit(BatchesError):
     """The file cannot be the input of a batch."""
 
 
-class InputInvalid(BatchError):
+class InputInvalid(BatchesError):
     """The input file is no batch; `errors` has the reasons in the order of its lines."""
 
     def __init__(self, errors: Sequence[LineError]) -> None:
@@ -55,5 +55,5 @@ class InputInvalid(BatchError):
         self.errors = tuple(errors)
 
 
-class InputGone(BatchError):
+class InputGone(BatchesError):
     """The input file is not stored any more."""

@@ -17,7 +17,7 @@ from headrace.broker.durable.fold import JobState
 from headrace.broker.durable.names import JobRef, new_nonce
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.results import fault_result
-from headrace.broker.durable.stream_writer import StreamWriter, read_stream
+from headrace.broker.durable.stream_writer import DurableStreamWriter, read_stream
 from headrace.broker.messages import JobFault, JobResult, JobStatus
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import Messaging
@@ -75,7 +75,7 @@ class OutsideEnds:
             state = await self._read(job)
             if state.end is not None:
                 return _End(state.end.status, state.end.fault, own=state.end.nonce == nonce)
-            writer = StreamWriter(self._messaging, self._subjects, job.tenant, job.token, nonce=nonce)
+            writer = DurableStreamWriter(self._messaging, self._subjects, job.tenant, job.token, nonce=nonce)
             writer.continue_from(state)
             try:
                 await writer.append("end", status=status, fault=fault, first_event=state.events)

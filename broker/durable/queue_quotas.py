@@ -14,10 +14,10 @@ from collections.abc import Callable
 import structlog
 
 from headrace.broker.durable import metrics
-from headrace.broker.durable.carrying.notices import JobNotices
+from headrace.broker.durable.carrier.notices import JobNotices
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
 from headrace.broker.durable.outside_end import OutsideEnds
-from headrace.broker.durable.quota import QuotaLimits, Reason, TenantLedger, Usage, message_of, over, usage_of
+from headrace.broker.durable.quota import QueueUsage, QuotaLimits, Reason, TenantLedger, message_of, over, usage_of
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.results import refused
 from headrace.broker.durable.stored_job import StoredJob, parse_job
@@ -71,14 +71,14 @@ class QueueQuotas:
             return
         try:
             waiting = sum((await self._messaging.subject_counts(self._stream, self._pattern(tenant))).values())
-            used = await self._used(tenant, waiting) if self._limits.reads and waiting else Usage(waiting)
+            used = await self._used(tenant, waiting) if self._limits.reads and waiting else QueueUsage(waiting)
         except JetStreamError as error:
             raise BrokerUnavailable(f"the queue of jobs cannot be read: {error}") from error
         if (reason := over(self._limits, used, usage_of(size))) is not None:
             metrics.OVER_QUOTA.labels(reason, "refused").inc()
             raise Overloaded(message_of(reason, self._limits), reason=reason, retry_after_s=RETRY_AFTER_S)
 
-    async def _used(self, tenant: str, waiting: int) -> Usage:
+    async def _used(self, tenant: str, waiting: int) -> QueueUsage:
         ledger = self._ledgers.get(tenant, TenantLedger())
         fresh = [usage_of(len(message.data)) for message in await self._behind(tenant, ledger.seq)]
         now = TenantLedger(ledger.seq, ledger.admitted)
@@ -107,7 +107,7 @@ class QueueQuotas:
         for subject, count in (await self._messaging.subject_counts(self._stream, self._subjects.all_jobs())).items():
             try:
                 tenant = self._subjects.parse_job(subject).tenant
-            except SubjectError:  # nothing reads there; `broker/durable/carrying/sweep.py` logs it
+            except SubjectError:  # nothing reads there; `broker/durable/carrier/sweep.py` logs it
                 continue
             waiting[tenant] = waiting.get(tenant, 0) + count
         self._ledgers = {tenant: self._ledgers.get(tenant, TenantLedger()) for tenant in waiting}

@@ -29,28 +29,28 @@ class QuotaLimits:
         return bool(self.bytes or self.tokens)
 
 
-class Usage(NamedTuple):
+class QueueUsage(NamedTuple):
     """The jobs of a tenant, their bytes and their estimated prompt tokens."""
 
     jobs: int = 0
     bytes: int = 0
     tokens: int = 0
 
-    def plus(self, other: Usage) -> Usage:
+    def plus(self, other: QueueUsage) -> QueueUsage:
         """Return the sum."""
-        return Usage(self.jobs + other.jobs, self.bytes + other.bytes, self.tokens + other.tokens)
+        return QueueUsage(self.jobs + other.jobs, self.bytes + other.bytes, self.tokens + other.tokens)
 
 
-NOTHING = Usage()
+NOTHING = QueueUsage()
 
 
-def usage_of(size: int, job: StoredJob | None = None) -> Usage:
+def usage_of(size: int, job: StoredJob | None = None) -> QueueUsage:
     """Return what one message of a size takes. The tokens of an Envelope are estimated in the same way as those of a text."""
     text = len(job.body) if job is not None and job.body else size
-    return Usage(1, size, text // BYTES_PER_TOKEN)
+    return QueueUsage(1, size, text // BYTES_PER_TOKEN)
 
 
-def over(limits: QuotaLimits, used: Usage, more: Usage) -> Reason | None:
+def over(limits: QuotaLimits, used: QueueUsage, more: QueueUsage) -> Reason | None:
     """Return the limit that `more` exceeds beside what is used, None if it fits."""
     total = used.plus(more)
     if limits.jobs and total.jobs > limits.jobs:
@@ -77,20 +77,20 @@ class TenantLedger:
     """The jobs of one tenant that were admitted up to a stored sequence."""
 
     seq: int = 0
-    admitted: Usage = NOTHING
+    admitted: QueueUsage = NOTHING
 
     def settle(self, waiting: int) -> None:
         """Forget those of the admitted jobs that have ended; `waiting` is how many have not. Sizes count by their average."""
         before = self.admitted
         jobs = min(max(0, waiting), before.jobs)
         if jobs != before.jobs:
-            self.admitted = Usage(jobs, before.bytes * jobs // before.jobs, before.tokens * jobs // before.jobs)
+            self.admitted = QueueUsage(jobs, before.bytes * jobs // before.jobs, before.tokens * jobs // before.jobs)
 
     def admit_all(self, seq: int, jobs: int) -> None:
         """Admit everything up to a sequence without having read it: only its number is known."""
-        self.seq, self.admitted = seq, Usage(jobs)
+        self.seq, self.admitted = seq, QueueUsage(jobs)
 
-    def take(self, seq: int, one: Usage, limits: QuotaLimits, *, exempt: bool) -> Reason | None:
+    def take(self, seq: int, one: QueueUsage, limits: QuotaLimits, *, exempt: bool) -> Reason | None:
         """Take the next job. Returns the limit that it exceeds, None if it is admitted. `exempt`: it was judged elsewhere."""
         self.seq = seq
         reason = None if exempt else over(limits, self.admitted, one)

@@ -65,7 +65,7 @@ async def read_stream(messaging: Messaging, subjects: Subjects, tenant: str, tok
     return state
 
 
-class StreamWriter:
+class DurableStreamWriter:
     """Writes the entries of one delivery of a job. One call of `append` at a time."""
 
     def __init__(self, messaging: Messaging, subjects: Subjects, tenant: str, token: str, *, nonce: str) -> None:

@@ -38,21 +38,21 @@ class FileLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class FileUsage:
     """The number and the bytes of files that a tenant has stored or reserved."""
 
     files: int
     bytes: int
 
 
-def usage_of(files: Iterable[FileRecord], uploads: Iterable[UploadRecord], now: float) -> Usage:
+def usage_of(files: Iterable[FileRecord], uploads: Iterable[UploadRecord], now: float) -> FileUsage:
     """Add up files, also those that are being uploaded, and what open uploads will have."""
     sizes = [record.bytes for record in files if record.expires is None or record.expires > now]
     sizes += [upload.bytes for upload in uploads if upload.status_at(now) == "pending"]
-    return Usage(len(sizes), sum(sizes))
+    return FileUsage(len(sizes), sum(sizes))
 
 
-def room_for(limits: FileLimits, others: Usage, *, announced: int | None, purpose: str | None) -> int | None:
+def room_for(limits: FileLimits, others: FileUsage, *, announced: int | None, purpose: str | None) -> int | None:
     """Return the most bytes that a new file may have beside all others; None = no limit.
 
     `announced` may be a little more than the file has. Raises FileQuotaExceeded, FileTooLarge.

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from headrace.frontend.anthropic.errors import AnthropicForm
-from headrace.frontend.anthropic.schema import Conversation, CountRequest, MessagesRequest, TokenCount
+from headrace.frontend.anthropic.schema import CountRequest, MessagesRequest, PromptFields, TokenCount
 from headrace.frontend.anthropic.translate import chat_request, has_inline_system
 from headrace.frontend.anthropic.writers import MessageEvents, MessageWriter
 from headrace.frontend.errors import BadRequest, ContextTooLong
@@ -56,7 +56,7 @@ class MessagesApi:
             tokens = error.tokens
         return msgspec.json.encode(TokenCount(input_tokens=tokens))
 
-    async def _plan(self, request: Conversation, exchange: HttpExchange, *, at_most: int | None = None) -> GenerationPlan:
+    async def _plan(self, request: PromptFields, exchange: HttpExchange, *, at_most: int | None = None) -> GenerationPlan:
         strip = self._settings.strip_billing_header
         options = ChatOptions(id_prefix="msg_", at_most=at_most)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from headrace.frontend.anthropic.schema import Block, Conversation, MessageIn
+from headrace.frontend.anthropic.schema import Block, MessageIn, PromptFields
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import list_at, mapping_at, text_at, unsupported, wrong
 from headrace.frontend.schema.chat import Message, ToolCall
@@ -13,7 +13,7 @@ from headrace.frontend.schema.chat import Message, ToolCall
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
-def messages_of(request: Conversation, *, strip_billing: bool, merge_system: bool) -> list[Message]:
+def messages_of(request: PromptFields, *, strip_billing: bool, merge_system: bool) -> list[Message]:
     """Return the messages of a chat. With `merge_system` all system messages become the first one.
 
     Raises BadRequest with the path of the field.
@@ -35,7 +35,7 @@ class _Messages:
         self._merge = merge_system
         self._out: list[Message] = []
 
-    def of(self, request: Conversation) -> list[Message]:
+    def of(self, request: PromptFields) -> list[Message]:
         """Return the messages. Raises BadRequest."""
         system = self._system(request.system, "system") if request.system is not None else ""
         if self._merge:

@@ -63,7 +63,7 @@ class RequestMetadata(msgspec.Struct, kw_only=True):
     user_id: Annotated[str, Meta(max_length=512)] | None = None
 
 
-class Conversation(msgspec.Struct, kw_only=True):
+class PromptFields(msgspec.Struct, kw_only=True):
     """The fields that become the prompt, which are all that counting needs."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # None = the only one that is served
@@ -79,7 +79,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     container: Any = None
 
 
-class MessagesRequest(Conversation, kw_only=True):
+class MessagesRequest(PromptFields, kw_only=True):
     """A message to be answered."""
 
     max_tokens: Positive
@@ -99,7 +99,7 @@ class MessagesRequest(Conversation, kw_only=True):
     timeout: Annotated[float, Meta(gt=0)] | None = None
 
 
-class CountRequest(Conversation, kw_only=True):
+class CountRequest(PromptFields, kw_only=True):
     """A prompt to be counted."""
 
 

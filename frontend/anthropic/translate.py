@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.frontend.anthropic.conversation import continues, messages_of
-from headrace.frontend.anthropic.schema import Conversation, MessagesRequest, ToolUseChoice
+from headrace.frontend.anthropic.schema import MessagesRequest, PromptFields, ToolUseChoice
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.http.field_checks import mapping_at, missing, unsupported
 from headrace.frontend.schema.chat import ChatRequest, Function, FunctionName, Tool, ToolChoice
@@ -17,7 +17,7 @@ from headrace.frontend.schema.common import JsonSchema, ResponseFormat
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_request(request: Conversation, *, strip_billing: bool, merge_system: bool = False) -> ChatRequest:
+def chat_request(request: PromptFields, *, strip_billing: bool, merge_system: bool = False) -> ChatRequest:
     """Return the chat request. With `merge_system` all system messages become the first one, as some templates require.
 
     Raises BadRequest with the path of the field.
@@ -39,12 +39,12 @@ def chat_request(request: Conversation, *, strip_billing: bool, merge_system: bo
     return chat
 
 
-def has_inline_system(request: Conversation) -> bool:
+def has_inline_system(request: PromptFields) -> bool:
     """Return True if the messages include system messages."""
     return any(message.role == "system" for message in request.messages)
 
 
-def _refuse(request: Conversation) -> None:
+def _refuse(request: PromptFields) -> None:
     if request.mcp_servers:
         raise unsupported("mcp_servers")
     if request.container is not None:
@@ -86,7 +86,7 @@ def _choose(choice: ToolUseChoice | None, tools: list[Tool], chat: ChatRequest) 
     chat.tool_choice = ToolChoice(function=FunctionName(name=choice.name))
 
 
-def _think(request: Conversation, chat: ChatRequest) -> None:
+def _think(request: PromptFields, chat: ChatRequest) -> None:
     """Set the options of reasoning. Templates have two names for the switch, and may ignore both."""
     config = request.output_config
     if config is not None and config.effort is not None:

@@ -13,7 +13,7 @@ from headrace.frontend.batches.schema import BatchList, BatchObject, NewBatchReq
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.body_decoding import decode_request
-from headrace.frontend.http.listing import PageQuery, read_body
+from headrace.frontend.http.page_query import PageQuery, read_body
 from headrace.frontend.settings import FrontendSettings
 
 BASE = "/v1/batches"

@@ -21,7 +21,7 @@ from headrace.frontend.files.schema import DeletedFile, FileList, FileObject
 from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.body_stream import announced_bytes, body_pieces
 from headrace.frontend.http.field_checks import missing, wrong
-from headrace.frontend.http.listing import PageQuery
+from headrace.frontend.http.page_query import PageQuery
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 

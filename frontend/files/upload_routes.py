@@ -19,7 +19,7 @@ from headrace.frontend.files.schema import NewUpload, UploadCompletion, UploadOb
 from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.body_stream import body_pieces
-from headrace.frontend.http.listing import read_body
+from headrace.frontend.http.page_query import read_body
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 

@@ -52,7 +52,7 @@ class Watcher(Protocol):
         """The client has closed the connection."""
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """A client connection. `waits_since`: the loop's time since when the client has owed `owes`; None = nothing is due."""
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
@@ -307,10 +307,10 @@ class Connections:
         if self.most < settings.max_connections:
             log.warning("connections.limited", wanted=settings.max_connections, most=self.most, why="open files (ulimit -n)")
 
-    def protocol(self) -> type[Connection]:
+    def protocol(self) -> type[ClientConnection]:
         """Return the protocol class that uvicorn instantiates per connection."""
 
-        class Bound(Connection):
+        class Bound(ClientConnection):
             board = self
 
         return Bound
@@ -334,7 +334,7 @@ class Connections:
         """Count a refused connection."""
         self._metrics.connections_refused.labels(code).inc()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: ClientConnection) -> bool:
         """Return True if there is room for the connection, made by closing others if necessary.
 
         First those of addresses with more than their share, then those with half a head, then idle ones, the oldest first.
@@ -344,12 +344,14 @@ class Connections:
         self._metrics.connections.set(len(connections))
         if len(connections) <= self.most:
             return True
-        peers = Counter(other.peer for other in connections if isinstance(other, Connection))
+        peers = Counter(other.peer for other in connections if isinstance(other, ClientConnection))
         share = max(1, int(self.most * PEER_SHARE))
         closable = [
             (peers[other.peer] <= share, not other.half_head, other.idle_since or other.waits_since or 0.0, id(other), other)
             for other in connections
-            if isinstance(other, Connection) and other is not connection and (other.half_head or other.idle_since is not None)
+            if isinstance(other, ClientConnection)
+            and other is not connection
+            and (other.half_head or other.idle_since is not None)
         ]
         closable.sort()
         closed = closable[: max(1, int(self.most * _SHED))]
@@ -370,13 +372,13 @@ class Connections:
             now = loop.time()
             pause = time.perf_counter() + SWEEP_BUDGET_S
             for connection in list(self._state.connections):
-                if isinstance(connection, Connection):
+                if isinstance(connection, ClientConnection):
                     self._check(connection, now)
                 if time.perf_counter() > pause:
                     await asyncio.sleep(0)
                     pause = time.perf_counter() + SWEEP_BUDGET_S
 
-    def _check(self, connection: Connection, now: float) -> None:
+    def _check(self, connection: ClientConnection, now: float) -> None:
         since = connection.waits_since
         if since is None:
             return

@@ -26,11 +26,11 @@ from headrace.frontend.ollama.translate import chat_of, chat_of_prompt, raw_gene
 from headrace.frontend.ollama.writers import (
     NDJSON,
     AnswerRecord,
+    AnswerShape,
     ChatShape,
     OllamaLines,
     OllamaWriter,
     PromptShape,
-    Shape,
 )
 from headrace.frontend.openai.chat_adapter import ChatAdapter, ChatOptions
 from headrace.frontend.pooling.embeddings import EmbeddingApi
@@ -131,7 +131,7 @@ async def _plan_chat(adapter: ChatAdapter, chat: ChatRequest, exchange: HttpExch
     return await adapter.plan_chat(chat, exchange, ChatOptions(id_prefix=ID_PREFIX, at_most=most))
 
 
-def _answered(plan: GenerationPlan, request: OllamaRequest, shape: Shape, exchange: HttpExchange) -> Plan:
+def _answered(plan: GenerationPlan, request: OllamaRequest, shape: AnswerShape, exchange: HttpExchange) -> Plan:
     record = AnswerRecord(plan.counter, logprobs=plan.options.top_logprobs)
     if request.stream is False:
         return plan.answered_by(OllamaWriter(shape, record))
@@ -139,7 +139,7 @@ def _answered(plan: GenerationPlan, request: OllamaRequest, shape: Shape, exchan
     return plan.answered_by(OllamaLines(shape, record))
 
 
-def _loaded(shape: Shape, keep_alive: KeepAlive) -> Plan:
+def _loaded(shape: AnswerShape, keep_alive: KeepAlive) -> Plan:
     """Answer a request that only loads or unloads a model. Models stay loaded here whatever it says."""
     reason = "unload" if keep_alive in (0, "0") else "load"
     body = msgspec.json.encode(shape.record("", "", (), done_reason=reason))

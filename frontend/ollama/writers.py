@@ -39,7 +39,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-class Shape(ABC):
+class AnswerShape(ABC):
     """The shape of the answers of one route. `model` is the name that the client used."""
 
     def __init__(self, model: str) -> None:
@@ -50,7 +50,7 @@ class Shape(ABC):
         """Return a line with these pieces, or the whole answer."""
 
 
-class ChatShape(Shape):
+class ChatShape(AnswerShape):
     """The shape of `/api/chat`."""
 
     def record(self, content: str, thinking: str, calls: Sequence[OllamaCalled], **counts: Any) -> OllamaCounts:
@@ -58,7 +58,7 @@ class ChatShape(Shape):
         return OllamaChatAnswer(model=self.model, created_at=now(), message=message, **counts)
 
 
-class PromptShape(Shape):
+class PromptShape(AnswerShape):
     """The shape of `/api/generate`, which has no tool calls."""
 
     def record(self, content: str, thinking: str, calls: Sequence[OllamaCalled], **counts: Any) -> OllamaCounts:
@@ -118,7 +118,7 @@ def called(block: ContentBlock, index: int) -> OllamaCalled:
 class OllamaWriter(WholeWriter):
     """Writes the answer as a whole."""
 
-    def __init__(self, shape: Shape, record: AnswerRecord) -> None:
+    def __init__(self, shape: AnswerShape, record: AnswerRecord) -> None:
         self.open = 1
         self._shape = shape
         self._record = record
@@ -145,7 +145,7 @@ class OllamaLines(StreamWriter):
 
     comments = False  # a line must be JSON
 
-    def __init__(self, shape: Shape, record: AnswerRecord) -> None:
+    def __init__(self, shape: AnswerShape, record: AnswerRecord) -> None:
         self.open = 1
         self._shape = shape
         self._record = record

@@ -29,7 +29,7 @@ from headrace.frontend.schema.stored import ChatRecord
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.base import StreamWriter, WholeWriter
 from headrace.frontend.writers.sse import CHAT_EVENTS
-from headrace.frontend.writers.storing import StoringStream, StoringWhole
+from headrace.frontend.writers.stored_answer import StoringStream, StoringWhole
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 

@@ -17,7 +17,7 @@ from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.body_decoding import decode_request
-from headrace.frontend.http.listing import PageQuery, read_body
+from headrace.frontend.http.page_query import PageQuery, read_body
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import RecordPort, ResponsePort
 from headrace.frontend.schema.chat import Message

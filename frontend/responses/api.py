@@ -32,9 +32,16 @@ from headrace.frontend.responses.eventlog import END, EventLog
 from headrace.frontend.responses.history import RESPONSE_PREFIX, History, Past, kept_past, named_items, packed_items
 from headrace.frontend.responses.job_writer import FinalRecords, JobResponseEvents
 from headrace.frontend.responses.schema import ConversationInput, InputTokensRequest, Items, ResponsesRequest
-from headrace.frontend.responses.stored_background import PACKING_RATIO, JobEvents, StoredBackground
+from headrace.frontend.responses.stored_background import PACKING_RATIO, EventReader, StoredBackground
 from headrace.frontend.responses.translate import chat_request, continues, messages_of, refuse_unknown
-from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress, ResponseEvents, ResponseView, ResponseWriter
+from headrace.frontend.responses.writers import (
+    BackgroundEvents,
+    Keep,
+    ResponseEvents,
+    ResponseProgress,
+    ResponseView,
+    ResponseWriter,
+)
 from headrace.frontend.schema.chat import ChatRequest
 from headrace.frontend.settings import FrontendSettings
 from headrace.frontend.writers.logprobs import LogprobWriter
@@ -105,7 +112,7 @@ class ResponsesApi:
         logprobs = LogprobWriter(top_logprobs, choices=1) if top_logprobs is not None else None
         turn = _Turn(tenant=tenant, job_id=own_id, items=items, past=past, conversation=request.conversation_id)
         response = opened(request, planned.head, sampled, store=store, background=bool(request.background))
-        progress = Progress(response, own_id, planned.counter, logprobs, planned.options.freeform)
+        progress = ResponseProgress(response, own_id, planned.counter, logprobs, planned.options.freeform)
         if request.background and exchange.durable and self._finals is not None:
             record = partial(turn.record, job=exchange.job_token)
             events = JobResponseEvents(progress, self._extender(turn), self._finals, record)
@@ -276,14 +283,16 @@ def _as_job(
         finally:
             await events.close()
 
-    return Plan([], BackgroundEvents(Progress(response, turn.job_id, planned.counter, None), None), planned.counter, detached)
+    return Plan(
+        [], BackgroundEvents(ResponseProgress(response, turn.job_id, planned.counter, None), None), planned.counter, detached
+    )
 
 
 def _chat(request: ResponsesRequest | InputTokensRequest, before: Sequence[Mapping[str, Any]], items: Items) -> ChatRequest:
     return chat_request(request, messages_of(request.instructions, before, items), go_on=continues(items))
 
 
-async def send_log(log: EventLog | JobEvents, exchange: HttpExchange) -> None:
+async def send_log(log: EventLog | EventReader, exchange: HttpExchange) -> None:
     """Send the events of a log from the first one to the end."""
     at = 0
     while events := await log.since(at):

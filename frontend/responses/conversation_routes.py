@@ -12,7 +12,7 @@ from starlette.routing import Route
 from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.body_decoding import decode_request
 from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.listing import PageQuery, read_body
+from headrace.frontend.http.page_query import PageQuery, read_body
 from headrace.frontend.responses.answer import ItemList
 from headrace.frontend.responses.conversation_schema import (
     AddedItems,

@@ -14,7 +14,7 @@ MAX_NEW_ITEMS = 20  # in one request, as OpenAI has it
 NewItems = Annotated[list[dict[str, Any]], Meta(max_length=MAX_NEW_ITEMS)]
 
 
-class Batch(msgspec.Struct, kw_only=True):
+class ItemBatch(msgspec.Struct, kw_only=True):
     """Items that were added together. `name` is that of their object in the store, `items` the ids of those still there."""
 
     name: str
@@ -28,7 +28,7 @@ class ConversationRecord(msgspec.Struct, kw_only=True):
     id: str
     created_at: int
     metadata: dict[str, str] = {}
-    batches: list[Batch] = []
+    batches: list[ItemBatch] = []
 
     @property
     def size(self) -> int:

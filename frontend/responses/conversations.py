@@ -17,7 +17,7 @@ from headrace.broker.ingress.response_store import StoredResponse
 from headrace.broker.jobs import new_id
 from headrace.frontend.errors import BadRequest, FrontendError
 from headrace.frontend.ports import RecordPort, ResponsePort
-from headrace.frontend.responses.conversation_schema import Batch, ConversationRecord
+from headrace.frontend.responses.conversation_schema import ConversationRecord, ItemBatch
 from headrace.frontend.responses.history import Past, TooLong
 from headrace.frontend.responses.item_forms import Item, item_name, listed
 from headrace.frontend.responses.items import MessageBuilder
@@ -158,7 +158,7 @@ class Conversations:
             raise _unknown(name)
         return _record.decode(value)
 
-    async def _write(self, tenant: str, items: Sequence[Item], taken: set[str]) -> tuple[Batch, list[Item]]:
+    async def _write(self, tenant: str, items: Sequence[Item], taken: set[str]) -> tuple[ItemBatch, list[Item]]:
         """Store items as one object; those without an id, or with one that is taken, get a new one."""
         batch_id = new_id()
         named: list[Item] = []
@@ -171,7 +171,7 @@ class Conversations:
         data = msgspec.json.encode(named)
         name = f"{KIND}.{tenant}.{batch_id}"
         await self._store.put(StoredResponse(id=name, tenant=tenant, created=time.time(), input=data))
-        return Batch(name=name, items=[item["id"] for item in named], size=len(data)), named
+        return ItemBatch(name=name, items=[item["id"] for item in named], size=len(data)), named
 
     def _check_room(self, record: ConversationRecord, more: int) -> None:
         count = len(record.item_ids) + more

@@ -16,7 +16,7 @@ from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import ResponseAnswer
 from headrace.frontend.responses.eventlog import EventLog
-from headrace.frontend.responses.writers import BackgroundEvents, Keep, Progress
+from headrace.frontend.responses.writers import BackgroundEvents, Keep, ResponseProgress
 
 log = structlog.get_logger()
 
@@ -57,7 +57,11 @@ class JobResponseEvents(BackgroundEvents):
     """Writes the events behind the first two, which readers take from the record."""
 
     def __init__(
-        self, progress: Progress, keep: Keep | None, records: FinalRecords, record: Callable[[ResponseAnswer], StoredResponse]
+        self,
+        progress: ResponseProgress,
+        keep: Keep | None,
+        records: FinalRecords,
+        record: Callable[[ResponseAnswer], StoredResponse],
     ) -> None:
         """`record` makes the final record of the response."""
         super().__init__(progress, keep)

@@ -15,13 +15,13 @@ from headrace.broker.ingress.response_store import StoredResponse
 from headrace.frontend.errors import BadRequest
 from headrace.frontend.generation.tenant import tenant_in
 from headrace.frontend.http.field_checks import unsupported
-from headrace.frontend.http.listing import PageQuery
+from headrace.frontend.http.page_query import PageQuery
 from headrace.frontend.ports import ResponsePort
 from headrace.frontend.responses.answer import DeletedResponse, ItemList
 from headrace.frontend.responses.eventlog import END, EventLog
 from headrace.frontend.responses.history import RESPONSE_PREFIX
 from headrace.frontend.responses.item_forms import listed
-from headrace.frontend.responses.stored_background import JobEvents, StoredBackground
+from headrace.frontend.responses.stored_background import EventReader, StoredBackground
 
 MAX_ID = 128
 
@@ -110,7 +110,7 @@ class _BackgroundField(msgspec.Struct):
     background: bool = False
 
 
-async def _follow(log: EventLog | JobEvents, after: int, events: bytes) -> AsyncIterator[bytes]:
+async def _follow(log: EventLog | EventReader, after: int, events: bytes) -> AsyncIterator[bytes]:
     try:
         while events:
             yield events

@@ -35,7 +35,7 @@ PACKING_RATIO = 8  # limit on the events as a multiple of the record's, because 
 _STATUS: dict[JobStatus, str] = {"cancelled": "cancelled"}  # others without an answer: failed
 
 
-class JobEvents(Protocol):
+class EventReader(Protocol):
     """The events of a background response from any number on, one reader at a time."""
 
     async def since(self, number: int) -> bytes:
@@ -110,7 +110,7 @@ class StoredBackground:
             return _with_status(record, "in_progress")
         return record
 
-    async def events(self, response_id: str, tenant: str) -> JobEvents:
+    async def events(self, response_id: str, tenant: str) -> EventReader:
         """Return the events of a background response. Raises as `get`, and EventsGone."""
         record = await self.get(response_id, tenant)
         if record.job and (record.judge or not record.events):

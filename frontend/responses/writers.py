@@ -1,4 +1,4 @@
-"""Writes rows as a response: `Progress` keeps the items, one writer sends each step as an event, one the whole response."""
+"""Writes rows as a response: `ResponseProgress` keeps the items, writers send them as events or as a whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Keep(Protocol):
     def __call__(self, response: ResponseAnswer, /) -> Awaitable[bool]: ...
 
 
-class Progress:
+class ResponseProgress:
     """The state of a response while it is generated.
 
     `logprobs` None = not requested. `freeform` has the names of tools whose input is plain text.
@@ -148,7 +148,7 @@ def tokens_of(text: str, waiting: list[TokenLogprob]) -> tuple[list[TokenLogprob
 class ResponseWriter(WholeWriter):
     """Writes the response as a whole."""
 
-    def __init__(self, progress: Progress, keep: Keep | None) -> None:
+    def __init__(self, progress: ResponseProgress, keep: Keep | None) -> None:
         self.open = 1
         self.unsettled = keep is not None
         self._progress = progress
@@ -172,7 +172,7 @@ class ResponseWriter(WholeWriter):
 class ResponseView(WholeWriter):
     """Shows the response that a stream's writer makes, as a whole."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: ResponseProgress) -> None:
         self.open = 0
         self._progress = progress
 
@@ -186,7 +186,7 @@ class ResponseView(WholeWriter):
 class ResponseEvents(StreamWriter):
     """Writes the events of a streamed response, numbered without gaps. The type of the last event marks the end, not [DONE]."""
 
-    def __init__(self, progress: Progress, keep: Keep | None) -> None:
+    def __init__(self, progress: ResponseProgress, keep: Keep | None) -> None:
         self.open = 1
         self.unsettled = keep is not None
         self._progress = progress

@@ -44,10 +44,10 @@ def add_chaos(commands: Any, about: str) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from headrace.tools.chaos.deployment import Shape
+    from headrace.tools.chaos.deployment import DeploymentShape
     from headrace.tools.chaos.run import ChaosOptions, run_chaos
 
-    shape = Shape(
+    shape = DeploymentShape(
         mode=parsed.mode,
         workers=parsed.workers,
         prefill_workers=parsed.prefill_workers,

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.cli import help_texts
 from headrace.commands.groups import add_group
-from headrace.commands.running import located_settings
+from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from headrace.cli import help_texts
-from headrace.commands.running import located_settings
+from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.cli import help_texts
 from headrace.cli.adapters import add_adapter_commands
 from headrace.cli.operations import add_operations
-from headrace.commands.running import located_settings
+from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.config.options import find
 

@@ -10,7 +10,7 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Record
 from headrace.commands.run import exit_code
-from headrace.commands.running import looked_for
+from headrace.commands.running_deployment import looked_for
 from headrace.config.build_settings import connect_options, subjects
 from headrace.config.settings import Settings
 from headrace.errors import StartFailed

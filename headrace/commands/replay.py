@@ -19,7 +19,7 @@ from headrace.broker.messages import Routed
 from headrace.commands.control import live_workers
 from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
-from headrace.commands.running import located_settings
+from headrace.commands.running_deployment import located_settings
 from headrace.config.flags import add_setting_flags
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_OK, CommandError

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.commands.control_client import connected
 from headrace.commands.groups import add_group
-from headrace.commands.running import located_settings
+from headrace.commands.running_deployment import located_settings
 from headrace.commands.sizes import size
 from headrace.config.flags import add_setting_flags
 from headrace.errors import EXIT_OK, CommandError

@@ -22,7 +22,7 @@ _MARGIN_S = 1.0  # a part ends its own grace period before it is killed
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class ManagedProcess:
     """A process to keep running. `argv` is what `ps` shows after `headrace`; the rest travels in `env`."""
 
     name: str
@@ -32,7 +32,7 @@ class Part:
     role: str = ""  # of a worker
     metrics_port: int | None = None
     python: str | None = None  # the interpreter; None = that of `headrace up`
-    after: Part | None = None  # it starts when this one can answer, or has failed to
+    after: ManagedProcess | None = None  # it starts when this one can answer, or has failed to
     child: Child | None = None
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     ran: asyncio.Event = field(default_factory=asyncio.Event)  # its first process has ended
@@ -67,16 +67,16 @@ class Reaped:
 class Parts:
     """All processes except the NATS server."""
 
-    frontend: Part | None = None
-    workers: tuple[Part, ...] = ()
-    routers: tuple[Part, ...] = ()
+    frontend: ManagedProcess | None = None
+    workers: tuple[ManagedProcess, ...] = ()
+    routers: tuple[ManagedProcess, ...] = ()
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[ManagedProcess]:
         if self.frontend is not None:
             yield self.frontend
         yield from (*self.workers, *self.routers)
 
-    def others_serve(self, part: Part) -> bool:
+    def others_serve(self, part: ManagedProcess) -> bool:
         """Return True if a worker other than this part runs and answers requests."""
         return any(worker.serves and worker.child is not None for worker in self.workers if worker is not part)
 
@@ -86,7 +86,7 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int)
 
     Raises SettingsError for numbers of workers that make no sense.
     """
-    frontend = Part(
+    frontend = ManagedProcess(
         "frontend",
         ("frontend", "--port", str(port)),
         {
@@ -99,32 +99,34 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int)
     return Parts(frontend, _workers(settings, environment, taken), _routers(settings, environment, taken))
 
 
-def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[Part, ...]:
+def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[ManagedProcess, ...]:
     environment = without_secrets_of_others(environment, "worker")
     plans = plan_workers(settings, environment, cores=len(os.sched_getaffinity(0)))
     ports = assign_ports(settings["worker.metrics_port"], len(plans), taken, host=settings["worker.metrics_host"])
-    workers: list[Part] = []
+    workers: list[ManagedProcess] = []
     for plan, port in zip(plans, ports, strict=True):
         after = workers[0] if plan.waits else None
         env = {**plan.env, "HEADRACE_WORKER_METRICS_PORT": str(port)}
         state = RestartState(essential=False)
         python = worker_python(plan.engine)
-        workers.append(Part(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, python=python, after=after))
+        workers.append(
+            ManagedProcess(plan.name, plan.argv, env, state, role=plan.role, metrics_port=port, python=python, after=after)
+        )
     return tuple(workers)
 
 
-def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[Part, ...]:
+def _routers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[ManagedProcess, ...]:
     environment = {
         **without_secrets_of_others(environment, "router"),
         "HEADRACE_ROUTER_DRAIN_GRACE_S": str(ROUTER_GRACE_S - _MARGIN_S),
     }
     ports = assign_ports(settings["router.metrics_port"], settings["up.routers"], taken, host=settings["router.metrics_host"])
-    routers: list[Part] = []
+    routers: list[ManagedProcess] = []
     for number, port in enumerate(ports, 1):
         name = f"router-{number}"
         env = {**environment, "HEADRACE_ROUTER_METRICS_PORT": str(port)}
         state = RestartState(essential=False)
-        routers.append(Part(name, ("router", "--name", name), env, state, metrics_port=port))
+        routers.append(ManagedProcess(name, ("router", "--name", name), env, state, metrics_port=port))
     return tuple(routers)
 
 

@@ -27,7 +27,7 @@ from headrace.signals import stop_signals
 from headrace.up.announce import say_ready, until_answering
 from headrace.up.frontend_probe import base_url, choose_port, stores_nothing
 from headrace.up.nats_part import NatsPart
-from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, Part, Parts, Reaped, first_of, make_parts
+from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, ManagedProcess, Parts, Reaped, first_of, make_parts
 from headrace.up.pools import every_pool
 from headrace.up.process import Child, headrace_command, last_words
 from headrace.up.reaped_workers import ReapedWorkers
@@ -106,7 +106,7 @@ class Supervisor:
 
     # -- parts ---------------------------------------------------------------------------------------------------------------
 
-    async def _keep(self, part: Part) -> None:
+    async def _keep(self, part: ManagedProcess) -> None:
         """Keep the part running until the restart policy leaves it."""
         try:
             if not await self._may_start(part):
@@ -131,7 +131,7 @@ class Supervisor:
         finally:
             part.ended.set()
 
-    async def _may_start(self, part: Part) -> bool:
+    async def _may_start(self, part: ManagedProcess) -> bool:
         """Wait for what the part needs. Returns False when the part is to stop before that."""
         if part in self._parts.workers:
             await first_of(part.stop_asked, self._model_ready, timeout_s=None)
@@ -140,7 +140,7 @@ class Supervisor:
             await first_of(part.stop_asked, self._answering, timeout_s=_ROUTER_WAIT_S)
         return not part.stop_asked.is_set()
 
-    async def _run_once(self, part: Part) -> tuple[int, Sequence[str]]:
+    async def _run_once(self, part: ManagedProcess) -> tuple[int, Sequence[str]]:
         child = await Child.start(
             headrace_command(*part.argv, python=part.python),
             env=part.env,
@@ -163,7 +163,7 @@ class Supervisor:
             part.ran.set()
             self._publish_state()
 
-    def _part_left(self, part: Part, decision: Leave, tail: Sequence[str]) -> None:
+    def _part_left(self, part: ManagedProcess, decision: Leave, tail: Sequence[str]) -> None:
         if decision.reason == "configuration":
             error = last_words(tail)
             _log.warning("part.left", part=part.name, reason=decision.reason, error=error, fatal=decision.fatal)
@@ -174,7 +174,7 @@ class Supervisor:
         self._failure = PartFailed(f"{part.name} cannot start: {last_words(tail)}", exit_code=decision.exit_code)
         self._stopping.set()
 
-    def _serves_without(self, part: Part) -> bool:
+    def _serves_without(self, part: ManagedProcess) -> bool:
         if part in self._parts.routers:
             return True
         return self._ready and self._parts.others_serve(part)
@@ -191,7 +191,7 @@ class Supervisor:
         if self._parts.frontend is not None:
             await self._stop_part(self._parts.frontend, grace_s=FRONTEND_GRACE_S)
 
-    async def _stop_part(self, part: Part, *, grace_s: float) -> None:
+    async def _stop_part(self, part: ManagedProcess, *, grace_s: float) -> None:
         part.state.stop_asked()
         part.stop_asked.set()
         if part.child is not None:

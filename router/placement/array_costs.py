@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.router.placement.cost_matrix import Bools, CostMatrix, Floats, Ints
-from headrace.router.placement.disagg.prefill_costs import PrefillSide, ahead_s, burden_s, computing, disturbs
+from headrace.router.placement.disagg.prefill_costs import PrefillView, ahead_s, burden_s, computing, disturbs
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.worker_view import WorkerView
 
@@ -52,7 +52,7 @@ def _both_ways(
     window: CostMatrix,
     rows: Ints,
     workers: WorkerView,
-    side: PrefillSide,
+    side: PrefillView,
     congestion: float,
     settings: SchedulerSettings,
     local_way: _Local,
@@ -85,7 +85,7 @@ def _both_ways(
     )
 
 
-def _must_be_remote(uncached: Floats, side: PrefillSide, settings: SchedulerSettings) -> Bools:
+def _must_be_remote(uncached: Floats, side: PrefillView, settings: SchedulerSettings) -> Bools:
     """Mark the workers that may not compute a prompt: with `always`, and while it waits for a prefill worker to be ready."""
     refused = np.zeros(uncached.shape, dtype=np.bool_)
     if settings.prefill == "always":
@@ -103,7 +103,7 @@ def needs_one(uncached: Floats, settings: SchedulerSettings) -> Bools:
 
 
 def _remote(
-    window: CostMatrix, rows: Ints, side: PrefillSide, congestion: float, settings: SchedulerSettings
+    window: CostMatrix, rows: Ints, side: PrefillView, congestion: float, settings: SchedulerSettings
 ) -> tuple[Floats, Floats, Floats]:
     """Return, per candidate and worker: cost by the best prefill worker, by the best with room, and seconds of its work."""
     uncached, remote = window.uncached[rows], window.remote[rows]

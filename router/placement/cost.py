@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from headrace.router.placement.disagg.prefill_costs import PrefillSide
+from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.placement.worker_view import WorkerView
@@ -117,7 +117,7 @@ def make_worker_view(
     recent: RecentWork,
     now_s: float,
     *,
-    prefill: PrefillSide | None = None,
+    prefill: PrefillView | None = None,
     awaited: Callable[[str], int] | None = None,
     batch_alone: bool | None = None,
 ) -> WorkerView:

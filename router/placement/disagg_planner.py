@@ -16,7 +16,7 @@ from headrace.router.placement.calibration import SpeedEstimate
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.disagg.prefill_costs import (
     Computing,
-    PrefillSide,
+    PrefillView,
     burden_s,
     computing,
     for_batch,
@@ -94,13 +94,13 @@ class DisaggPlanner:
 
     # Decisions.
 
-    def prefill_side(self, now_s: float) -> PrefillSide | None:
+    def prefill_side(self, now_s: float) -> PrefillView | None:
         """Describe the prefill workers as they are now; None: every prompt is computed where it is answered."""
         if not self.known:
             return None
         return make_prefill_side(self._loads, self.pool, self.times, self._settings, now_s)
 
-    def for_batch(self, side: PrefillSide, *, alone: bool) -> PrefillSide:
+    def for_batch(self, side: PrefillView, *, alone: bool) -> PrefillView:
         """Describe the same as batch requests see it, which get only what interactive ones leave. `alone`: there are none."""
         return for_batch(side, self._loads, self._settings, alone=alone)
 
@@ -130,7 +130,7 @@ class DisaggPlanner:
                     return self._local(self._why_local(row.request, load, side, found, uncached, local), local)
         return self._local(self._why_never(load), local)
 
-    def _remote(self, found: Computing, side: PrefillSide, uncached: float) -> DisaggPlan:
+    def _remote(self, found: Computing, side: PrefillView, uncached: float) -> DisaggPlan:
         column, wait_s = int(found.who[0]), float(found.wait_s[0])
         reason = "always" if self._settings.prefill == "always" else "prefix_there" if column >= 0 else "pays"
         worker = side.names[column] if column >= 0 else ""
@@ -146,7 +146,7 @@ class DisaggPlanner:
         self,
         request: Waiting,
         load: WorkerLoad,
-        side: PrefillSide,
+        side: PrefillView,
         found: Computing,
         uncached: float,
         local: DisaggPlan,
@@ -194,7 +194,7 @@ class DisaggPlanner:
         elif len(able) == 1:
             self._view.predict(able[0].info.worker, blocks, now_s=now_s)
 
-    def refused(self, window: CostMatrix, side: PrefillSide | None) -> list[CostRow]:
+    def refused(self, window: CostMatrix, side: PrefillView | None) -> list[CostRow]:
         """List requests that no worker may take without a prefill worker, where the settings say to refuse those."""
         if side is None or self._settings.prefill_unready != "refuse" or not side.bare.any() or not len(window):
             return []

@@ -25,7 +25,7 @@ DEADLINE_MARGIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ScalarChoice:
     """A choice; `at` is -1 if no request can be placed now. `passed_up`: one could have been, and waits for a better worker."""
 
     at: int = -1
@@ -47,7 +47,7 @@ def choose(
     congestion: float,
     now_s: float,
     settings: SchedulerSettings,
-) -> Chosen:
+) -> ScalarChoice:
     """Choose a request and its worker exactly as `KvPolicy.pick` does with arrays."""
     factor = 1.0 + congestion
     columns = [
@@ -96,4 +96,4 @@ def choose(
             score -= OUT_OF_TURN_S + age
         if at < 0 or score < least:
             at, at_column, at_cost, at_aged, least = nth, mine, here, aged, score
-    return Chosen(at, at_column, at_cost, at_aged, passed_up)
+    return ScalarChoice(at, at_column, at_cost, at_aged, passed_up)

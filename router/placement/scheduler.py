@@ -26,7 +26,7 @@ from headrace.router.placement.cost import (
 )
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
-from headrace.router.placement.disagg.prefill_costs import PrefillSide
+from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlan, DisaggPlanner, no_prefill_worker
 from headrace.router.placement.fairness.turn_queues import TurnQueues
 from headrace.router.placement.interactive_presence import InteractivePresence
@@ -36,8 +36,8 @@ from headrace.router.placement.policies import Pick, make_policy
 from headrace.router.placement.router_backoff import RouterBackoff
 from headrace.router.placement.session_affinity import prefer_session
 from headrace.router.placement.settings import SchedulerSettings
-from headrace.router.placement.suspects import Suspects, on_trial
-from headrace.router.placement.trials import WaitingSuspect
+from headrace.router.placement.suspects.suspects import Suspects, on_trial
+from headrace.router.placement.suspects.trials import WaitingSuspect
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 from headrace.router.placement.unplaceable import Unplaceable
 from headrace.router.placement.worker_view import WorkerView
@@ -311,7 +311,7 @@ class Scheduler:
             if row is not None:
                 self._queue.update(request_id, self._least_uncached(row))
 
-    def _worker_view(self, side: PrefillSide | None, now_s: float, *, batch: bool = False) -> WorkerView:
+    def _worker_view(self, side: PrefillView | None, now_s: float, *, batch: bool = False) -> WorkerView:
         awaited = self.disagg.pool.awaited_blocks if self.disagg.pool.jobs else None
         alone = self._alone(now_s) if batch else None
         if alone is not None and side is not None:
@@ -320,7 +320,7 @@ class Scheduler:
             self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited, batch_alone=alone
         )
 
-    def _any_room(self, side: PrefillSide | None, now_s: float) -> bool:
+    def _any_room(self, side: PrefillView | None, now_s: float) -> bool:
         if any(self._has_room(load, now_s) for load in self._loads):
             return True
         if side is not None and side.room.any() and side.takes.any():

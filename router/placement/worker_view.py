@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from headrace.router.placement.cost_matrix import Bools, Floats
-from headrace.router.placement.disagg.prefill_costs import PrefillSide
+from headrace.router.placement.disagg.prefill_costs import PrefillView
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,7 @@ class WorkerView:
     all_running: list[int]
     all_unevenness: list[float]
     all_disturbed: list[float]  # loss of the running requests, in parts of the service
-    prefill: PrefillSide | None = None  # None: every prompt is computed where it is answered
+    prefill: PrefillView | None = None  # None: every prompt is computed where it is answered
 
     @cached_property
     def wait_s(self) -> Floats:

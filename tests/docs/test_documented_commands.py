@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, Block, blocks_of, documents
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.deployment
 

@@ -22,7 +22,7 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.settings import WorkerSettings
 from tests.engines.support.own_server import own_server
-from tests.support.serving import serving
+from tests.support.local_deployment import serving
 
 pytestmark = [
     pytest.mark.engine,
@@ -40,7 +40,7 @@ PAIRS = {"text_1": CAT, "text_2": [KITTEN, STOCKS, "A cat sits on the mat. " * 1
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine takes longer to start than a simulator."""
-    monkeypatch.setattr("tests.support.serving.START_S", 240.0)
+    monkeypatch.setattr("tests.support.local_deployment.START_S", 240.0)
 
 
 @pytest.fixture(scope="session")

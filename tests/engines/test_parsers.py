@@ -19,7 +19,7 @@ from headrace.workers.parsing.builtin import BuiltinParsers
 from headrace.workers.parsing.families import REASONING as REASONING_RULES
 from headrace.workers.parsing.families import TOOLS as TOOL_RULES
 from headrace.workers.parsing.reconcile import reconcile
-from headrace.workers.parsing.selection import Chosen, choose
+from headrace.workers.parsing.selection import ParserChoice, choose
 from headrace.workers.vllm.parsing import LATE, LEADING, VllmParserFamily, VllmParsers, _late_reasoning
 from tests.engines.support.alphabet import pieces_of, tokenizer_with, words_with
 from tests.engines.support.samples import REASONING, TOOLS
@@ -318,9 +318,9 @@ def test_a_wrong_name_is_refused_with_all_that_vllm_has() -> None:
 def test_a_named_parser_that_does_not_fit_the_tokenizer_stops_the_start_and_a_guessed_one_is_left_out(model_dir: Any) -> None:
     brand = VllmParserFamily()
     with pytest.raises(EngineStartFailed, match="mistral"):
-        brand.check(Chosen(tool="mistral"), str(model_dir), {})
-    guessed = Chosen(tool="mistral", reasoning="deepseek_r1", guessed=frozenset({"tool", "reasoning"}))
-    assert brand.check(guessed, str(model_dir), {}) == Chosen(guessed=guessed.guessed)
+        brand.check(ParserChoice(tool="mistral"), str(model_dir), {})
+    guessed = ParserChoice(tool="mistral", reasoning="deepseek_r1", guessed=frozenset({"tool", "reasoning"}))
+    assert brand.check(guessed, str(model_dir), {}) == ParserChoice(guessed=guessed.guessed)
 
 
 def test_tools_that_vllm_cannot_use_are_an_error_of_the_request() -> None:

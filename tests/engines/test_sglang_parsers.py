@@ -11,7 +11,7 @@ import pytest
 from headrace.broker.messages import Generation, Parsing
 from headrace.broker.output_parts import OutputParts
 from headrace.workers.parsing.families import REASONING, TOOLS
-from headrace.workers.parsing.selection import Chosen
+from headrace.workers.parsing.selection import ParserChoice
 from headrace.workers.sglang.parsing import NAMES, SglangParserFamily, SglangParsers
 from headrace.workers.text.tokens import token_table
 
@@ -32,7 +32,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_
 @pytest.fixture(scope="module")
 def family(model_dir: Path) -> SglangParserFamily:
     made = SglangParserFamily()
-    assert made.check(Chosen("hermes", "qwen3"), str(model_dir), {}) == Chosen("hermes", "qwen3")
+    assert made.check(ParserChoice("hermes", "qwen3"), str(model_dir), {}) == ParserChoice("hermes", "qwen3")
     return made
 
 

@@ -23,7 +23,7 @@ from tests.engines.support.killed_streams import GUIDED, KINDS, PENALIZED, SLOTS
 from tests.engines.support.prefix_routing import must_follow_the_cache
 from tests.engines.support.sglang_args import ARGS, needs_sglang
 from tests.faults.test_workers_come_and_go import holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [needs_sglang, pytest.mark.engine, pytest.mark.timeout(1800)]
 

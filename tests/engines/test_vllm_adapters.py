@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.engines.conftest import ARGS, QUESTIONS
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 

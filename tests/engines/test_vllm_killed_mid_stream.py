@@ -16,7 +16,7 @@ from tests.engine_contract.life import descendants
 from tests.engines.conftest import ARGS
 from tests.engines.support.killed_streams import GUIDED, KINDS, PENALIZED, SLOTS, Requests, must_go_on, undisturbed
 from tests.faults.test_workers_come_and_go import holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(400)]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.engines.conftest import ARGS
 from tests.engines.support.prefix_routing import must_follow_the_cache
 from tests.faults.test_workers_come_and_go import holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

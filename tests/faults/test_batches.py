@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from headrace.tools.chaos.deployment import MODEL
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.faults.scene import Scene, deployed
+from tests.faults.support.scene import Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
 

@@ -19,7 +19,7 @@ from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.settings import ServerSettings
 from headrace.tools.chaos.ledger import Outcome
-from tests.faults.scene import NAMES, Scene, deployed
+from tests.faults.support.scene import NAMES, Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ import pytest
 
 from headrace.tools.chaos.ledger import Outcome
 from headrace.tools.chaos.questions import Question
-from tests.faults.scene import NAMES, Asked, Scene, deployed
+from tests.faults.support.scene import NAMES, Asked, Scene, deployed
 from tests.support.nixl_peer import needs_nixl
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300), needs_nixl]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.scene import deployed
+from tests.faults.support.scene import deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.scene import Scene, deployed
+from tests.faults.support.scene import Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.tools.chaos.ledger import Outcome
 from headrace.tools.chaos.quiescence import until_at_rest
-from tests.faults.scene import NAMES, deployed
+from tests.faults.support.scene import NAMES, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ import pytest
 from headrace.broker.durable.publisher import JobPublisher, NewJob
 from headrace.broker.durable.reader import JobReader
 from headrace.tools.chaos.deployment import MODEL
-from tests.faults.scene import NAMES, Scene, deployed
+from tests.faults.support.scene import NAMES, Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 

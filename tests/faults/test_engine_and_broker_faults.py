@@ -17,8 +17,8 @@ import pytest
 
 from headrace.workers.sim.answers.tokens import expected_text
 from tests.faults.test_workers_come_and_go import SLOW
-from tests.support.running_up import RunningUp
 from tests.support.sim_streams import client_of
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.fault
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.broker.codec import decode
 from headrace.broker.messages import JobEvents
 from headrace.jetstream.ports import Message
-from tests.faults.scene import NAMES, Scene, deployed
+from tests.faults.support.scene import NAMES, Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

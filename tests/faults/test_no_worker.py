@@ -12,7 +12,7 @@ import pytest
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.topology import Topology
 from headrace.tools.chaos.ledger import Outcome
-from tests.faults.scene import NAMES, Scene, deployed
+from tests.faults.support.scene import NAMES, Scene, deployed
 
 REQUESTS = 50
 MOST = 300

@@ -20,9 +20,9 @@ import pytest
 
 from headrace.jetstream.errors import JetStreamError
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.faults.scene import Scene, deployed
+from tests.faults.support.scene import Scene, deployed
 from tests.faults.test_workers_come_and_go import SLOW, holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

@@ -30,7 +30,7 @@ from headrace.jetstream.ports import Message
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
 from tests.support.nixl_peer import needs_nixl
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.fault, needs_nixl]
 

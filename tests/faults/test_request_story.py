@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.faults.test_workers_come_and_go import SLOW, holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.fault
 

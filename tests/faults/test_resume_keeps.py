@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from headrace.jetstream.errors import JetStreamError
-from tests.faults.answers import Pieces, ask
+from tests.faults.support.answers import Pieces, ask
 from tests.faults.test_engine_and_broker_faults import another_worker
 from tests.faults.test_workers_come_and_go import holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

@@ -15,7 +15,7 @@ import pytest
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.client import LedgerClient
-from headrace.tools.chaos.deployment import MODEL, Deployment, Process, Shape
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape, Process
 from headrace.tools.chaos.ledger import Injury, Ledger, Outcome
 from headrace.tools.chaos.questions import draw_questions
 from headrace.tools.chaos.quiescence import until_at_rest, until_well
@@ -31,7 +31,7 @@ FRONTEND_GRACE_S = 60.0  # longer than any answer takes
 class Rolling:
     """One deployment, its load, and the restarts."""
 
-    def __init__(self, deployment: Deployment, connection: Connection) -> None:
+    def __init__(self, deployment: ChaosDeployment, connection: Connection) -> None:
         self.deployment = deployment
         self.connection = connection
         self.ledger = Ledger()
@@ -63,8 +63,8 @@ class Rolling:
 
 
 async def test_a_rolling_restart_of_everything_fails_no_request(tmp_path: Path) -> None:
-    shape = Shape(workers=2, routers=2, frontends=2, frontend_grace_s=FRONTEND_GRACE_S)
-    async with Deployment(tmp_path, shape) as deployment:
+    shape = DeploymentShape(workers=2, routers=2, frontends=2, frontend_grace_s=FRONTEND_GRACE_S)
+    async with ChaosDeployment(tmp_path, shape) as deployment:
         options = ConnectOptions(servers=(deployment.server.url,))
         async with await Connection.connect(options, subjects=NAMES) as connection:
             rolling = Rolling(deployment, connection)

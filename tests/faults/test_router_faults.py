@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.running_up import RunningUp
 from tests.support.sim_streams import client_of, in_threads, wrong_with
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.fault
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.faults.scene import Scene, deployed
+from tests.faults.support.scene import Scene, deployed
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(100)]
 

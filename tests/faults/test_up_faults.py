@@ -15,8 +15,8 @@ import pytest
 from headrace.broker.settings import Timing
 from headrace.tools.chaos.ledger import Outcome
 from headrace.up.stuck_store import ROOM_BYTES
-from tests.faults.up_scene import alive, simulator, upped
-from tests.support.running_up import RunningUp
+from tests.faults.support.up_scene import alive, simulator, upped
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ from headrace.commands.control_client import ask_all
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.client import LedgerClient
-from headrace.tools.chaos.deployment import MODEL, Deployment, Shape
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape
 from headrace.tools.chaos.ledger import Ledger, Outcome
 from headrace.tools.chaos.questions import Question
 from headrace.tools.chaos.quiescence import until_well
@@ -31,7 +31,7 @@ NAMES = Subjects()
 class Running:
     """A deployment whose links can be cut, and a client that knows every answer."""
 
-    def __init__(self, deployment: Deployment, connection: Connection) -> None:
+    def __init__(self, deployment: ChaosDeployment, connection: Connection) -> None:
         self.deployment = deployment
         self.connection = connection
         self.client = LedgerClient(Ledger(), iter(()), deployment.frontends, model=MODEL, clock=time.monotonic)
@@ -54,8 +54,8 @@ class Running:
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    shape = Shape(workers=2, routers=1, frontends=1)
-    async with Deployment(tmp_path, shape) as deployment, contextlib.AsyncExitStack() as stack:
+    shape = DeploymentShape(workers=2, routers=1, frontends=1)
+    async with ChaosDeployment(tmp_path, shape) as deployment, contextlib.AsyncExitStack() as stack:
         options = ConnectOptions(servers=(deployment.server.url,))
         connection = await stack.enter_async_context(await Connection.connect(options, subjects=NAMES))
         assert await until_well(deployment, connection, NAMES, timeout_s=90)

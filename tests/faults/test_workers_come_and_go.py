@@ -19,8 +19,8 @@ from headrace.commands.control import live_workers
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.support.running_up import RunningUp
 from tests.support.sim_streams import client_of, in_threads, wrong_with
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.fault
 

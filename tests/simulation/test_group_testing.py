@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.simulation.protocol_configs import GROUPS
+from tests.simulation.protocol.configs import GROUPS
 from tests.simulation.search import assert_holds
 
 FEW = ("1 of 64 on 4", "6 kills on 3")  # one of each kind, that test-fast plays too

@@ -10,11 +10,11 @@ import os
 
 import pytest
 
-from headrace.router.placement.lost_workers import LostWorkers
-from tests.simulation.protocol_configs import crowd, scenario
-from tests.simulation.protocol_deployment import Shape
-from tests.simulation.protocol_requests import Wish
-from tests.simulation.protocol_router import real_scheduler
+from headrace.router.placement.suspects.lost_workers import LostWorkers
+from tests.simulation.protocol.configs import crowd, scenario
+from tests.simulation.protocol.deployment import Shape
+from tests.simulation.protocol.requests import Wish
+from tests.simulation.protocol.router import real_scheduler
 from tests.simulation.search import explain, play
 from tests.simulation.virtual.network import SimConfig
 from tests.simulation.virtual.world import Fault, Machine

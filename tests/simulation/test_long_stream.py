@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from tests.simulation import protocol_engine
-from tests.simulation.protocol_configs import scenario
-from tests.simulation.protocol_deployment import Deployment, Shape
-from tests.simulation.protocol_requests import Wish
+from tests.simulation.protocol import engine as protocol_engine
+from tests.simulation.protocol.configs import scenario
+from tests.simulation.protocol.deployment import Deployment, Shape
+from tests.simulation.protocol.requests import Wish
 from tests.simulation.search import explain, play
 from tests.simulation.virtual.network import CALM
 from tests.simulation.virtual.world import Fault

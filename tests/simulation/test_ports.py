@@ -5,10 +5,10 @@ import inspect
 import pytest
 
 from headrace.jetstream import ports
-from tests.simulation.virtual.following import SimFollow
+from tests.simulation.virtual.follow import SimFollow
 from tests.simulation.virtual.messaging import SimBucket, SimMessaging, SimSubscription, SimWatch
 from tests.simulation.virtual.objects import SimObjects, SimObjectWriter
-from tests.simulation.virtual.pulling import SimDelivery, SimPullLoop
+from tests.simulation.virtual.pull import SimDelivery, SimPullLoop
 
 PAIRS = [
     (ports.Messaging, SimMessaging),

@@ -20,14 +20,14 @@ from headrace.workers.engine import Capabilities, EngineInfo, Load, Output
 from headrace.workers.sglang.frames import Frames
 from headrace.workers.sglang.messages import (
     Abort,
+    ChildStartFailed,
     Control,
     Error,
-    Outputs,
-    Pool,
+    PoolInput,
     Reply,
     Start,
     Started,
-    StartFailed,
+    StepOutputs,
     Stop,
     Submit,
     ToChild,
@@ -80,10 +80,10 @@ def answer(message: Any, frames: Any) -> None:
             for place, token in enumerate(ids, 1):
                 finish = "length" if place == len(ids) else None
                 output = Output(name, [token], finish=finish, cached_tokens=0 if place == 1 else None)  # type: ignore[arg-type]
-                frames.send(Outputs([output], Load(running=1, blocks_total=10)))
+                frames.send(StepOutputs([output], Load(running=1, blocks_total=10)))
         case Abort():
-            frames.send(Outputs([Output(name, [99]) for name in message.ids], Load()))  # what was under way
-        case Pool():
+            frames.send(StepOutputs([Output(name, [99]) for name in message.ids], Load()))  # what was under way
+        case PoolInput():
             frames.send(Reply(message.call, [b"\0\0\x80?", 3]))
         case Control():
             frames.send(Reply(message.call, {"did": message.operation}))
@@ -96,7 +96,7 @@ async def main() -> None:
     record(start)
     match os.environ.get("STAND_IN_START"):
         case "refuse":
-            frames.send(StartFailed("SGLang has no setting 'x'"))
+            frames.send(ChildStartFailed("SGLang has no setting 'x'"))
             await frames.flush()
             return
         case "die":

@@ -34,7 +34,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class DeploymentShape:
     """The number of processes of each kind, and the settings of the simulator."""
 
     mode: str = "aggregated"
@@ -74,10 +74,10 @@ class Process:
         return self.child is not None and not (self.frozen or self.leaving or self.cut)
 
 
-class Deployment:
+class ChaosDeployment:
     """Runs the deployment as an async context manager. After the block all its processes have ended."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: DeploymentShape) -> None:
         """`folder` holds the server's data and the log of each process."""
         self.folder = folder
         self.shape = shape

@@ -15,7 +15,7 @@ from headrace.errors import StartFailed
 from headrace.jetstream.client import Connection
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
-from headrace.tools.chaos.deployment import Deployment, Process
+from headrace.tools.chaos.deployment import ChaosDeployment, Process
 from headrace.tools.chaos.duplicate_publishes import publish_duplicates
 from headrace.tools.chaos.ledger import Injury, Ledger
 from headrace.tools.chaos.quiescence import until_well
@@ -35,7 +35,13 @@ class FaultInjector:
     """Injects the faults in order and records them in the ledger. `troubles` describes each one that did not mend."""
 
     def __init__(
-        self, deployment: Deployment, ledger: Ledger, connection: Connection, names: Subjects, *, clock: Callable[[], float]
+        self,
+        deployment: ChaosDeployment,
+        ledger: Ledger,
+        connection: Connection,
+        names: Subjects,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         self._deployment = deployment
         self._ledger = ledger

@@ -20,7 +20,7 @@ from headrace.jetstream.provision import status
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.tools.chaos.client import Address
-from headrace.tools.chaos.deployment import Deployment
+from headrace.tools.chaos.deployment import ChaosDeployment
 from headrace.up.frontend_probe import get
 
 _QUEUES = ("REQ", "MOVED", "WORK", "PREFILL")
@@ -38,7 +38,7 @@ class Residue:
     orphans: list[str]
 
 
-async def is_well(deployment: Deployment, connection: Connection, names: Subjects) -> bool:
+async def is_well(deployment: ChaosDeployment, connection: Connection, names: Subjects) -> bool:
     """Return whether every process of the deployment runs, and each worker and router holds a lease."""
     processes = deployment.processes
     if not deployment.server.running or not all(process.can_be_hurt for process in processes):
@@ -58,7 +58,7 @@ async def is_well(deployment: Deployment, connection: Connection, names: Subject
     return await deployment.frontends_ready()
 
 
-async def until_well(deployment: Deployment, connection: Connection, names: Subjects, *, timeout_s: float) -> bool:
+async def until_well(deployment: ChaosDeployment, connection: Connection, names: Subjects, *, timeout_s: float) -> bool:
     """Wait until the deployment is well. Returns False if it is not within `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -22,7 +22,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.tools.chaos.client import LedgerClient
-from headrace.tools.chaos.deployment import MODEL, Deployment, Shape
+from headrace.tools.chaos.deployment import MODEL, ChaosDeployment, DeploymentShape
 from headrace.tools.chaos.fault_injector import FaultInjector
 from headrace.tools.chaos.host_stalls import HostStalls
 from headrace.tools.chaos.ledger import Ledger
@@ -44,7 +44,7 @@ class ChaosOptions:
     minutes: float = 3.0
     seed: int = 0
     clients: int = 8
-    shape: Shape = field(default_factory=Shape)
+    shape: DeploymentShape = field(default_factory=DeploymentShape)
     kinds: tuple[str, ...] | None = None
     folder: Path | None = None
 
@@ -85,7 +85,7 @@ async def chaos(options: ChaosOptions, folder: Path) -> ChaosReport:
     """Run the deployment under load and faults. Raises CommandError if the deployment does not start."""
     names = Subjects()
     ledger = Ledger()
-    async with Deployment(folder, options.shape) as deployment:
+    async with ChaosDeployment(folder, options.shape) as deployment:
         connect = ConnectOptions(servers=(deployment.server.url,), name="headrace chaos")
         async with await _connected(connect, names) as connection:
             if not await until_well(deployment, connection, names, timeout_s=_START_TIMEOUT_S):

@@ -19,7 +19,7 @@ from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.generate import GENERATORS, generate
 from headrace.tools.replay_bench.measure import as_builtins
 from headrace.tools.replay_bench.policies import ALL, EARLY, Policy
-from headrace.tools.replay_bench.replay import KNEE_PRECISION, Pool
+from headrace.tools.replay_bench.replay import KNEE_PRECISION, ReplayPool
 from headrace.tools.replay_bench.report import ReplayReport, Scenario, facts
 from headrace.tools.replay_bench.tables import render
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, assign, read_trace
@@ -125,7 +125,7 @@ def _measure(parsed: argparse.Namespace) -> ReplayReport:
     for blocks in parsed.blocks:
         for routers in parsed.routers:
             comparison = Comparison(
-                pool=Pool(
+                pool=ReplayPool(
                     trace=trace,
                     workers=parsed.workers,
                     model=EngineModel(blocks=blocks),

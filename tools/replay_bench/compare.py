@@ -13,8 +13,8 @@ from headrace.tools.replay_bench.policies import CLASSIC, Policy
 from headrace.tools.replay_bench.replay import (
     KNEE_PRECISION,
     Knee,
-    Pool,
     Replay,
+    ReplayPool,
     find_classic_knee,
     find_knee,
     replay,
@@ -39,7 +39,7 @@ class Comparison:
     `sweep`: the weights of `classic` that are tried, of which the best count. `progress` gets a line about each measurement.
     """
 
-    pool: Pool
+    pool: ReplayPool
     policies: Sequence[Policy]
     sweep: Sequence[ClassicWeights] = SWEEP
     tenant_weights: Mapping[str, float] = field(default_factory=dict)

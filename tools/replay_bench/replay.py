@@ -19,7 +19,7 @@ LOWEST_RATE, HIGHEST_RATE = 1 / 64, 64.0  # a knee is searched between these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class ReplayPool:
     """A trace, and the pool that it is replayed on."""
 
     trace: Trace
@@ -52,7 +52,7 @@ class Knee:
     replays: int
 
 
-def replay(pool: Pool, policy: Policy, *, rate: float, limit: Ceiling) -> Replay:
+def replay(pool: ReplayPool, policy: Policy, *, rate: float, limit: Ceiling) -> Replay:
     """Replay a trace at `rate` times its own speed. `limit` is the pool's ceiling.
 
     Raises ReplayStalled, SettingsInvalid.
@@ -76,7 +76,7 @@ def replay(pool: Pool, policy: Policy, *, rate: float, limit: Ceiling) -> Replay
 
 
 def replay_classic(
-    pool: Pool, policy: Policy, *, rate: float, limit: Ceiling, sweep: Sequence[ClassicWeights] = SWEEP
+    pool: ReplayPool, policy: Policy, *, rate: float, limit: Ceiling, sweep: Sequence[ClassicWeights] = SWEEP
 ) -> Replay:
     """Replay `classic` with the weights that give the lowest TTFT p90 at this rate, then the lowest mean."""
 
@@ -88,7 +88,7 @@ def replay_classic(
 
 
 def find_knee(
-    pool: Pool,
+    pool: ReplayPool,
     policy: Policy,
     *,
     limit: Ceiling,
@@ -138,7 +138,7 @@ def find_knee(
 
 
 def find_classic_knee(
-    pool: Pool,
+    pool: ReplayPool,
     policy: Policy,
     *,
     limit: Ceiling,

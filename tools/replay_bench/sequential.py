@@ -30,7 +30,7 @@ from headrace.tools.replay_bench.messages import (
 )
 from headrace.tools.replay_bench.policies import Policy
 from headrace.tools.replay_bench.ports import Router
-from headrace.tools.replay_bench.replay import Pool
+from headrace.tools.replay_bench.replay import ReplayPool
 from headrace.tools.replay_bench.world import WAKE_AGAIN_S
 
 LAG_BATCHES = 1  # batches of cache changes that are under way when a request is placed
@@ -54,7 +54,7 @@ class Sequential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_s: float = 0.0
 
 
-def replay_sequential(pool: Pool, policy: Policy, *, limit: Ceiling) -> Sequential:
+def replay_sequential(pool: ReplayPool, policy: Policy, *, limit: Ceiling) -> Sequential:
     """Replay the whole trace. Raises ReplayStalled for a request that is not placed, and SettingsInvalid."""
     began = time.process_time()
     run = _Run(pool, policy)
@@ -77,7 +77,7 @@ def replay_sequential(pool: Pool, policy: Policy, *, limit: Ceiling) -> Sequenti
 
 
 class _Run:
-    def __init__(self, pool: Pool, policy: Policy) -> None:
+    def __init__(self, pool: ReplayPool, policy: Policy) -> None:
         self._pool = pool
         self._rng = random.Random(f"deal {pool.seed}")  # noqa: S311 - reproducible, not secret
         self._engines = {worker_name(n): ModelledEngine(pool.model, index=n) for n in range(pool.workers)}

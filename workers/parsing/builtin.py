@@ -13,8 +13,8 @@ from headrace.workers.parsing.call_ids import stable_call_id
 from headrace.workers.parsing.families import Traits
 from headrace.workers.parsing.interface import ParseRequirements, ParserNames, named_function
 from headrace.workers.parsing.schema import forced_schema
-from headrace.workers.parsing.selection import Chosen, Kind, traits_of
-from headrace.workers.parsing.stages import Hermes, Named, Plain, Required, Stage, Think
+from headrace.workers.parsing.selection import Kind, ParserChoice, traits_of
+from headrace.workers.parsing.stages import Hermes, NamedCall, Plain, Required, Stage, Think
 from headrace.workers.text.tokens import TokenTable
 
 BUNDLED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "smollm2"
@@ -70,10 +70,10 @@ class BuiltinParserFamily:
     def translate(self, name: str, kind: Kind) -> str:
         return _LIKE.get(name, name)
 
-    def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
+    def check(self, chosen: ParserChoice, model: str, args: Mapping[str, Any]) -> ParserChoice:
         return chosen
 
-    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: Chosen) -> BuiltinParsers:
+    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: ParserChoice) -> BuiltinParsers:
         return BuiltinParsers(table, tool=chosen.tool, reasoning=chosen.reasoning)
 
 
@@ -92,7 +92,7 @@ class BuiltinPlan:
         stage: Stage
         name = named_function(parsing)
         if name is not None:
-            stage = Named(new_id, name)
+            stage = NamedCall(new_id, name)
         elif parsing.tools and parsing.choice == "required":
             stage = Required(new_id)
         elif parsing.tools and parsing.choice == "auto":

@@ -26,7 +26,7 @@ Kind = Literal["tool", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ParserChoice:
     """The chosen parsers, None = none. `guessed` are the kinds whose parser the settings do not name."""
 
     tool: str | None = None
@@ -46,17 +46,17 @@ class ParserFamily(Protocol):
     def translate(self, name: str, kind: Kind) -> str:
         """Return this family's name for a parser that a rule of `headrace.workers.parsing.families` names."""
 
-    def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
+    def check(self, chosen: ParserChoice, model: str, args: Mapping[str, Any]) -> ParserChoice:
         """Try the parsers on the model's tokenizer, and drop guessed ones that do not work with it.
 
         May take seconds. Raises EngineStartFailed for a parser that the settings name and that does not work.
         """
 
-    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: Chosen) -> ParserSet:
+    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: ParserChoice) -> ParserSet:
         """Build the parsers for the started engine."""
 
 
-def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args: Mapping[str, Any]) -> Chosen:
+def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args: Mapping[str, Any]) -> ParserChoice:
     """Choose the parsers. `tool` and `reasoning` are settings; `args` are the engine's own. May take seconds: use a thread.
 
     Raises EngineStartFailed for an unknown name, with the known ones.
@@ -67,7 +67,7 @@ def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args:
             raise EngineStartFailed(f"the reasoning parser is {reasoning!r} and, among the engine's settings, {own!r}")
         reasoning = str(own)
     if (tool, reasoning) == (NONE, NONE) or args.get("runner") == "pooling" or args.get("is_embedding"):
-        return Chosen()
+        return ParserChoice()
     known = family.known(model)
     _check_name("tool", tool, known.tools)
     _check_name("reasoning", reasoning, known.reasoning)
@@ -77,7 +77,7 @@ def choose(family: ParserFamily, *, tool: str, reasoning: str, model: str, args:
         guessed.add("tool")
     if reasoning == AUTO:
         guessed.add("reasoning")
-    chosen = Chosen(
+    chosen = ParserChoice(
         _resolve("tool", tool, traits, known.tools, family),
         _resolve("reasoning", reasoning, traits, known.reasoning, family),
         frozenset(guessed),

@@ -149,7 +149,7 @@ class Hermes:
         return [Part("content", held)] if held and self._index == 0 else []
 
 
-class Named:
+class NamedCall:
     """Parses all text as the arguments of a call of the named function."""
 
     __slots__ = ("_begun", "_name", "_new_id")

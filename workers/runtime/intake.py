@@ -22,7 +22,7 @@ from headrace.workers.text.pipeline import TextPipeline, TokenTable
 from headrace.workers.text.stops import StopStrings
 
 
-class Intake:
+class ChoiceIntake:
     """Builds the choices of jobs. Without `parsers` answers are plain text."""
 
     def __init__(self, info: EngineInfo, table: TokenTable, parsers: ParserSet | None = None) -> None:

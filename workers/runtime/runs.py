@@ -20,7 +20,7 @@ from headrace.workers.engine import Engine
 from headrace.workers.errors import AnswerUnreadable, WorkerError
 from headrace.workers.runtime.beam_runs import BeamRuns
 from headrace.workers.runtime.choice import ChoiceRun
-from headrace.workers.runtime.intake import Intake
+from headrace.workers.runtime.intake import ChoiceIntake
 from headrace.workers.runtime.outputs import Outputs
 from headrace.workers.runtime.prompt_logprobs import check_size
 from headrace.workers.runtime.refusal import cannot_resume, refuse
@@ -57,7 +57,7 @@ class Runs:
         self,
         engine: Engine,
         sink: RunSink,
-        intake: Intake,
+        intake: ChoiceIntake,
         sequences: Sequences,
         outputs: Outputs,
         remotes: RemotePrefills | None,

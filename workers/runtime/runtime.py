@@ -25,7 +25,7 @@ from headrace.workers.errors import AnswerUnreadable, RequestInvalid, Unsupporte
 from headrace.workers.parsing.interface import ParserSet
 from headrace.workers.runtime.beam_runs import BeamRuns
 from headrace.workers.runtime.engine_commands import EngineCommands
-from headrace.workers.runtime.intake import Intake
+from headrace.workers.runtime.intake import ChoiceIntake
 from headrace.workers.runtime.internal_sequences import RawSubmissions
 from headrace.workers.runtime.outputs import Outputs
 from headrace.workers.runtime.pooling import PoolRuns, ResultStore
@@ -92,7 +92,7 @@ class Runtime:
         self._remotes = remotes
         self._outputs = Outputs(sink, self.sequences)
         beams = BeamRuns(self._engine, info, self.raw, self._scope, sink, refused=self._refused, step_s=self._first_token_s)
-        intake = Intake(info, table, parsers)
+        intake = ChoiceIntake(info, table, parsers)
         self._runs = Runs(self._engine, sink, intake, self.sequences, self._outputs, remotes, beams)
 
     def watch_cache(self, *devices: Callable[[], Container[int]]) -> None:

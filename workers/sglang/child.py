@@ -22,7 +22,7 @@ from headrace.workers.health.process_guard import set_parent_death_signal
 from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
 from headrace.workers.sglang.disagg_rendezvous import rendezvous_args
 from headrace.workers.sglang.frames import Frames
-from headrace.workers.sglang.messages import Start, Started, StartFailed, ToChild
+from headrace.workers.sglang.messages import ChildStartFailed, Start, Started, ToChild
 from headrace.workers.sglang.settings import check_names, computes_on_cpu, follows, prepare_environment, server_args
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
@@ -71,7 +71,7 @@ async def serve(frames: Frames[ToChild], loop_start: Start) -> None:
         describing = describe_follower if follows(loop_start.config) else describe
         info = describing(engine, loop_start.config, version("sglang"))
     except EngineStartFailed as error:
-        frames.send(StartFailed(str(error)))
+        frames.send(ChildStartFailed(str(error)))
         await frames.flush()
         return
     if info.follows:

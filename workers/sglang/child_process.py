@@ -20,7 +20,17 @@ from headrace.workers.errors import (
     UnsupportedByEngine,
 )
 from headrace.workers.sglang.frames import FrameBroken, Frames
-from headrace.workers.sglang.messages import Error, LoadReport, Outputs, Reply, Start, Started, StartFailed, Stop, ToWorker
+from headrace.workers.sglang.messages import (
+    ChildStartFailed,
+    Error,
+    LoadReport,
+    Reply,
+    Start,
+    Started,
+    StepOutputs,
+    Stop,
+    ToWorker,
+)
 
 _COMMAND = ("-P", "-m", "headrace.workers.sglang.child")
 
@@ -74,7 +84,7 @@ class ChildProcess:
         self._frames = Frames(reader, writer, ToWorker)
         self._frames.send(order)
         answer = await self._frames.receive()
-        if isinstance(answer, StartFailed):
+        if isinstance(answer, ChildStartFailed):
             raise EngineStartFailed(answer.message)
         if not isinstance(answer, Started):
             code = await self._process.wait()
@@ -138,7 +148,7 @@ class ChildProcess:
 
     def _take(self, message: Any) -> None:
         match message:
-            case Outputs():
+            case StepOutputs():
                 self.load = message.load
                 self._owner.take_outputs(message.outputs)
             case LoadReport():

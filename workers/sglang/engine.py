@@ -37,7 +37,7 @@ from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.kv.zmq_listener import ZmqKvListener
 from headrace.workers.sglang.child_process import ChildProcess
 from headrace.workers.sglang.kv_listener import KvListener
-from headrace.workers.sglang.messages import Abort, Control, Pool, Start, Submit
+from headrace.workers.sglang.messages import Abort, Control, PoolInput, Start, Submit
 from headrace.workers.sglang.metrics import EngineMetrics
 from headrace.workers.sglang.settings import kv_events_wanted, ranks
 from headrace.workers.undeclared import refuse_undeclared
@@ -167,7 +167,7 @@ class SglangEngine:
         child = self._alive()
         self._open.add(item.id)
         try:
-            vector, cached = await child.call(lambda call: Pool(call, item))
+            vector, cached = await child.call(lambda call: PoolInput(call, item))
         except asyncio.CancelledError:
             await self.abort([item.id])
             raise

@@ -28,9 +28,9 @@ from headrace.workers.sglang.messages import (
     Error,
     ErrorKind,
     LoadReport,
-    Outputs,
-    Pool,
+    PoolInput,
     Reply,
+    StepOutputs,
     Stop,
     Submit,
     ToChild,
@@ -84,7 +84,7 @@ class EngineHost:
                 self._spawn(self._submit(message))
             case Abort():
                 self._abort(message.ids)
-            case Pool():
+            case PoolInput():
                 self._spawn(self._answer(message.call, self._pool(message.item), name=message.item.id))
             case Control():
                 self._spawn(self._answer(message.call, self._control(message.operation, message.args)))
@@ -170,7 +170,7 @@ class EngineHost:
         batch = [output for output in batch if output.id not in self._dropped]
         if batch:
             load = self._meter.stepped(self._snapshots(), decodes=len(batch), mine=len(self._running))
-            self._frames.send(Outputs(batch, load))
+            self._frames.send(StepOutputs(batch, load))
 
     def _abort(self, ids: list[str]) -> None:
         for name in ids:

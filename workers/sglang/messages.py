@@ -31,7 +31,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     ids: list[str]
 
 
-class Pool(msgspec.Struct, frozen=True, tag="pool"):
+class PoolInput(msgspec.Struct, frozen=True, tag="pool"):
     """An input to compute a vector for. Answered by `Reply` with the vector and its cached tokens."""
 
     call: int
@@ -50,7 +50,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """The last message to the child, which ends its processes and itself."""
 
 
-ToChild = Start | Submit | Abort | Pool | Control | Stop
+ToChild = Start | Submit | Abort | PoolInput | Control | Stop
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -60,13 +60,13 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     capabilities: Capabilities
 
 
-class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
+class ChildStartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
     """The engine cannot be started. The child ends."""
 
     message: str
 
 
-class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
     """All outputs of an engine step, and the load after it."""
 
     outputs: list[Output]
@@ -95,4 +95,4 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     error: Error | None = None
 
 
-ToWorker = Started | StartFailed | Outputs | LoadReport | Reply
+ToWorker = Started | ChildStartFailed | StepOutputs | LoadReport | Reply

@@ -27,8 +27,8 @@ from headrace.workers.parsing.families import Traits
 from headrace.workers.parsing.interface import ParseRequirements, ParserNames, named_function
 from headrace.workers.parsing.reconcile import reconcile
 from headrace.workers.parsing.schema import forced_schema
-from headrace.workers.parsing.selection import Chosen, Kind, traits_of
-from headrace.workers.parsing.stages import Named, Plain, Required, Stage
+from headrace.workers.parsing.selection import Kind, ParserChoice, traits_of
+from headrace.workers.parsing.stages import NamedCall, Plain, Required, Stage
 from headrace.workers.sglang.cpu_plugin.missing_packages import stand_in
 from headrace.workers.sglang.installed_check import check_packages
 from headrace.workers.sglang.settings import computes_on_cpu, prepare_environment
@@ -89,15 +89,15 @@ class SglangParserFamily:
     def translate(self, name: str, kind: Kind) -> str:
         return NAMES[kind].get(name, name)
 
-    def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
+    def check(self, chosen: ParserChoice, model: str, args: Mapping[str, Any]) -> ParserChoice:
         if chosen.tool is None and chosen.reasoning is None:
             return chosen
         _import(model, args)
         tool = self._fitting(chosen, "tool", chosen.tool, lambda: _tool_parser(chosen.tool, []))
         reasoning = self._fitting(chosen, "reasoning", chosen.reasoning, lambda: _reasoning_parser(chosen.reasoning))
-        return Chosen(tool, reasoning, chosen.guessed)
+        return ParserChoice(tool, reasoning, chosen.guessed)
 
-    def _fitting(self, chosen: Chosen, kind: Kind, name: str | None, make: Callable[[], Any]) -> str | None:
+    def _fitting(self, chosen: ParserChoice, kind: Kind, name: str | None, make: Callable[[], Any]) -> str | None:
         if name is None:
             return None
         try:
@@ -109,7 +109,7 @@ class SglangParserFamily:
             return None
         return name
 
-    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: Chosen) -> SglangParsers:
+    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: ParserChoice) -> SglangParsers:
         return SglangParsers(table, tool=chosen.tool, reasoning=chosen.reasoning)
 
 
@@ -195,7 +195,7 @@ class SglangPlan:
         stage: Stage
         name = named_function(parsing)
         if name is not None:
-            stage = Named(new_id, name)
+            stage = NamedCall(new_id, name)
         elif parsing.tools and parsing.choice == "required":
             stage = Required(new_id)
         elif parsing.tools and parsing.choice == "auto":

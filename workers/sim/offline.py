@@ -46,7 +46,7 @@ class Timeline:
 
 
 @dataclass(slots=True)
-class Replay:
+class OfflineRun:
     """A finished replay: timelines in order of arrival, and the end of the last step."""
 
     timelines: list[Timeline]
@@ -58,14 +58,14 @@ class Replay:
 
 def replay(
     arrivals: Iterable[tuple[float, Sequence]], settings: SimSettings, *, vocabulary: Vocabulary | None = None
-) -> Replay:
+) -> OfflineRun:
     """Run these (arrival time, sequence) through one engine. Sequences that the engine refuses get `error`."""
     now = 0.0
     scheduler = SimScheduler(settings, vocabulary or bundled_vocabulary(), clock=lambda: now)
     pending = [(at, n, sequence) for n, (at, sequence) in enumerate(arrivals)]
     heapq.heapify(pending)
     timelines: dict[str, Timeline] = {}
-    done = Replay([], 0.0, 0, 0)
+    done = OfflineRun([], 0.0, 0, 0)
     while True:
         while pending and pending[0][0] <= now:
             at, _, sequence = heapq.heappop(pending)

@@ -20,9 +20,9 @@ from headrace.workers.errors import EngineOverloaded, RequestInvalid
 from headrace.workers.sim.answers.prescribed_text import Speller
 from headrace.workers.sim.answers.tokens import Vocabulary
 from headrace.workers.sim.faults import SequenceFaults
-from headrace.workers.sim.scheduling.batch import Batch
+from headrace.workers.sim.scheduling.batch import EngineBatch
 from headrace.workers.sim.scheduling.blocks import BlockManager
-from headrace.workers.sim.scheduling.run import Phase, Run
+from headrace.workers.sim.scheduling.run import Phase, SequenceRun
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 from headrace.workers.sim.transfer.kv_transfer import SimKvTransfer
@@ -61,7 +61,7 @@ class SimScheduler:
         self._vocabulary = vocabulary
         self._timing = settings.timing_model()
         self._clock = clock
-        self._batch = Batch(self.manager)
+        self._batch = EngineBatch(self.manager)
         self.exchange = SimKvTransfer(self._batch, self._timing, clock=clock, wire=wire)
         self._number = 0
         self._steps = 0
@@ -85,7 +85,7 @@ class SimScheduler:
         if self._batch.waiting.count >= self.settings.waiting:
             raise EngineOverloaded(f"{self._batch.waiting.count} sequences are waiting already")
         self._number += 1
-        run = Run(sequence, faults, settings=self.settings, vocabulary=self._vocabulary, number=self._number)
+        run = SequenceRun(sequence, faults, settings=self.settings, vocabulary=self._vocabulary, number=self._number)
         if sequence.handover is not None:
             self.exchange.enter(run, sequence.handover, sequence)
         self._batch.runs[run.id] = run
@@ -211,7 +211,7 @@ class SimScheduler:
                 left -= self._advance(run, left)
         return budget - left
 
-    def _admit(self, run: Run, budget: int) -> bool:
+    def _admit(self, run: SequenceRun, budget: int) -> bool:
         """Move the first waiting sequence into the batch if its first part finds blocks."""
         size = self.settings.block_size
         blocks = self.manager.take_prefix(run.chain()[: (len(run.ids) - 1) // size])  # at least one token is computed
@@ -231,7 +231,7 @@ class SimScheduler:
         self._batch.prefill(run)
         return True
 
-    def _advance(self, run: Run, budget: int) -> int:
+    def _advance(self, run: SequenceRun, budget: int) -> int:
         """Compute the next part of a prompt. Returns its length, 0 if there were no blocks."""
         part = min(budget, len(run.ids) - run.computed)
         missing = -(-(run.computed + part - run.capacity) // self.settings.block_size)
@@ -255,7 +255,7 @@ class SimScheduler:
         for run in special:
             self._emit(run, result)
 
-    def _emit(self, run: Run, result: StepResult) -> None:
+    def _emit(self, run: SequenceRun, result: StepResult) -> None:
         """Emit the next token of one sequence, with everything that can happen at a token."""
         faults = run.faults
         if run.fault_at is not None and run.index >= run.fault_at:
@@ -282,7 +282,7 @@ class SimScheduler:
             else:
                 self._drop(run)
 
-    def _drop(self, run: Run) -> None:
+    def _drop(self, run: SequenceRun) -> None:
         if not self.exchange.none:
             self.exchange.leave(run)
         self._batch.drop(run)

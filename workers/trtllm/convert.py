@@ -39,7 +39,7 @@ class Model:
 
 
 @dataclass(slots=True)
-class Progress:
+class ReadProgress:
     """The position up to which a result has been read. `first`: tokens that the context side of a hand-over has sampled."""
 
     sequence: Sequence
@@ -124,7 +124,7 @@ def to_priority(priority: int) -> float:
     return 0.5 - math.atan(priority / 100) / math.pi
 
 
-def to_output(progress: Progress, result: Any, model: Model) -> Output | None:
+def to_output(progress: ReadProgress, result: Any, model: Model) -> Output | None:
     """Convert what is new in a result, None if that is nothing."""
     sequence, completion = progress.sequence, result.outputs[0]
     output = Output(sequence.id, list(completion.token_ids or ())[progress.seen :])
@@ -159,7 +159,7 @@ def _is_prefill(sequence: Sequence) -> bool:
     return sequence.handover is not None and sequence.handover.kind == "prefill"
 
 
-def _finish(output: Output, progress: Progress, completion: Any, model: Model, *, first: bool) -> None:
+def _finish(output: Output, progress: ReadProgress, completion: Any, model: Model, *, first: bool) -> None:
     sequence, reason = progress.sequence, completion.finish_reason
     if reason == "length":
         output.finish = "length"

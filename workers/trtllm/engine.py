@@ -40,7 +40,7 @@ from headrace.workers.trtllm.kv_feed import KvFeed, KvFeeds
 from headrace.workers.trtllm.polling import keep_polling
 from headrace.workers.trtllm.prefilled import HeldPrefills
 from headrace.workers.trtllm.start import Started, start_trtllm
-from headrace.workers.trtllm.streams import Handlers, Request, ResultStreams
+from headrace.workers.trtllm.streams import Handlers, ResultStreams, StreamedRequest
 
 _log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ class TrtllmEngine:
         self._streams: ResultStreams | None = None
         self._feeds: KvFeeds | None = None
         self._held = HeldPrefills()
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, StreamedRequest] = {}
         self._pollers: list[asyncio.Task[None]] = []
         self._processes = ProcessTree(os.getpid())
         self._death: str | None = None
@@ -109,7 +109,7 @@ class TrtllmEngine:
     async def submit(self, sequence: Sequence) -> None:
         started, streams = self._alive()
         self._check(started, sequence)
-        progress = convert.Progress(sequence)
+        progress = convert.ReadProgress(sequence)
         options: dict[str, Any] = {}
         if sequence.handover is not None:
             try:
@@ -129,7 +129,7 @@ class TrtllmEngine:
             if self._death is not None:
                 raise EngineDead(self._death) from error
             raise
-        request = Request(progress, result)
+        request = StreamedRequest(progress, result)
         self._requests[sequence.id] = request
         started.meter.queued(sequence.id, len(sequence.token_ids) - sequence.expected_cached, rank=sequence.rank)
         streams.follow(request)
@@ -166,7 +166,7 @@ class TrtllmEngine:
             options["priority"] = convert.to_priority(sequence.priority)
         return {name: value for name, value in options.items() if value is not None}
 
-    def _hand_over(self, started: Started, sequence: Sequence, progress: convert.Progress, options: dict[str, Any]) -> bool:
+    def _hand_over(self, started: Started, sequence: Sequence, progress: convert.ReadProgress, options: dict[str, Any]) -> bool:
         """Add a hand-over to a request's options. Returns true if the sequence has ended with the context side's token.
 
         Raises TransferFailed, UnsupportedByEngine.
@@ -218,11 +218,11 @@ class TrtllmEngine:
 
     # -- what comes of them ----------------------------------------------------------------------------------
 
-    def _first(self, request: Request) -> None:
+    def _first(self, request: StreamedRequest) -> None:
         if self._started is not None:
             self._started.meter.gone(request.id)
 
-    def _ended(self, request: Request, output: Output | None) -> None:
+    def _ended(self, request: StreamedRequest, output: Output | None) -> None:
         self._requests.pop(request.id, None)
         if self._started is None:
             return
@@ -230,7 +230,7 @@ class TrtllmEngine:
         if output is not None and output.handover is not None:
             self._held.keep(request.id, request.result, self._started.info.lease_s)
 
-    def _failed(self, request: Request, error: Exception) -> Output | None:
+    def _failed(self, request: StreamedRequest, error: Exception) -> Output | None:
         """Return the output for a request that ended with an exception, None if the whole engine is dead."""
         started = self._started
         if started is None:

@@ -13,7 +13,7 @@ _LENGTHS = ("max_position_embeddings", "max_sequence_length", "n_positions", "se
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFiles:
+class ModelFacts:
     """The facts that the files of a model tell."""
 
     folder: Path
@@ -37,7 +37,7 @@ def local_folder(model: str) -> Path:
         raise EngineStartFailed(f"the model {model!r} is no folder, and the hub did not give it: {error}") from error
 
 
-def read_model(folder: Path) -> ModelFiles:
+def read_model(folder: Path) -> ModelFacts:
     """Read a model's configuration. Raises EngineStartFailed for a missing or damaged one."""
     config = _json(folder / "config.json", needed=True)
     if not (folder / "tokenizer.json").is_file():
@@ -53,7 +53,7 @@ def read_model(folder: Path) -> ModelFiles:
     eos = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id", text.get("eos_token_id")))]
     if not eos:
         eos = _named_token(folder, tokenizer.get("eos_token"))
-    return ModelFiles(
+    return ModelFacts(
         folder=folder,
         context_length=lengths[0] if lengths else None,
         vocab_size=vocab,

@@ -23,7 +23,7 @@ from headrace.workers.trtllm.kv_feed import KvFeeds
 from headrace.workers.trtllm.launch import attention_ranks, check_launch
 from headrace.workers.trtllm.load_meter import LoadMeter
 from headrace.workers.trtllm.logits import LogitsProcessors
-from headrace.workers.trtllm.model_files import ModelFiles, local_folder, read_model
+from headrace.workers.trtllm.model_files import ModelFacts, local_folder, read_model
 from headrace.workers.trtllm.polling import poll_once
 from headrace.workers.trtllm.settings import engine_args, handover_word, lease_s, prepare_environment, roles_of
 
@@ -50,7 +50,7 @@ class Started:
 class _Built:
     llm: Any
     args: Mapping[str, Any]
-    files: ModelFiles
+    files: ModelFacts
 
 
 async def start_trtllm(config: EngineConfig) -> Started:

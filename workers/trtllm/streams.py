@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.workers.engine import Output, Sink
-from headrace.workers.trtllm.convert import Model, Progress, to_output
+from headrace.workers.trtllm.convert import Model, ReadProgress, to_output
 
 
 @dataclass(slots=True)
-class Request:
+class StreamedRequest:
     """A sequence inside the engine: its result, how far that was read, and the task that reads it."""
 
-    progress: Progress
+    progress: ReadProgress
     result: Any
     task: asyncio.Task[None] | None = None
     closed: bool = field(default=False)
@@ -33,9 +33,9 @@ class Request:
 class Handlers:
     """The engine's handlers: of an exception in place of a result, of a first output, and of an end."""
 
-    on_error: Callable[[Request, Exception], Output | None]
-    on_first: Callable[[Request], None]
-    on_end: Callable[[Request, Output | None], None]
+    on_error: Callable[[StreamedRequest, Exception], Output | None]
+    on_first: Callable[[StreamedRequest], None]
+    on_end: Callable[[StreamedRequest, Output | None], None]
 
 
 class ResultStreams:
@@ -49,7 +49,7 @@ class ResultStreams:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
-    def follow(self, request: Request) -> None:
+    def follow(self, request: StreamedRequest) -> None:
         """Read a request's result until its end."""
         request.task = asyncio.create_task(self._read(request), name=f"trtllm-{request.id}")
         self._tasks.add(request.task)
@@ -61,7 +61,7 @@ class ResultStreams:
             self._loop.call_soon(self._flush)
         self._batch.append(output)
 
-    def drop(self, requests: list[Request]) -> None:
+    def drop(self, requests: list[StreamedRequest]) -> None:
         """Stop reading these; nothing of them reaches the sink any more."""
         ids = {request.id for request in requests}
         for request in requests:
@@ -84,7 +84,7 @@ class ResultStreams:
         if batch:
             self._sink(batch)
 
-    async def _read(self, request: Request) -> None:
+    async def _read(self, request: StreamedRequest) -> None:
         try:
             async for result in request.result:
                 output = to_output(request.progress, result, self._model)
@@ -102,7 +102,7 @@ class ResultStreams:
                 if last is not None:
                     self.give(last)
 
-    def _deliver(self, request: Request, output: Output) -> bool:
+    def _deliver(self, request: StreamedRequest, output: Output) -> bool:
         """Give an output out. Returns whether it is the last one of its sequence."""
         self._handlers.on_first(request)
         ended = output.finish is not None or output.fault is not None

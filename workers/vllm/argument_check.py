@@ -10,8 +10,8 @@ from typing import Any
 
 from headrace.workers.plain_types import check_plain_types
 from headrace.workers.vllm.adapters import ADAPTERS_ARG
-from headrace.workers.vllm.connector import MODE_ARG
 from headrace.workers.vllm.settings import check_names
+from headrace.workers.vllm.transfer.connector import MODE_ARG
 
 _SOURCE = Path("engine", "arg_utils.py")
 _CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})

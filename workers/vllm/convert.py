@@ -12,7 +12,7 @@ from headrace.broker.messages import TokenLogprob
 from headrace.workers.engine import Fault, Output, Sequence
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.prompt_embeds import StoredTensor
-from headrace.workers.vllm import transfer_params
+from headrace.workers.vllm.transfer import transfer_params
 
 GUIDED = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 

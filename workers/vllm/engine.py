@@ -38,7 +38,6 @@ from headrace.workers.text.tokens import token_table
 from headrace.workers.vllm import convert
 from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS, Adapters
 from headrace.workers.vllm.kv_listener import KvListener
-from headrace.workers.vllm.kv_transfer import VllmKvTransfer
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media import MediaReader
 from headrace.workers.vllm.media_support import MediaSupport
@@ -49,6 +48,7 @@ from headrace.workers.vllm.socket_dir import SocketFolder
 from headrace.workers.vllm.start import Started, start_vllm
 from headrace.workers.vllm.stats_log import StatsLog
 from headrace.workers.vllm.step_batcher import DeltaHandlers, EngineRequest, StepBatcher
+from headrace.workers.vllm.transfer.kv_transfer import VllmKvTransfer
 
 _log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from headrace.workers.parsing.stages import overlap
 log = structlog.get_logger()
 
 
-class Plan(Protocol):
+class AnswerPlan(Protocol):
     """The request of an answer, as its reader needs it; `request` is vLLM's."""
 
     parsing: Parsing
@@ -59,7 +59,7 @@ class AnswerReader:
 
     __slots__ = ("_choice", "_ids", "_lead", "_parser", "_plan", "_request_id", "_said", "_text", "_tokens", "called")
 
-    def __init__(self, plan: Plan, request_id: str, choice: int) -> None:
+    def __init__(self, plan: AnswerPlan, request_id: str, choice: int) -> None:
         self._plan = plan
         self._request_id, self._choice = request_id, choice
         self._parser = plan.fresh()

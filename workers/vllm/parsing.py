@@ -20,7 +20,7 @@ from headrace.workers.engine import Engine, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, RequestInvalid
 from headrace.workers.parsing.families import Traits
 from headrace.workers.parsing.interface import ParseRequirements, ParserNames
-from headrace.workers.parsing.selection import Chosen, Kind, traits_of
+from headrace.workers.parsing.selection import Kind, ParserChoice, traits_of
 from headrace.workers.text.tokens import TokenTable
 from headrace.workers.vllm.parsed_answer import AnswerReader
 from headrace.workers.vllm.settings import prepare_environment
@@ -57,16 +57,16 @@ class VllmParserFamily:
     def translate(self, name: str, kind: Kind) -> str:
         return name
 
-    def check(self, chosen: Chosen, model: str, args: Mapping[str, Any]) -> Chosen:
+    def check(self, chosen: ParserChoice, model: str, args: Mapping[str, Any]) -> ParserChoice:
         if chosen.tool is None and chosen.reasoning is None:
             return chosen
         tokenizer = _tokenizer(model, args)
         tool = self._fitting(tokenizer, chosen, "tool", chosen.tool)
         reasoning = self._fitting(tokenizer, chosen, "reasoning", chosen.reasoning)
         _compose(tokenizer, None, tool=tool, reasoning=reasoning)
-        return Chosen(tool, reasoning, chosen.guessed)
+        return ParserChoice(tool, reasoning, chosen.guessed)
 
-    def _fitting(self, tokenizer: Any, chosen: Chosen, kind: Kind, name: str | None) -> str | None:
+    def _fitting(self, tokenizer: Any, chosen: ParserChoice, kind: Kind, name: str | None) -> str | None:
         try:
             _compose(tokenizer, None, **{kind: name})
         except EngineStartFailed as error:
@@ -76,7 +76,7 @@ class VllmParserFamily:
             return None
         return name
 
-    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: Chosen) -> VllmParsers:
+    def build(self, engine: Engine, info: EngineInfo, table: TokenTable, chosen: ParserChoice) -> VllmParsers:
         llm = engine.llm  # type: ignore[attr-defined]
         return VllmParsers(llm.renderer.tokenizer, llm.model_config, tool=chosen.tool, reasoning=chosen.reasoning)
 

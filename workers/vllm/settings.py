@@ -16,8 +16,8 @@ from typing import Any
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
 from headrace.workers.vllm.adapters import ADAPTERS_ARG, adapters_of, lora_args
-from headrace.workers.vllm.connector import EXTENSION, MODE_ARG, connector_config
 from headrace.workers.vllm.pooling import pools
+from headrace.workers.vllm.transfer.connector import EXTENSION, MODE_ARG, connector_config
 
 CPU_BLOCK_SIZE = 32
 CPU_MAX_SEQUENCES = 32

@@ -17,7 +17,6 @@ from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, WorkerError
 from headrace.workers.model_check import hub_folder
 from headrace.workers.vllm.adapters import Adapters, adapters_of, load_adapters
-from headrace.workers.vllm.connector import ConnectorChoice, check_role, describe_transfer, handover_word
 from headrace.workers.vllm.forked_core import forked_core, may_fork
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_media
@@ -31,8 +30,9 @@ from headrace.workers.vllm.settings import (
     ranks,
     size_kv_cache,
 )
-from headrace.workers.vllm.side_channel import side_channel
 from headrace.workers.vllm.stats_log import no_prometheus, shows_metrics
+from headrace.workers.vllm.transfer.connector import ConnectorChoice, check_role, describe_transfer, handover_word
+from headrace.workers.vllm.transfer.side_channel import side_channel
 
 _log = structlog.get_logger()
 

@@ -51,7 +51,7 @@ class PrefillGroup:
 
 
 @dataclass(slots=True)
-class PrefillSide:
+class PrefillView:
     """The prefill workers at one moment (a value per column of theirs), and the cost of the way there."""
 
     names: list[str]
@@ -82,7 +82,7 @@ class PrefillSide:
 
 def make_prefill_side(
     loads: LoadTable, pool: PrefillPool, times: TransferTimes, settings: SchedulerSettings, now_s: float
-) -> PrefillSide | None:
+) -> PrefillView | None:
     """Describe the prefill workers as they are now; None: every prompt is computed where it is answered."""
     if settings.prefill == "never":
         return None
@@ -109,7 +109,7 @@ def make_prefill_side(
     waits = np.array([one.wait_s(now_s) for one in pool])
     early = settings.binding == "early"
     busy = np.array([load.report is not None and load.report.running > 0 for load in loads], dtype=np.bool_)
-    return PrefillSide(
+    return PrefillView(
         names=[one.info.worker for one in pool],
         wait_s=waits,
         token_s=np.array([1.0 / one.speed.prefill_tokens_per_s for one in pool]),
@@ -137,7 +137,7 @@ def make_prefill_side(
     )
 
 
-def for_batch(side: PrefillSide, loads: LoadTable, settings: SchedulerSettings, *, alone: bool) -> PrefillSide:
+def for_batch(side: PrefillView, loads: LoadTable, settings: SchedulerSettings, *, alone: bool) -> PrefillView:
     """Describe the same as batch requests see it: they take no slot that is kept free, or would be made free, for others.
 
     Unless they are `alone`, a prefill worker has room for them only while it has next to nothing before it: at most one batch
@@ -149,7 +149,7 @@ def for_batch(side: PrefillSide, loads: LoadTable, settings: SchedulerSettings, 
     return replace(side, takes=takes, room=room & side.room, slot_wait_s=slot_wait_s)
 
 
-def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(None)) -> Floats:
+def burden_s(tokens: Floats, side: PrefillView, columns: Ints | slice = slice(None)) -> Floats:
     """Compute the cost of so many tokens (per candidate and worker) to the sequences decoded beside them."""
     budget, token_s = side.budget[columns], side.own_token_s[columns]
     together = tokens + side.queued[columns]
@@ -159,7 +159,7 @@ def burden_s(tokens: Floats, side: PrefillSide, columns: Ints | slice = slice(No
     return cost
 
 
-def disturbs(tokens: Floats, side: PrefillSide) -> Bools:
+def disturbs(tokens: Floats, side: PrefillView) -> Bools:
     """Mark where computing so many tokens delays sequences being decoded longer than is thought good."""
     longest_s = np.minimum(tokens + side.queued, side.budget) * side.own_token_s
     found: Bools = side.busy & (longest_s > side.free_s)
@@ -178,7 +178,7 @@ class Computing:
     who: Ints  # its column if it is to be named, -1 = any
 
 
-def computing(tokens: Floats, side: PrefillSide, group: PrefillGroup, congestion: float) -> Computing:
+def computing(tokens: Floats, side: PrefillView, group: PrefillGroup, congestion: float) -> Computing:
     """Compute these costs. `tokens`: those to be computed, per candidate and worker of the group."""
     columns = group.prefill
     wait, room = side.wait_s[columns], side.room[columns]

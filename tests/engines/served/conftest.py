@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.conftest import ARGS
 from tests.engines.support.own_server import own_server
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 MODEL = "small"
 ENGINE_START_S = 400.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines.served.conftest import MODEL
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(700)]
 

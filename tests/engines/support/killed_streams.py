@@ -17,7 +17,7 @@ import pytest
 
 from tests.engines.conftest import QUESTIONS
 from tests.faults.test_workers_come_and_go import holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 SLOTS = 16  # of an engine that has all of them at once
 TOKENS = 64

@@ -18,14 +18,14 @@ from unittest import mock
 import httpx
 
 import headrace.workers.main
-import tests.support.serving
+import tests.support.local_deployment
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import Output, Sequence
 from headrace.workers.kv.translator import Translator
 from headrace.workers.runtime.runtime import Runtime
 from headrace.workers.settings import WorkerSettings
-from tests.support.serving import Serving, serving, sim
+from tests.support.local_deployment import Serving, serving, sim
 
 BLIND = "blind"
 START_S = 500.0
@@ -134,7 +134,7 @@ async def media_world(folder: Path, name: str, nats_server: EmbeddedServer) -> A
         mock.patch.object(headrace.workers.main, "Translator", Watched),
         mock.patch.object(headrace.workers.main, "Runtime", Kept),
         mock.patch.object(headrace.workers.main, "ENGINE_STOP_GRACE_S", 2.0),
-        mock.patch.object(tests.support.serving, "START_S", START_S),
+        mock.patch.object(tests.support.local_deployment, "START_S", START_S),
     ):
         subjects = Subjects(f"{name}{os.getpid()}")
         async with (

@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 PREFIXES = 4
 PREFIX_TOKENS = 320

@@ -13,7 +13,7 @@ import pytest_asyncio
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from tests.support.frontend.anthropic_machine import Machine
-from tests.support.serving import Serving, serving, sim
+from tests.support.local_deployment import Serving, serving, sim
 
 if TYPE_CHECKING:  # importing it takes two seconds, also of those who only collect these tests
     from anthropic import AsyncAnthropic

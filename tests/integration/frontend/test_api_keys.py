@@ -17,7 +17,7 @@ from headrace.broker.keys.store import KeyStore
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from tests.support.serving import serving, sim
+from tests.support.local_deployment import serving, sim
 
 MODEL = "keyed-sim"
 

@@ -20,7 +20,7 @@ from headrace.jetstream.client import ConnectOptions
 from headrace.jetstream.connect import connect_patiently
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from tests.support.serving import Serving, serving, sim
+from tests.support.local_deployment import Serving, serving, sim
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

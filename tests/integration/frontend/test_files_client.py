@@ -21,7 +21,7 @@ from openai import AsyncOpenAI
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from tests.support.serving import serving
+from tests.support.local_deployment import serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

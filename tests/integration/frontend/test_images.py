@@ -20,8 +20,8 @@ from headrace.jetstream.subjects import Subjects
 from headrace.workers.diffusion.engine import DiffusionEngine
 from headrace.workers.diffusion.stand_in import paint
 from headrace.workers.settings import WorkerSettings
+from tests.support.local_deployment import Serving, serving
 from tests.support.pipelines import pipeline
-from tests.support.serving import Serving, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -16,7 +16,7 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from tests.support.frontend.open_responses import problems
 from tests.support.frontend.responses_machine import Machine
-from tests.support.serving import serving, sim
+from tests.support.local_deployment import serving, sim
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

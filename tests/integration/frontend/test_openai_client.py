@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.support.serving import Serving, serving, sim
+from tests.support.local_deployment import Serving, serving, sim
 from tests.unit.workers.test_prompt_embeds import file, pickled
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from tests.support.serving import serving, sim
+from tests.support.local_deployment import serving, sim
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

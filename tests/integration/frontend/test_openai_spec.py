@@ -21,7 +21,7 @@ import jsonschema_rs
 import pytest
 from openai.types.responses import Response
 
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.deployment
 

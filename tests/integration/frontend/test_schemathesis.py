@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from headrace.frontend.openapi import build_openapi
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.deployment
 

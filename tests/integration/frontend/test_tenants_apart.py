@@ -16,7 +16,7 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from tests.conftest import Connect
 from tests.support.frontend.fakes import FakeIngress, frontend
-from tests.support.serving import serving, sim
+from tests.support.local_deployment import serving, sim
 
 MODEL = "apart-sim"
 WORDS = " ".join(f"word{n}" for n in range(200))

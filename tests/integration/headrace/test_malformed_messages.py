@@ -18,7 +18,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from tests.support import poison
-from tests.support.running_up import RunningUp, routed_up
+from tests.support.up_process import RunningUp, routed_up
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(240)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_up import RunningUp, routed_up
+from tests.support.up_process import RunningUp, routed_up
 
 pytestmark = pytest.mark.deployment
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 SECRET = "seecret-of-the-operator"
 

@@ -23,7 +23,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.support.running_up import START_S, RunningUp
+from tests.support.up_process import START_S, RunningUp
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
 from tests.faults.test_workers_come_and_go import holders
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.deployment, pytest.mark.fault]
 

@@ -25,7 +25,7 @@ from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.settings import RouterOptions
 from headrace.workers.settings import WorkerSettings
 from tests.support import tensorrt_llm_stand_in as stand_in
-from tests.support.serving import serving
+from tests.support.local_deployment import serving
 
 
 def worker(folder: Path) -> WorkerSettings:

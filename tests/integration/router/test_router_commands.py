@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.running_up import RunningUp, routed_up
+from tests.support.up_process import RunningUp, routed_up
 
 pytestmark = pytest.mark.deployment
 

@@ -21,7 +21,7 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.metrics import PREFILL_FAILURES, PREFILLED_TOKENS
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.support.serving import Serving, serving, sim
+from tests.support.local_deployment import Serving, serving, sim
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 SLOW = {"decode_base_s": 0.02}

@@ -21,8 +21,8 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import EngineConfig, Output, Sequence
 from headrace.workers.settings import WorkerSettings
-from tests.support.running_up import RunningUp
-from tests.support.serving import serving
+from tests.support.local_deployment import serving
+from tests.support.up_process import RunningUp
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEXT = "The quick brown fox jumps over 13 lazy dogs; naïve café ☕."

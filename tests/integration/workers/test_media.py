@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.running_up import RunningUp
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.deployment
 

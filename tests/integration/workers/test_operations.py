@@ -28,7 +28,7 @@ from headrace.router.main import run_router
 from headrace.router.placement.settings import SchedulerSettings
 from headrace.router.settings import RouterOptions, SessionOptions
 from headrace.workers.sim.answers.tokens import expected_text
-from tests.support.serving import Serving, serving, sim
+from tests.support.local_deployment import Serving, serving, sim
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
 SLOW = {"decode_base_s": 0.02}

@@ -23,8 +23,8 @@ from openai import AsyncOpenAI
 
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
-from tests.support.running_up import RunningUp
-from tests.support.serving import Serving, serving, sim
+from tests.support.local_deployment import Serving, serving, sim
+from tests.support.up_process import RunningUp
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,7 +15,7 @@ from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.settings import WorkerSettings
 from tests.support import tensorrt_llm_stand_in as stand_in
-from tests.support.serving import Serving, serving
+from tests.support.local_deployment import Serving, serving
 
 ANSWER = {"model": "m", "temperature": 0.0, "max_tokens": 24}
 MESSAGES = [{"role": "user", "content": "Tell me about rivers and stones, at some length, please. " * 6}]

@@ -10,7 +10,7 @@ import pytest
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.errors import EngineStartFailed
-from tests.support.serving import serving, sim
+from tests.support.local_deployment import serving, sim
 
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 2}
 

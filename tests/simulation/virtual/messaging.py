@@ -19,10 +19,10 @@ from headrace.jetstream.errors import (
 )
 from headrace.jetstream.ports import Change, ConsumerSpec, Entry, KeyState, Message, PubAck, StoredMessage, StreamState
 from tests.simulation.virtual.buckets import SimStore, Watcher
-from tests.simulation.virtual.following import SimFollow
+from tests.simulation.virtual.follow import SimFollow
 from tests.simulation.virtual.network import CORE, Conn, Sub, headers_of
 from tests.simulation.virtual.objects import SimObjects
-from tests.simulation.virtual.pulling import SimPullLoop
+from tests.simulation.virtual.pull import SimPullLoop
 
 T = TypeVar("T")
 MAX_PAYLOAD = 1024 * 1024

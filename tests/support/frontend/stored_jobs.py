@@ -12,7 +12,7 @@ from headrace.broker.durable.reader import EventFollow
 from headrace.broker.durable.stored_job import StoredJob, parse_job
 from headrace.broker.messages import JobFault, JobResult, ResultError, ResultResponse, StreamEntry
 from headrace.frontend.jobs.renderer import ApiRenderer
-from headrace.jetstream.ports import Batch, StoredMessage, StreamState
+from headrace.jetstream.ports import MessageBatch, StoredMessage, StreamState
 from tests.support.frontend.fakes import FakeIngress
 from tests.support.frontend.jobs import NONCE, rendered, rows_of
 
@@ -23,13 +23,13 @@ class _Follow:
         self._more = more
         self.position = 0
 
-    async def next(self) -> Batch:
+    async def next(self) -> MessageBatch:
         while len(self._entries) <= self.position:
             self._more.clear()
             await self._more.wait()
         fresh = self._entries[self.position :]
         self.position = len(self._entries)
-        return Batch(fresh, self.position, 0)
+        return MessageBatch(fresh, self.position, 0)
 
     async def close(self) -> None:
         pass

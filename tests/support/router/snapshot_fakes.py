@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from headrace.jetstream.errors import ObjectNotFound, RevisionConflict, StreamTrimmed
-from headrace.jetstream.ports import Batch, Entry, StoredMessage, StreamState
+from headrace.jetstream.ports import Entry, MessageBatch, StoredMessage, StreamState
 from headrace.jetstream.subjects import Subjects
 
 SUBJECTS = Subjects("hr")
@@ -102,7 +102,7 @@ class FakeFollow:
         self.position = start_seq - 1
         self.checked = False
 
-    async def next(self) -> Batch:
+    async def next(self) -> MessageBatch:
         nats = self.nats
         if not self.checked and nats.first_seq > self.position + 1:
             raise StreamTrimmed(f"begins with {nats.first_seq}", wanted=self.position + 1)
@@ -111,7 +111,7 @@ class FakeFollow:
             nats.stored.clear()
             await nats.stored.wait()
         self.position = found[-1].seq
-        return Batch(found, self.position, 0)
+        return MessageBatch(found, self.position, 0)
 
     async def close(self) -> None:
         return None

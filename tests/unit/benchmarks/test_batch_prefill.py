@@ -10,7 +10,7 @@ import pytest
 from benchmarks.disagg.node import Request
 from benchmarks.disagg.world import World
 from headrace.broker.blocks import block_chain
-from headrace.router.placement.disagg.prefill_costs import PrefillSide
+from headrace.router.placement.disagg.prefill_costs import PrefillView
 from headrace.router.placement.disagg_planner import DisaggPlanner
 from headrace.router.placement.settings import AdmissionSettings, SchedulerSettings
 from headrace.workers.engine import Role
@@ -58,7 +58,7 @@ def test_a_chat_waits_for_no_more_than_the_batch_prompt_in_the_engine_and_one_th
 def test_with_the_room_of_interactive_requests_batch_prompts_would_hold_chats_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ruled = first_tokens([*chats(), *file()])
 
-    def as_others(self: DisaggPlanner, side: PrefillSide, *, alone: bool) -> PrefillSide:
+    def as_others(self: DisaggPlanner, side: PrefillView, *, alone: bool) -> PrefillView:
         return side
 
     monkeypatch.setattr(DisaggPlanner, "for_batch", as_others)

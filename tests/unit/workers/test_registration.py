@@ -13,7 +13,7 @@ from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import Subjects
 from headrace.workers.engine import EngineInfo
 from headrace.workers.errors import RegistrationRefused
-from headrace.workers.parsing.selection import Chosen
+from headrace.workers.parsing.selection import ParserChoice
 from headrace.workers.registration import build_card, refuse_mixed_engines, register_card
 from headrace.workers.settings import WorkerSettings
 
@@ -49,13 +49,14 @@ class Shelf:
         return None
 
 
-def card(parsers: Chosen) -> ModelCard:
+def card(parsers: ParserChoice) -> ModelCard:
     return build_card(WorkerSettings(engine="sim", model="m"), "m", INFO, {}, parsers)
 
 
 async def test_a_worker_with_other_parsers_joins_and_says_so() -> None:
     with structlog.testing.capture_logs() as logs:
-        in_force = await register_card(Shelf(card(Chosen("hermes"))), Subjects("x"), card(Chosen("mistral", "qwen3")), {})  # type: ignore[arg-type]
+        wanted = card(ParserChoice("mistral", "qwen3"))
+        in_force = await register_card(Shelf(card(ParserChoice("hermes"))), Subjects("x"), wanted, {})  # type: ignore[arg-type]
     assert (in_force.tool_parser, in_force.reasoning_parser) == ("mistral", "qwen3")
     assert [(log["event"], log["before"], log["now"]) for log in logs] == [
         ("card.parsers_changed", ("hermes", None), ("mistral", "qwen3"))
@@ -64,7 +65,7 @@ async def test_a_worker_with_other_parsers_joins_and_says_so() -> None:
 
 async def test_a_worker_with_the_same_parsers_says_nothing() -> None:
     with structlog.testing.capture_logs() as logs:
-        await register_card(Shelf(card(Chosen("hermes"))), Subjects("x"), card(Chosen("hermes")), {})  # type: ignore[arg-type]
+        await register_card(Shelf(card(ParserChoice("hermes"))), Subjects("x"), card(ParserChoice("hermes")), {})  # type: ignore[arg-type]
     assert logs == []
 
 

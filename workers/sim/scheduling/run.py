@@ -30,7 +30,7 @@ class Phase(Enum):
     GONE = auto()
 
 
-class Run:
+class SequenceRun:
     """A sequence and its progress.
 
     `ids` are all its tokens, `index` the number of the next answer token and `computed` how many tokens the cache holds; a
@@ -123,7 +123,7 @@ class Run:
         self.special_at = 0
         self._look_ahead()
 
-    def __lt__(self, other: Run) -> bool:
+    def __lt__(self, other: SequenceRun) -> bool:
         return self.rank < other.rank
 
     def _draw(self) -> None:

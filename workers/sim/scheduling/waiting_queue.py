@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import heapq
 
-from headrace.workers.sim.scheduling.run import Phase, Run
+from headrace.workers.sim.scheduling.run import Phase, SequenceRun
 
 
 class WaitingQueue:
     """A priority queue of sequences. Entries of sequences that have left are skipped."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Run]] = []
+        self._heap: list[tuple[tuple[int, int], SequenceRun]] = []
         self.count = 0
 
-    def push(self, run: Run) -> None:
+    def push(self, run: SequenceRun) -> None:
         run.phase = Phase.WAITING
         heapq.heappush(self._heap, (run.rank, run))
         self.count += 1
 
-    def first(self) -> Run | None:
+    def first(self) -> SequenceRun | None:
         """Return the sequence to be admitted next, without removing it."""
         while self._heap:
             run = self._heap[0][1]

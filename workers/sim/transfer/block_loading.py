@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from headrace.workers.engine import Fault
 from headrace.workers.sim.scheduling.blocks import BlockManager
-from headrace.workers.sim.scheduling.run import Run
+from headrace.workers.sim.scheduling.run import SequenceRun
 from headrace.workers.sim.scheduling.tiers import LOWER_TIERS, Content, LowerTier
 from headrace.workers.sim.timing import TimingModel
 from headrace.workers.sim.transfer.decode_side import Arrival, DecodeTransfers
@@ -19,14 +19,14 @@ from headrace.workers.sim.transfer.handover_state import PeerLink
 
 
 @dataclass(slots=True)
-class Load:
+class BlockLoad:
     """The blocks that a sequence loads after `have` blocks of the device's prefix cache.
 
     `found` are the blocks that follow: None is one more on the device, else the tier it is in. After them come
     `remote` blocks from another engine; with those, `tokens` are there.
     """
 
-    run: Run
+    run: SequenceRun
     have: int
     found: list[LowerTier | None] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)  # blocks of `found` that are on the device
@@ -75,16 +75,16 @@ class Loader:
         self._clock = clock
         self._decode_side = decode_side
         self._links: dict[LowerTier, PeerLink] = {"host": PeerLink(), "disk": PeerLink()}
-        self.loads: dict[str, Load] = {}  # by sequence
+        self.loads: dict[str, BlockLoad] = {}  # by sequence
         self.loaded_blocks: dict[str, int] = {"host": 0, "disk": 0}
 
-    def plan(self, run: Run, have: int) -> Load | None:
+    def plan(self, run: SequenceRun, have: int) -> BlockLoad | None:
         """Reserve what can be loaded for a sequence with this many blocks of prefix. Returns None when there is nothing.
 
         `begin` or `release` must follow.
         """
         size, lower = self._manager.block_size, self._manager.lower
-        load = Load(run, have)
+        load = BlockLoad(run, have)
         if lower is not None:
             for value in run.chain()[have : (len(run.ids) - 1) // size]:
                 tier = lower.find(value)
@@ -106,7 +106,7 @@ class Loader:
         load.remote = -(-load.tokens // size) - load.local
         return load
 
-    def begin(self, load: Load, fresh: list[int]) -> list[int]:
+    def begin(self, load: BlockLoad, fresh: list[int]) -> list[int]:
         """Start a load with these `missing` newly allocated blocks. Returns all blocks after the first `have`, in order."""
         run, now = load.run, self._clock()
         self.loads[run.id] = load
@@ -129,12 +129,12 @@ class Loader:
             self._decode_side.begin(run, run.side, load.local, remote)
         return blocks + remote
 
-    def release(self, load: Load) -> None:
+    def release(self, load: BlockLoad) -> None:
         """Free what `plan` reserved, because there is no room for the load now."""
         self._manager.release(load.shared)
         self._unpin(load, moved=False)
 
-    def tick(self) -> list[Load]:
+    def tick(self) -> list[BlockLoad]:
         """Return the loads that have ended; `fault` is set where the sequence ends with it."""
         if self._decode_side is not None:
             for arrival in self._decode_side.tick():
@@ -149,13 +149,13 @@ class Loader:
             self._unpin(load, moved=load.fault is None)
         return ended
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: SequenceRun) -> None:
         """Cancel the load of a sequence that has left. Blocks that were being copied stay in their tier."""
         load = self.loads.pop(run.id, None)
         if load is not None:
             self._unpin(load, moved=False)
 
-    def _unpin(self, load: Load, *, moved: bool) -> None:
+    def _unpin(self, load: BlockLoad, *, moved: bool) -> None:
         lower = self._manager.lower
         if lower is None:
             return

@@ -12,7 +12,7 @@ from typing import Literal
 
 from headrace.workers.engine import Fault
 from headrace.workers.sim.scheduling.handover_side import KvOffer, Side
-from headrace.workers.sim.scheduling.run import Run
+from headrace.workers.sim.scheduling.run import SequenceRun
 from headrace.workers.sim.scheduling.tiers import fingerprint
 from headrace.workers.sim.transfer.fabric import Notice, Transfer
 from headrace.workers.sim.transfer.handover_state import HandoverWire, segments
@@ -23,7 +23,7 @@ _RENEWALS_PER_LEASE = 6
 
 @dataclass(slots=True)
 class _Fetch:
-    run: Run
+    run: SequenceRun
     side: Side
     first: int  # number of the first block fetched, within the prompt
     blocks: list[int]  # target blocks of this engine
@@ -59,7 +59,7 @@ class _Fetch:
 class Arrival:
     """The end of a fetch. `right` of the blocks hold what they should; `taint` stands for what the rest holds instead."""
 
-    run: Run
+    run: SequenceRun
     right: int = 0
     taint: int = 0
     error: str = ""
@@ -87,17 +87,17 @@ class DecodeTransfers:
         """True while blocks or answers may still arrive, or a lease must be renewed."""
         return bool(self._fetches or self._renewals or self._pinned.pins)
 
-    def enter(self, run: Run, side: Side) -> None:
+    def enter(self, run: SequenceRun, side: Side) -> None:
         """Keep the lease of a waiting sequence alive from now on."""
         if side.offer is not None:
             self._renewals[run.id] = (side.offer, self._wire.clock())
 
-    def skip(self, run: Run, side: Side) -> None:
+    def skip(self, run: SequenceRun, side: Side) -> None:
         """End a hand-over without a fetch, because all of the prompt's blocks are here already."""
         self._renewals.pop(run.id, None)
         self._notify(side, "fetched")
 
-    def begin(self, run: Run, side: Side, first: int, blocks: list[int]) -> None:
+    def begin(self, run: SequenceRun, side: Side, first: int, blocks: list[int]) -> None:
         """Fetch the prompt's blocks from number `first` on into these."""
         now = self._wire.clock()
         until = now + self._wire.settings.handshake_timeout_s
@@ -125,7 +125,7 @@ class DecodeTransfers:
         if not self._notify(side, "register", fetch):
             fetch.error = f"engine {side.peer!r} went away"
 
-    def forget(self, run: Run, side: Side) -> None:
+    def forget(self, run: SequenceRun, side: Side) -> None:
         """Drop a sequence that has left, and tell the other side to release its blocks. Called while it still holds its own."""
         fetch = self._fetches.pop(run.id, None)
         self._renewals.pop(run.id, None)

@@ -7,11 +7,11 @@ from typing import Any
 
 from headrace.workers.engine import Handover, Output, Sequence
 from headrace.workers.errors import UnsupportedByEngine
-from headrace.workers.sim.scheduling.batch import Batch
-from headrace.workers.sim.scheduling.run import Phase, Run
+from headrace.workers.sim.scheduling.batch import EngineBatch
+from headrace.workers.sim.scheduling.run import Phase, SequenceRun
 from headrace.workers.sim.scheduling.tiers import LOWER_TIERS
 from headrace.workers.sim.timing import TimingModel
-from headrace.workers.sim.transfer.block_loading import Load, Loader
+from headrace.workers.sim.transfer.block_loading import BlockLoad, Loader
 from headrace.workers.sim.transfer.decode_side import DecodeTransfers
 from headrace.workers.sim.transfer.handover_state import HandoverWire
 from headrace.workers.sim.transfer.prefill_side import PrefillTransfers
@@ -25,7 +25,7 @@ class SimKvTransfer:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: EngineBatch,
         timing: TimingModel,
         *,
         clock: Callable[[], float],
@@ -74,7 +74,7 @@ class SimKvTransfer:
 
     # -- sequences come and go -------------------------------------------------------------------------------
 
-    def enter(self, run: Run, wanted: Handover, sequence: Sequence) -> None:
+    def enter(self, run: SequenceRun, wanted: Handover, sequence: Sequence) -> None:
         """Give a new sequence its part in a hand-over. Raises RequestInvalid or UnsupportedByEngine."""
         if self._wire is None or self.prefill_side is None or self.decode_side is None:
             raise UnsupportedByEngine(f"this simulator takes no hand-overs (disagg): it cannot be the {wanted.kind} side")
@@ -85,7 +85,7 @@ class SimKvTransfer:
             self.prefill_side.enter(run, side.key)
         run.set_side(side)
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run: SequenceRun) -> None:
         """End the transfers that wait for, or belong to, a sequence that is over. It still holds its blocks."""
         if self.loader is not None:
             self.loader.cancel(run)
@@ -102,7 +102,7 @@ class SimKvTransfer:
 
     # -- blocks come -----------------------------------------------------------------------------------------
 
-    def begin(self, run: Run, load: Load, blocks: list[int]) -> bool:
+    def begin(self, run: SequenceRun, load: BlockLoad, blocks: list[int]) -> bool:
         """Admit the first waiting sequence, with these blocks of prefix and that load. Returns False if there is no room."""
         loader, manager = self.loader, self._batch.manager
         fresh = manager.allocate(load.missing)
@@ -118,7 +118,7 @@ class SimKvTransfer:
         run.capacity = len(run.blocks) * manager.block_size
         return True
 
-    def settle(self, drop: Callable[[Run], None]) -> list[Output]:
+    def settle(self, drop: Callable[[SequenceRun], None]) -> list[Output]:
         """Act on what has come, gone or failed since the last step. Returns the last outputs of sequences that end with it."""
         self.poll()
         outputs = []
@@ -134,7 +134,7 @@ class SimKvTransfer:
                 outputs.append(Output(load.run.id, [], fault=load.fault))
         return outputs
 
-    def _loaded(self, run: Run, load: Load) -> None:
+    def _loaded(self, run: SequenceRun, load: BlockLoad) -> None:
         size, arrival = self._batch.manager.block_size, load.arrival
         own = load.local * size
         run.set_taint(load.taint)
@@ -154,7 +154,7 @@ class SimKvTransfer:
 
     # -- blocks go -------------------------------------------------------------------------------------------
 
-    def hand_over(self, run: Run, output: Output, at: float) -> bool:
+    def hand_over(self, run: SequenceRun, output: Output, at: float) -> bool:
         """Offer the blocks of a sequence whose prompt is computed, and whose last output will be out at `at`.
 
         Returns true when it now waits for its room, and gives its output only then.

@@ -15,7 +15,7 @@ import msgspec
 from headrace.workers.engine import Fault, Output
 from headrace.workers.errors import RequestInvalid
 from headrace.workers.sim.scheduling.handover_side import KvOffer, Side
-from headrace.workers.sim.scheduling.run import Run
+from headrace.workers.sim.scheduling.run import SequenceRun
 from headrace.workers.sim.transfer.block_writer import Ask, BlockWriter, Write
 from headrace.workers.sim.transfer.fabric import Notice
 from headrace.workers.sim.transfer.handover_state import HandoverWire
@@ -32,7 +32,7 @@ class _Hold:
     blocks: list[int]
     until: float
     number: int = 0  # number of the offer; 0 in a room
-    run: Run | None = None
+    run: SequenceRun | None = None
     output: Output | None = None
     write: Write | None = None
     stalls: bool = False  # injected
@@ -44,11 +44,11 @@ class PrefillTransfers:
     def __init__(self, wire: HandoverWire) -> None:
         self._wire = wire
         self._writer = BlockWriter(wire)
-        self._room_runs: dict[str, Run] = {}  # sequences that will end in a room
+        self._room_runs: dict[str, SequenceRun] = {}  # sequences that will end in a room
         self._holds: dict[str, _Hold] = {}
         self._asks: dict[str, Ask] = {}  # asks that came before their blocks
         self._ended_keys: OrderedDict[str, None] = OrderedDict()
-        self._ended: list[tuple[Run, Output]] = []
+        self._ended: list[tuple[SequenceRun, Output]] = []
         self._number = 0
         self.expired = 0
 
@@ -67,7 +67,7 @@ class PrefillTransfers:
         """Counters of the writes, and their time."""
         return self._writer.counts
 
-    def enter(self, run: Run, key: str) -> None:
+    def enter(self, run: SequenceRun, key: str) -> None:
         """Take in a sequence that is to end in this room. Raises RequestInvalid when another sequence is in it."""
         if key in self._room_runs:
             raise RequestInvalid(f"{key} is taken by sequence {self._room_runs[key].id!r}", param="handover")
@@ -75,7 +75,7 @@ class PrefillTransfers:
         if key in self._ended_keys:
             self._give_up(run, "the decode side is gone")
 
-    def offer(self, run: Run, output: Output, at: float) -> None:
+    def offer(self, run: SequenceRun, output: Output, at: float) -> None:
         """Keep this sequence's blocks from now on, and put into its last output how to fetch them, valid from `at`."""
         wire, settings = self._wire, self._wire.settings
         tokens = len(run.ids) - 1
@@ -102,7 +102,7 @@ class PrefillTransfers:
         output.handover = msgspec.to_builtins(offer)
         self._hold(_Hold(run.id, blocks, at + settings.lease_s, self._number, stalls=run.has_fault("stall_transfer")))
 
-    def park(self, run: Run, output: Output, key: str) -> None:
+    def park(self, run: SequenceRun, output: Output, key: str) -> None:
         """Keep a sequence that waits only for the hand-over in its room; `output` is its last one."""
         tokens = len(run.ids) - 1
         blocks = run.blocks[: -(-tokens // self._wire.settings.block_size)]
@@ -110,7 +110,7 @@ class PrefillTransfers:
         until = self._wire.clock() + self._wire.settings.room_timeout_s
         self._hold(_Hold(key, blocks, until, run=run, output=output, stalls=run.has_fault("stall_transfer")))
 
-    def _stamp(self, run: Run, blocks: list[int], tokens: int) -> None:
+    def _stamp(self, run: SequenceRun, blocks: list[int], tokens: int) -> None:
         manager = self._wire.manager
         for block, cell in zip(blocks, run.cells(tokens), strict=True):
             manager.set_cell(block, cell)
@@ -189,7 +189,7 @@ class PrefillTransfers:
 
     # -- time ------------------------------------------------------------------------------------------------
 
-    def tick(self) -> list[tuple[Run, Output]]:
+    def tick(self) -> list[tuple[SequenceRun, Output]]:
         """Do what is due. Returns the sequences that end with it, and their last outputs."""
         now = self._wire.clock()
         for hold in list(self._holds.values()):
@@ -232,7 +232,7 @@ class PrefillTransfers:
         else:
             self._give_up(hold.run, "the decode side did not come")
 
-    def _give_up(self, run: Run, why: str) -> None:
+    def _give_up(self, run: SequenceRun, why: str) -> None:
         if run.side is not None:
             self._room_runs.pop(run.side.key, None)
         self._ended.append((run, Output(run.id, [], fault=Fault("transfer_failed", why, True))))

@@ -14,7 +14,7 @@ from headrace.broker.durable.errors import StreamIncomplete
 from headrace.broker.durable.reader import EventJoin, JobReader, Stretch
 from headrace.broker.messages import JobResult, StreamEntry
 from headrace.jetstream.errors import StreamTrimmed
-from headrace.jetstream.ports import Batch, StoredMessage, StreamState
+from headrace.jetstream.ports import MessageBatch, StoredMessage, StreamState
 from headrace.jetstream.subjects import Subjects
 
 
@@ -79,7 +79,7 @@ class FakeFollow:
         self.position = 0
         self.closed = False
 
-    async def next(self) -> Batch:
+    async def next(self) -> MessageBatch:
         while not self._messages:
             self._more.clear()
             await self._more.wait()
@@ -88,7 +88,7 @@ class FakeFollow:
             del self._messages[0]
             raise first
         del self._messages[0]
-        return Batch([first] if first.seq >= self._start else [], first.seq, 0)
+        return MessageBatch([first] if first.seq >= self._start else [], first.seq, 0)
 
     async def close(self) -> None:
         self.closed = True

@@ -11,7 +11,7 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.durable import stream_writer
 from headrace.broker.durable.errors import CarrierLost, StreamIncomplete
 from headrace.broker.durable.fold import fold
-from headrace.broker.durable.stream_writer import LastEntry, StreamWriter, after_refusal, read_stream
+from headrace.broker.durable.stream_writer import DurableStreamWriter, LastEntry, after_refusal, read_stream
 from headrace.broker.messages import StreamEntry
 from headrace.jetstream.subjects import Subjects
 from tests.unit.broker.durable.fakes import FakeStreams
@@ -20,8 +20,8 @@ SUBJECT = "hr.rsp.t.j"
 FAULTS = st.lists(st.sampled_from(["", "", "full", "lose", "loseack", "stale", "unread"]), max_size=12)
 
 
-def writer(streams: FakeStreams, nonce: str = "me") -> StreamWriter:
-    return StreamWriter(streams, Subjects("hr"), "t", "j", nonce=nonce)  # type: ignore[arg-type]
+def writer(streams: FakeStreams, nonce: str = "me") -> DurableStreamWriter:
+    return DurableStreamWriter(streams, Subjects("hr"), "t", "j", nonce=nonce)  # type: ignore[arg-type]
 
 
 def stored(streams: FakeStreams) -> list[StreamEntry]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.frontend.http.connections import Connection, Connections
+from headrace.frontend.http.connections import ClientConnection, Connections
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
@@ -37,15 +37,15 @@ class Transport:
         self.written.append(data)
 
 
-def connection(**changes: Any) -> Connection:
-    made = Connection.__new__(Connection)
+def connection(**changes: Any) -> ClientConnection:
+    made = ClientConnection.__new__(ClientConnection)
     made.cycle, made.flow, made.transport = Cycle(**changes), Flow(), Transport()  # type: ignore[assignment]
     made.pipeline = deque()
     made.board = Connections(FrontendSettings(), Metrics())
     return made
 
 
-def written(of: Connection) -> list[bytes]:
+def written(of: ClientConnection) -> list[bytes]:
     return of.transport.written  # type: ignore[attr-defined, no-any-return]
 
 

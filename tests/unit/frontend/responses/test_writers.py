@@ -15,7 +15,7 @@ from headrace.broker.messages import Part, Row, TokenLogprob
 from headrace.frontend.generation.endpoint import Incomplete
 from headrace.frontend.responses.answer import Sampled, opened
 from headrace.frontend.responses.schema import ResponsesRequest
-from headrace.frontend.responses.writers import Progress, ResponseEvents
+from headrace.frontend.responses.writers import ResponseEvents, ResponseProgress
 from headrace.frontend.writers.logprobs import LogprobWriter
 from headrace.frontend.writers.sse import Head
 from headrace.frontend.writers.usage import UsageCounter
@@ -47,7 +47,7 @@ def writer_of(tops: int | None = None) -> ResponseEvents:
     request = ResponsesRequest(model="m", input="x")
     response = opened(request, head, Sampled(temperature=1.0, top_p=1.0), store=False)
     logprobs = LogprobWriter(tops, choices=1) if tops is not None else None
-    return ResponseEvents(Progress(response, "aa", UsageCounter([3], 1), logprobs), None)
+    return ResponseEvents(ResponseProgress(response, "aa", UsageCounter([3], 1), logprobs), None)
 
 
 def machine_of(writer: ResponseEvents, rows: list[Row]) -> Machine:

@@ -12,15 +12,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.config.settings import load
-from headrace.up.parts import Part, Parts, Reaped
+from headrace.up.parts import ManagedProcess, Parts, Reaped
 from headrace.up.reaped_workers import ReapedWorkers
 from headrace.up.restart_policy import RestartState
 from headrace.up.supervisor import Supervisor
 from headrace.up.terminal import Terminal
 
 
-def part(role: str) -> Part:
-    return Part("one", (), dict(os.environ), RestartState(essential=False), role=role)
+def part(role: str) -> ManagedProcess:
+    return ManagedProcess("one", (), dict(os.environ), RestartState(essential=False), role=role)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ async def test_what_a_second_interrupt_kills_has_not_crashed(tmp_path: Path, mon
     monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv, **_options: ["/bin/sh", "-c", "sleep 600"])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
-    frontend = Part("frontend", (), dict(os.environ), RestartState(essential=True))
+    frontend = ManagedProcess("frontend", (), dict(os.environ), RestartState(essential=True))
     supervisor._parts = Parts(frontend=frontend)
     with capture_logs() as logged:
         keeping = asyncio.create_task(supervisor._keep(frontend))

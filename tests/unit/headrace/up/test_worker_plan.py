@@ -10,7 +10,7 @@ import pytest
 from headrace.config.settings import load
 from headrace.errors import SettingsError
 from headrace.up import worker_plan
-from headrace.up.parts import Part, Parts, make_parts
+from headrace.up.parts import ManagedProcess, Parts, make_parts
 from headrace.up.process import Child
 from headrace.up.restart_policy import RestartState
 from headrace.up.worker_plan import WorkerPlan, plan_workers, worker_counts
@@ -166,12 +166,12 @@ def test_what_routers_are_told_of_prefill_their_workers_are_told_too() -> None:
     assert told(router__prefill_unready="wait") == {}
 
 
-def _two() -> tuple[Part, Part]:
-    before = Part("decode-1", (), {}, RestartState(essential=False), role="decode")
-    return before, Part("prefill-1", (), {}, RestartState(essential=False), role="prefill", after=before)
+def _two() -> tuple[ManagedProcess, ManagedProcess]:
+    before = ManagedProcess("decode-1", (), {}, RestartState(essential=False), role="decode")
+    return before, ManagedProcess("prefill-1", (), {}, RestartState(essential=False), role="prefill", after=before)
 
 
-async def _released(part: Part, answering: asyncio.Event, release: asyncio.Event | None) -> bool:
+async def _released(part: ManagedProcess, answering: asyncio.Event, release: asyncio.Event | None) -> bool:
     """Whether the part gets its turn by this event, and not before."""
     waiting = asyncio.create_task(part.turn(answering, timeout_s=3600))
     for _ in range(5):

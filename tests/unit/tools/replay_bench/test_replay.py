@@ -10,7 +10,7 @@ from headrace.tools.replay_bench.classic import ClassicWeights
 from headrace.tools.replay_bench.compare import AROUND_KNEE, Comparison
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.policies import Policy
-from headrace.tools.replay_bench.replay import Pool, find_classic_knee, find_knee, replay, replay_classic
+from headrace.tools.replay_bench.replay import ReplayPool, find_classic_knee, find_knee, replay, replay_classic
 from headrace.tools.replay_bench.report import ReplayReport, facts
 from headrace.tools.replay_bench.tables import render
 from headrace.tools.replay_bench.trace import SAMPLE, assign, read_trace
@@ -24,7 +24,7 @@ CLASSIC = Policy(name="classic", make_view=PlainView)
 
 @pytest.fixture(scope="module")
 def pool():
-    return Pool(trace=read_trace(SAMPLE, limit=120), workers=4, model=EngineModel(blocks=500))
+    return ReplayPool(trace=read_trace(SAMPLE, limit=120), workers=4, model=EngineModel(blocks=500))
 
 
 @pytest.fixture

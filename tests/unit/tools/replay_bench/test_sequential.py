@@ -4,7 +4,7 @@ from headrace.router.errors import ReplayStalled
 from headrace.router.placement.types import Shed
 from headrace.tools.replay_bench.engine import EngineModel
 from headrace.tools.replay_bench.policies import Policy
-from headrace.tools.replay_bench.replay import Pool
+from headrace.tools.replay_bench.replay import ReplayPool
 from headrace.tools.replay_bench.sequential import replay_sequential
 from headrace.tools.replay_bench.trace import SAMPLE, Trace, TraceRequest, read_trace
 from tests.support.router.replay_stand_ins import PlainView, RoundRobin
@@ -16,7 +16,7 @@ def trace(*chains):
 
 
 def pool(trace, *, workers=2, blocks=100, routers=1, seed=0):
-    return Pool(trace=trace, workers=workers, model=EngineModel(blocks=blocks), routers=routers, seed=seed)
+    return ReplayPool(trace=trace, workers=workers, model=EngineModel(blocks=blocks), routers=routers, seed=seed)
 
 
 def replay(pool, scheduler, view=PlainView, **more):

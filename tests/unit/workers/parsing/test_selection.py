@@ -12,7 +12,7 @@ from headrace.workers.errors import EngineStartFailed
 from headrace.workers.parsing.builtin import BuiltinParserFamily
 from headrace.workers.parsing.families import REASONING, TOOLS, Traits, first
 from headrace.workers.parsing.interface import ParserNames
-from headrace.workers.parsing.selection import Chosen, Kind, choose, traits_of
+from headrace.workers.parsing.selection import Kind, ParserChoice, choose, traits_of
 
 TEMPLATES = Path(__file__).parents[3] / "support" / "chat_templates"
 
@@ -99,13 +99,15 @@ def test_damaged_files_say_nothing(tmp_path: Path) -> None:
 
 def test_what_is_named_is_used_and_auto_asks_the_model() -> None:
     brand = Paper(Traits(frozenset({"mistral"}), "[TOOL_CALLS]"))
-    assert choose(brand, tool="auto", reasoning="qwen3", model="m", args={}) == Chosen("mistral", "qwen3", frozenset({"tool"}))
+    assert choose(brand, tool="auto", reasoning="qwen3", model="m", args={}) == ParserChoice(
+        "mistral", "qwen3", frozenset({"tool"})
+    )
     assert brand.asked == ["m"]
 
 
 def test_none_asks_nobody() -> None:
     brand = Paper(Traits(frozenset({"mistral"}), "[TOOL_CALLS]"))
-    assert choose(brand, tool="none", reasoning="none", model="m", args={}) == Chosen()
+    assert choose(brand, tool="none", reasoning="none", model="m", args={}) == ParserChoice()
     assert brand.asked == []
 
 
@@ -133,7 +135,7 @@ def test_the_engines_own_setting_counts_and_must_not_contradict() -> None:
 
 def test_a_model_that_makes_vectors_has_no_parsers() -> None:
     brand = Paper(Traits(frozenset({"mistral"}), "[TOOL_CALLS]"))
-    assert choose(brand, tool="auto", reasoning="auto", model="m", args={"runner": "pooling"}) == Chosen()
+    assert choose(brand, tool="auto", reasoning="auto", model="m", args={"runner": "pooling"}) == ParserChoice()
 
 
 def test_the_simulator_has_parsers_of_its_own(tmp_path: Path) -> None:

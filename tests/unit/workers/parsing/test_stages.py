@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.output_parts import Call, OutputParts
-from headrace.workers.parsing.stages import Hermes, Named, Plain, Required, Stage, Think
+from headrace.workers.parsing.stages import Hermes, NamedCall, Plain, Required, Stage, Think
 from tests.support.parsing_pieces import cut, cuts, said
 
 FRAGMENTS = st.sampled_from(
@@ -53,7 +53,7 @@ def stages(opened: bool = False) -> dict[str, Stage]:
     return {
         "plain": Think(Plain(), opened=opened),
         "hermes": Think(Hermes(new_id), opened=opened),
-        "named": Think(Named(new_id, "f"), opened=opened),
+        "named": Think(NamedCall(new_id, "f"), opened=opened),
         "required": Think(Required(new_id), opened=opened),
         "hermes alone": Hermes(new_id),
     }
@@ -148,4 +148,4 @@ def test_what_is_no_list_of_calls_says_nothing() -> None:
 
 @given(at=cuts)
 def test_all_of_the_text_is_the_arguments_of_a_named_call(at: list[int]) -> None:
-    assert run(Named(new_id, "f"), cut(' {"x": 1} ', at)) == OutputParts(calls=[Call("id0", "f", '{"x": 1} ')])
+    assert run(NamedCall(new_id, "f"), cut(' {"x": 1} ', at)) == OutputParts(calls=[Call("id0", "f", '{"x": 1} ')])

@@ -10,14 +10,14 @@ from headrace.workers.engine import Capabilities, EngineConfig, EngineInfo, Hand
 from headrace.workers.sglang.frames import FrameBroken, Frames
 from headrace.workers.sglang.messages import (
     Abort,
+    ChildStartFailed,
     Control,
     Error,
-    Outputs,
-    Pool,
+    PoolInput,
     Reply,
     Start,
     Started,
-    StartFailed,
+    StepOutputs,
     Stop,
     Submit,
     ToChild,
@@ -60,7 +60,7 @@ async def test_every_message_arrives_as_it_was_sent() -> None:
         Start(config, {"topic": "t"}),
         Submit(1, SEQUENCE),
         Abort(["a"]),
-        Pool(2, item),
+        PoolInput(2, item),
         Control(3, "load_adapter", {"name": "n"}),
         Stop(),
     ):
@@ -69,8 +69,8 @@ async def test_every_message_arrives_as_it_was_sent() -> None:
     outputs = [Output("a-1-0", [3], logprobs=[TokenLogprob(3, b"\xff", -0.5, [(3, b"\xff", -0.5)])])]
     for report in (
         Started(INFO, Capabilities(guided=frozenset({"json"}))),
-        StartFailed("no model"),
-        Outputs(outputs, Load(running=1)),
+        ChildStartFailed("no model"),
+        StepOutputs(outputs, Load(running=1)),
         Reply(1),
         Reply(2, [b"\0", 3]),
         Reply(3, error=Error("invalid", "no", "top_p")),

@@ -14,7 +14,7 @@ import pytest
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import EngineInfo, Output, PoolItem, Sequence
 from headrace.workers.sglang.host import EngineHost
-from headrace.workers.sglang.messages import Abort, Control, LoadReport, Outputs, Pool, Reply, Stop, Submit
+from headrace.workers.sglang.messages import Abort, Control, LoadReport, PoolInput, Reply, StepOutputs, Stop, Submit
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
 
 
@@ -115,7 +115,9 @@ class Bench:
         return next((one for one in self.frames.sent if isinstance(one, Reply) and one.call == call), None)
 
     def outputs(self, name: str) -> list[Output]:
-        return [output for one in self.frames.sent if isinstance(one, Outputs) for output in one.outputs if output.id == name]
+        return [
+            output for one in self.frames.sent if isinstance(one, StepOutputs) for output in one.outputs if output.id == name
+        ]
 
     async def until(self, met: Callable[[], Any]) -> None:
         async with asyncio.timeout(5):
@@ -205,7 +207,7 @@ async def test_an_adapter_that_is_not_loaded_is_refused_before_sglang_is_asked()
 
 async def test_vectors_come_as_bytes_with_their_cached_tokens() -> None:
     bench = Bench(generates=False)
-    bench.send(Pool(1, PoolItem(id="p", task="embed", token_ids=[1])))
+    bench.send(PoolInput(1, PoolItem(id="p", task="embed", token_ids=[1])))
     await bench.until(bench.reply)
     reply = bench.reply()
     assert reply is not None
@@ -214,7 +216,7 @@ async def test_vectors_come_as_bytes_with_their_cached_tokens() -> None:
         (2, PoolItem(id="q", task="classify", token_ids=[1])),
         (3, PoolItem(id="r", task="embed", token_ids=[1], normalize=False)),
     ):
-        bench.send(Pool(call, item))
+        bench.send(PoolInput(call, item))
         await bench.until(lambda call=call: bench.reply(call))
         refused = bench.reply(call)
         assert refused is not None

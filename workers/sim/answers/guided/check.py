@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.workers.sim.answers.guided.flat import Flat, Schema, as_fraction, canonical, json_equal
-from headrace.workers.sim.answers.guided.merging import property_schema
 from headrace.workers.sim.answers.guided.schema import Document
+from headrace.workers.sim.answers.guided.schema_merge import property_schema
 
 
 def satisfies(value: Any, schema: Schema, document: Document) -> bool:

@@ -16,9 +16,9 @@ from headrace.workers.sim.answers.guided.draws import Draws
 from headrace.workers.sim.answers.guided.errors import NoInstance, Unsupported
 from headrace.workers.sim.answers.guided.flat import ANY_TYPE, Flat, Schema, canonical
 from headrace.workers.sim.answers.guided.formats import FORMATS, words
-from headrace.workers.sim.answers.guided.merging import property_schema
 from headrace.workers.sim.answers.guided.pattern import Pattern
 from headrace.workers.sim.answers.guided.schema import Document
+from headrace.workers.sim.answers.guided.schema_merge import property_schema
 
 _LEVELS = 5  # depth budget for a schema that needs no more
 _MOST_LEVELS = 48

@@ -10,7 +10,7 @@ import msgspec
 from headrace.workers.sim.answers.guided.draws import Draws
 from headrace.workers.sim.answers.guided.errors import Unsupported
 from headrace.workers.sim.answers.guided.instance import instance
-from headrace.workers.sim.answers.guided.vetting import vet
+from headrace.workers.sim.answers.guided.schema_check import vet
 
 
 def draw_json(given: Any, draws: Draws) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from headrace.workers.sim.answers.guided.errors import Unsupported
 from headrace.workers.sim.answers.guided.flat import Flat, Schema, read_keywords
-from headrace.workers.sim.answers.guided.merging import merge
+from headrace.workers.sim.answers.guided.schema_merge import merge
 
 _MOST_FLATS = 512
 _NO_FLATS: list[Flat] = []

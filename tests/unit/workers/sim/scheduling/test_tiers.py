@@ -11,7 +11,7 @@ from headrace.workers.engine import KvEvent
 from headrace.workers.sim.answers.tokens import bundled_vocabulary, expected_ids
 from headrace.workers.sim.offline import replay
 from headrace.workers.sim.scheduling.blocks import BlockManager
-from headrace.workers.sim.scheduling.run import Run
+from headrace.workers.sim.scheduling.run import SequenceRun
 from headrace.workers.sim.scheduling.tiers import Content, LowerTiers
 from headrace.workers.sim.settings import SimSettings
 from headrace.workers.sim.timing import TimingModel
@@ -135,7 +135,7 @@ def test_a_load_without_room_lets_go_of_all_it_found():
         manager.release([block])
     assert manager.allocate(2) == [3, blocks[0]]
     loader = Loader(manager, TimingModel(), clock=lambda: 0.0)
-    run = Run(
+    run = SequenceRun(
         sequence("a", prompt), NO_FAULTS, settings=SimSettings(block_size=SIZE), vocabulary=bundled_vocabulary(), number=0
     )
     load = loader.plan(run, 0)

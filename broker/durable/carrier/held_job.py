@@ -1,0 +1,120 @@
+"""Keeps the stored jobs that a carrier holds: each by its stored sequence, with the handle of its latest delivery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from headrace.broker.durable.fold import JobState
+from headrace.broker.durable.names import new_nonce
+from headrace.broker.durable.ports import RenderedJob
+from headrace.broker.durable.stored_job import StoredJob
+from headrace.broker.durable.stream_writer import DurableStreamWriter
+from headrace.broker.messages import JobStatus
+from headrace.jetstream.ports import Delivery, Messaging
+from headrace.jetstream.subjects import Subjects
+
+Stop = JobStatus | Literal["", "seen", "lost"]
+Phase = Literal["waiting", "starting", "running"]
+
+
+class HeldJob:
+    """A job that is carried here. `stop` is set once: how it has to end, `seen` if it has, `lost` if another one has it."""
+
+    def __init__(self, job: StoredJob, slug: str, delivery: Delivery, messaging: Messaging, subjects: Subjects) -> None:
+        self.job = job
+        self.ref = job.ref
+        self.slug = slug
+        self.seq = delivery.stream_seq
+        self.delivery = delivery
+        self.num_delivered = delivery.num_delivered
+        self.nonce = new_nonce()
+        self.writer = DurableStreamWriter(messaging, subjects, job.tenant, job.token, nonce=self.nonce)
+        self.stored = JobState()
+        self.noted = False  # this delivery has written a take
+        self.phase: Phase = "waiting"
+        self.stop: Stop = ""
+        self.wake = asyncio.Event()
+        self.on_wake: Callable[[], None] | None = None  # has the job's loop look, where that does not wait for `wake`
+        self.rendered: RenderedJob | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def ordered_end(self) -> JobStatus | None:
+        """The end that was ordered, None while the job goes on or is another carrier's."""
+        stop = self.stop
+        return None if stop == "" or stop == "seen" or stop == "lost" else stop
+
+    def halt(self, how: Stop) -> None:
+        """End what is being done for this job. The first call counts."""
+        if not self.stop:
+            self.stop = how
+            self.rouse()
+
+    def rouse(self) -> None:
+        """Have the job's loop look at what has changed."""
+        self.wake.set()
+        if self.on_wake is not None:
+            self.on_wake()
+
+
+def has_precedence(held: HeldJob, nonce: str) -> bool:
+    """Decide whether a held job goes before another copy of it, whose delivery is `nonce` and which is not running yet.
+
+    Of two that are being checked at the same time one must go on, or each would leave the job to the other.
+    """
+    return held.nonce != nonce and (held.phase == "running" or (held.phase == "starting" and held.nonce > nonce))
+
+
+class HeldJobs:
+    """The jobs of one carrier, by stored sequence and by model."""
+
+    def __init__(self) -> None:
+        self._by_seq: dict[int, HeldJob] = {}
+        self._counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._by_seq)
+
+    def __iter__(self) -> Iterator[HeldJob]:
+        return iter(list(self._by_seq.values()))
+
+    def redelivered(self, delivery: Delivery) -> bool:
+        """Replace the ack handle if this stored message is held here already. False if it is not."""
+        held = self._by_seq.get(delivery.stream_seq)
+        if held is None or held.delivery.data != delivery.data:
+            return False
+        held.delivery = delivery
+        return True
+
+    def add(self, held: HeldJob) -> HeldJob | None:
+        """Hold a job. Returns the one that had its sequence, if the stream was deleted and made again."""
+        displaced = self._by_seq.get(held.seq)
+        if displaced is not None:
+            self.remove(displaced)
+        self._by_seq[held.seq] = held
+        self._counts[held.slug] += 1
+        return displaced
+
+    def remove(self, held: HeldJob) -> None:
+        """Forget a job. One that was forgotten is fine."""
+        if self._by_seq.get(held.seq) is held:
+            del self._by_seq[held.seq]
+            self._counts[held.slug] -= 1
+
+    def of(self, job: str) -> list[HeldJob]:
+        """List the copies of one job that are held here."""
+        return [held for held in self._by_seq.values() if held.job.id == job]
+
+    def phases(self) -> dict[Phase, int]:
+        """Return the number of jobs in each phase."""
+        found: dict[Phase, int] = {"waiting": 0, "starting": 0, "running": 0}
+        for held in self._by_seq.values():
+            found[held.phase] += 1
+        return found
+
+    def count(self, slug: str) -> int:
+        """Return the number of jobs of a model."""
+        return self._counts[slug]

@@ -1,0 +1,64 @@
+"""Each rule of the job protocol matters: without it the search finds a broken promise."""
+
+import pytest
+
+from tests.simulation.protocol.configs import CONFIGS, GROUPS
+from tests.simulation.protocol.guards import GUARDS
+from tests.simulation.search import play
+
+pytestmark = pytest.mark.deep
+
+SEEDS = 200
+ALL = CONFIGS | GROUPS
+# In which deployment, and the first seed that shows it: only a saving of time, other seeds show it too.
+WHERE = {
+    "a_router_decides_under_its_lease_only": ("window", 1),
+    "a_request_is_placed_before_it_is_acked": ("window", 493),
+    "a_judge_hears_of_a_refusal_before_the_ack": ("window", 40),
+    "a_full_worker_is_not_the_end": ("window", 238),
+    "publish_before_delete": ("twopoison", 32),
+    "a_moved_copy_is_a_new_attempt": ("twopoison", 0),
+    "runs_are_keyed_by_sequence": ("redelivery", 7),
+    "a_missing_consumer_is_made_again": ("colourful", 22),
+    "a_payload_is_waited_for": ("spills", 0),
+    "an_abort_names_a_run": ("colourful", 11),
+    "an_end_is_confirmed_before_it_is_acked": ("norouter", 146),
+    "an_unanswered_end_is_sent_again": ("engines", 9),
+    "a_lapsed_worker_asks_its_judges": ("lapsecrash", 40),
+    "suspects_run_in_groups_that_are_small_enough": ("manypoison", 11),
+    "ordinary_runs_do_not_start_beside_suspects": ("manypoison", 21),
+    "a_suspect_is_not_granted_without_a_promise": ("twopoison", 14),
+    "groups_shrink": ("1 of 64 on 2", 0),
+    "progress_clears": ("6 kills on 3", 5),
+    "progress_clears_only_well_past_the_crash": ("1 of 64 on 2", 0),
+    "a_dead_engine_starts_nothing": ("engine", 197),
+    "silence_is_no_verdict": ("handovers", 53),
+    "no_verdict_right_after_a_reconnect": ("outages", 5),
+    "a_verdict_takes_a_fresh_read": ("engines", 137),
+    "a_verdict_covers_only_what_was_there_when_it_was_asked": ("judgecut", 62),
+    "nobody_works_for_a_judge_that_is_gone": ("ingresses", 8),
+    "work_of_the_dead_is_moved": ("lapsecrash", 2),
+    "frames_of_other_runs_are_dropped": ("lapsecrash", 2),
+    "an_overlap_is_trimmed": ("colourful", 0),
+    "a_gap_is_asked_after": ("engines", 0),
+    "a_claim_sets_the_fence": ("twopoison", 0),
+    "an_older_attempt_is_stale": ("noisypoison", 137),
+    "a_check_adopts_like_a_first_frame": ("ingresses", 49),
+    "a_refusal_is_fenced": ("shedonly", 77),
+    "a_lapsed_judge_submits_again": ("lapsecrash", 7),
+    "submitted_again_means_a_new_generation": ("lapsecrash", 7),
+    "suspicions_are_not_crashes": ("base", 7),
+    "who_is_back_has_not_crashed": ("colourful", 437),
+    "who_drains_has_not_crashed": ("handovers", 68),
+    "the_death_of_an_engine_counts": ("enginepoison", 0),
+    "a_started_event_is_evidence": ("twopoison", 227),
+    "crashes_end_a_request": ("twopoison", 0),
+}
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_without_it_a_promise_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, first = WHERE[name]
+    assert play(ALL[where], first).error is None
+    GUARDS[name](monkeypatch)
+    assert any(play(ALL[where], seed).error for seed in range(first, first + SEEDS)), f"nobody misses {name}"
