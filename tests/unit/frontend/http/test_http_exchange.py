@@ -27,6 +27,9 @@ class Wire:
     def push(self, data: bytes) -> bool:
         return False
 
+    def body_share(self) -> None:
+        return None
+
     def leave(self) -> None:
         self.lost = True
         if self.watcher is not None:
