@@ -133,8 +133,6 @@ CHATS: dict[str, dict[str, Any]] = {
         "use_beam_search": True,
         "include_stop_str_in_output": True,
         "max_tokens": 9,
-        "logprobs": True,
-        "top_logprobs": 2,
     },
     "developer": {"messages": [{"role": "developer", "content": "Answer in one word."}, *HI]},
 }
