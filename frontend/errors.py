@@ -24,6 +24,7 @@ HeadraceError
     ├── Draining                   503  this process is shutting down
     ├── ModelUnusable              500  the card's tokenizer or template cannot be loaded
     ├── AddressUnavailable         at start: the port cannot be bound
+    ├── SigningKeysUnusable        at start: the keys of the identity provider cannot be used
     ├── CertificateUnusable        at start: the certificate or its key cannot be loaded
     └── Translated                 an error of the broker or of NATS, made by `translate`
 
@@ -206,6 +207,10 @@ class ModelUnusable(FrontendError, code="model_unusable"):
 
 class AddressUnavailable(FrontendError, code="address_unavailable"):
     """The address to listen on cannot be bound."""
+
+
+class SigningKeysUnusable(FrontendError, code="signing_keys_unusable"):
+    """The keys of the identity provider cannot be used."""
 
 
 class CertificateUnusable(FrontendError, code="certificate_unusable"):

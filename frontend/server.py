@@ -158,6 +158,9 @@ class _Work:
             watching = group.create_task(keys.run(), name="keys")
             await keys.ready(settings.start_timeout_s)  # or revoked keys would be good, and keys not asked for
             ring.audited = True
+            tokens = ring.tokens
+            if tokens is not None:
+                await tokens.load()
             frontend = build_frontend(
                 ingress,
                 settings,
@@ -179,6 +182,8 @@ class _Work:
             share = QuotaShare(ring.quotas, work, subjects, me=ingress.id)
             watching_quotas = group.create_task(share.run(), name="quota_share")
             background = [running, looking, watching, watching_quotas]
+            if tokens is not None:
+                background.append(group.create_task(tokens.run(), name="tokens"))
             background.append(group.create_task(frontend.model_cache.run(), name="model_cache"))
             background.append(group.create_task(FileSweeper(work, subjects).run(), name="files"))
             background.append(group.create_task(batches.run(), name="batches"))

@@ -103,6 +103,17 @@ class FrontendSettings:
         bool,
         Setting("Listen on addresses that other machines reach although no key or login is asked for.", "--insecure"),
     ] = False
+    jwt_keys: Annotated[
+        str | None,
+        Setting(
+            "Signing keys (JWKS, address or file) of an identity provider, whose tokens are taken like API keys.",
+            "--jwt-keys",
+            metavar="URL|FILE",
+        ),
+    ] = None
+    jwt_issuer: Annotated[str | None, Setting("Issuer (iss) that these tokens must have.", "--jwt-issuer")] = None
+    jwt_audience: Annotated[str | None, Setting("Audience (aud) that they must be for.", "--jwt-audience")] = None
+    jwt_tenant_claim: Annotated[str, Setting("Their claim that is the tenant.", "--jwt-tenant-claim")] = "sub"
     allowed_hosts: Annotated[
         Sequence[str],
         Setting(
@@ -195,7 +206,7 @@ class FrontendSettings:
     @property
     def asks_for_keys(self) -> bool:
         """Return True if no request is answered without a key, whether or not any is stored."""
-        return self.auth == "keys" or bool(self.api_key)
+        return self.auth == "keys" or bool(self.api_key) or self.jwt_keys is not None
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -203,6 +214,8 @@ class FrontendSettings:
             raise ValueError(f"deadline_s ({self.deadline_s}) must not exceed max_deadline_s ({self.max_deadline_s})")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("tls_key needs tls_cert")
+        if self.jwt_keys is not None and not (self.jwt_issuer and self.jwt_audience):
+            raise ValueError("jwt_keys needs jwt_issuer and jwt_audience, or tokens for other services would be taken")
         for origin in self.cors_origins:
             if not _ORIGIN.match(origin):
                 raise ValueError(f"cors_origins: {origin!r} is no origin such as https://app.example, without a path or *")

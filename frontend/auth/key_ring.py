@@ -12,6 +12,7 @@ from headrace.broker.keys.key_texts import digest_of
 from headrace.broker.keys.records import KeyRecord, Limits
 from headrace.broker.keys.store import read_key
 from headrace.frontend.auth.audit import key_changed
+from headrace.frontend.auth.bearer_tokens import BearerTokens
 from headrace.frontend.auth.caller import Caller, operators_caller
 from headrace.frontend.auth.quotas import Quotas
 from headrace.frontend.settings import FrontendSettings
@@ -38,6 +39,7 @@ class KeyRing:
         self.audited = False  # from the end of the first listing on, changes go to the audit log
         self.quotas = Quotas(wall=wall)
         self._isolation = settings.cache_isolation
+        self.tokens = BearerTokens(settings, wall=wall) if settings.jwt_keys is not None else None
 
     @property
     def isolates(self) -> bool:
@@ -47,6 +49,8 @@ class KeyRing:
     def find(self, text: bytes) -> Caller | None:
         """Return the caller of a key, None if it is unknown, revoked or expired."""
         caller = self._callers.get(digest_of(text))
+        if caller is None and self.tokens is not None and text.count(b".") == 2:
+            return self.tokens.find(text)
         return caller if caller is not None and caller.until > self._wall() else None
 
     def apply(self, change: Change) -> None:

@@ -198,7 +198,7 @@ def run_model_prepare(settings: Settings) -> int:
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for the error that ended a part."""
-    from headrace.frontend.errors import AddressUnavailable, CertificateUnusable
+    from headrace.frontend.errors import AddressUnavailable, CertificateUnusable, SigningKeysUnusable
     from headrace.router.errors import SettingsInvalid
     from headrace.workers.errors import (
         EngineDead,
@@ -216,6 +216,7 @@ def exit_code(error: BaseException) -> int:
         ModelUnavailable,
         RegistrationRefused,
         SettingsInvalid,
+        SigningKeysUnusable,
         UnsupportedByEngine,
     )
     if isinstance(error, CommandError):
