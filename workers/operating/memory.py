@@ -49,7 +49,7 @@ def _host_bytes(pid: int) -> int:
 
 def _device_bytes() -> int | None:
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
     except ImportError:
         return None
     nvml: Any = pynvml
