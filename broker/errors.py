@@ -94,8 +94,8 @@ class RequestTooLarge(AdmissionError):
 class RequestOverLimit(AdmissionError):
     """A parameter of the request is larger than one request may have it. `param` names it."""
 
-    def __init__(self, param: str, size: int, limit: int, what: str) -> None:
-        super().__init__(f"{param} has {size} {what}; the limit is {limit}")
+    def __init__(self, message: str | None = None, *, param: str = "") -> None:
+        super().__init__(message)
         self.param = param
 
 

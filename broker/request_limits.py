@@ -33,8 +33,8 @@ MOST_TOKENS = 8 * 1024 * 1024  # of the prompt, once per choice
 def check_limits(generation: Generation, *, choices: int, prompt_tokens: int) -> None:
     """Check a request. Raises RequestOverLimit, which names the parameter, its size and the limit."""
     _check_strings(generation.stop, "stop", most=MOST_STOPS, chars=STOP_CHARS)
-    if choices > 1 and choices * prompt_tokens > MOST_TOKENS:
-        raise RequestOverLimit("n", choices * prompt_tokens, MOST_TOKENS, "prompt tokens over all choices")
+    if choices > 1:
+        _check(choices * prompt_tokens, "n", MOST_TOKENS, "prompt tokens over all choices")
     sampling = generation.sampling
     if sampling.bad_words:
         _check_strings(sampling.bad_words, "bad_words", most=MOST_BAD_WORDS, chars=BAD_WORD_CHARS)
@@ -73,7 +73,7 @@ def _check_strings(values: Sequence[str], param: str, *, most: int, chars: int) 
 
 def _check(size: int, param: str, limit: int, what: str) -> None:
     if size > limit:
-        raise RequestOverLimit(param, size, limit, what)
+        raise RequestOverLimit(f"{param} has {size} {what}; the limit is {limit}", param=param)
 
 
 def _size(value: Any) -> int:

@@ -34,7 +34,7 @@ from headrace.workers.runtime.refusal import refuse
 from headrace.workers.runtime.runs import RemotePrefills, Runs
 from headrace.workers.runtime.sequences import Sequences
 from headrace.workers.runtime.stuck_sequences import StuckSequences, give_up
-from headrace.workers.runtime.watchdog import Watchdog
+from headrace.workers.runtime.watchdog import EngineWork, Watchdog
 from headrace.workers.text.pipeline import TokenTable
 
 
@@ -59,7 +59,7 @@ class Runtime:
         self._check_every_s = min(1.0, stall_s / 4)
         self._stuck = StuckSequences(first_token_s=first_token_s, token_s=token_s)
         self.exclusive = asyncio.Lock()  # held by a canary and by a change of role, which must not overlap
-        self.watchdog = Watchdog(engine, stall_s=stall_s, running=self._running, waiting=self._waiting)
+        self.watchdog = Watchdog(engine, EngineWork(self._running, self._waiting), stall_s=stall_s)
         self.dead = self.watchdog.dead
         self._commands = EngineCommands(self.watchdog.declare_dead)
         self._scope = TaskScope()

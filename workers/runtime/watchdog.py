@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.workers import metrics
@@ -16,28 +17,28 @@ class DeathReporter(Protocol):
     async def died(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """Tells what an engine has to do: its running sequences, and whether one of them waits for another worker."""
+
+    running: Callable[[], int]
+    waiting: Callable[[], bool]
+
+
 class Watchdog:
     """Watches an engine. `dead` resolves with the reason as soon as the engine is dead."""
 
-    def __init__(
-        self,
-        engine: DeathReporter,
-        *,
-        stall_s: float,
-        running: Callable[[], int],
-        waiting: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Count the engine as dead when it has work, `running()` sequences, and reports nothing for too long.
+    def __init__(self, engine: DeathReporter, work: EngineWork, *, stall_s: float) -> None:
+        """Count the engine as dead when it has running sequences and reports nothing for too long.
 
-        How long that is follows the steps that were seen (`StallLimit`). It is `stall_s` until one was, and while a sequence is
-        `waiting` for another worker, which may take its time.
+        How long that is follows the steps that were seen (`StallLimit`). It is `stall_s` until one was, and while a sequence
+        waits for another worker, which may take its time.
         """
         self._engine = engine
         self._stall_s = stall_s
         self._stall = StallLimit(stall_s)
         self._check_every_s = min(1.0, stall_s / 4)
-        self._running = running
-        self._waiting = waiting
+        self._work = work
         self._loop = asyncio.get_running_loop()
         self._last_step_s = 0.0
         self._reported_s = self._loop.time()
@@ -82,7 +83,7 @@ class Watchdog:
     @property
     def idle_s(self) -> float:
         """Return the seconds since the last report of an engine without work, or 0 for an engine with work."""
-        return 0.0 if self._running() else self._loop.time() - self._reported_s
+        return 0.0 if self._work.running() else self._loop.time() - self._reported_s
 
     async def watch_death(self) -> None:
         """Wait until the engine reports its own death."""
@@ -92,14 +93,14 @@ class Watchdog:
         """Declare an engine dead that has work and reports nothing for too long."""
         while True:
             await asyncio.sleep(self._check_every_s)
-            running = self._running()
+            running = self._work.running()
             now = self._loop.time()
             self._stall.roll(now)
             limit_s = self._stall.limit_s
             metrics.STALL_LIMIT_S.set(limit_s)
             if not running or self._suspended:
                 self._last_step_s = now
-            elif now - self._last_step_s > (max(limit_s, self._stall_s) if self._waiting() else limit_s):
+            elif now - self._last_step_s > (max(limit_s, self._stall_s) if self._work.waiting() else limit_s):
                 metrics.STALLS.inc()
                 self.declare_dead(f"no step for {limit_s:g} s with {running} sequences running")
                 return

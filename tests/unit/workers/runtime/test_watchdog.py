@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.workers.runtime import stall_limit
-from headrace.workers.runtime.watchdog import Watchdog
+from headrace.workers.runtime.watchdog import EngineWork, Watchdog
 
 
 class Engine:
@@ -18,7 +18,7 @@ class Engine:
 async def stalls(monkeypatch: pytest.MonkeyPatch, *, waiting: bool = False, suspended: int = 0, resumed: int = 0) -> bool:
     """Whether an engine counts as dead half a second after quick steps, where the setting alone would allow 0.9 s."""
     monkeypatch.setattr(stall_limit, "LEAST_S", 0.05)
-    watchdog = Watchdog(Engine(), stall_s=0.9, running=lambda: 1, waiting=lambda: waiting)
+    watchdog = Watchdog(Engine(), EngineWork(lambda: 1, lambda: waiting), stall_s=0.9)
     monkeypatch.setattr(watchdog, "_check_every_s", 0.01)
     watchdog.begin()
     for _ in range(3):
