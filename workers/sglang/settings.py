@@ -67,6 +67,18 @@ def ranks(config: EngineConfig) -> int:
     return int(config.args.get("dp_size") or 1)
 
 
+def makes_vectors(config: EngineConfig) -> bool:
+    """Return whether the engine makes vectors: by its setting, else where the model's files name no head that generates."""
+    if config.args.get("is_embedding") is not None:
+        return bool(config.args["is_embedding"])
+    try:
+        about = msgspec.json.decode((Path(config.model) / "config.json").read_bytes())
+        named = [str(name) for name in about.get("architectures") or ()]
+    except (OSError, AttributeError, TypeError, msgspec.DecodeError):
+        return False
+    return bool(named) and not any("ForCausalLM" in name or "ForConditionalGeneration" in name for name in named)
+
+
 def follows(config: EngineConfig) -> bool:
     """Return whether this is a node of several and not the first, which alone takes requests."""
     return int(config.args.get("node_rank") or 0) > 0
@@ -98,6 +110,8 @@ def server_args(
     if kv_events is not None:
         args["kv_events_config"] = msgspec.json.encode(kv_events).decode()
     args |= rendezvous or {}
+    if makes_vectors(config):
+        args["disable_radix_cache"] = True  # else a repeated input is pooled over its last tokens alone
     if cpu:
         args |= {
             "device": "cpu",

@@ -51,6 +51,14 @@ def test_a_node_after_the_first_is_not_kept_in_sglangs_constructor() -> None:
     assert kv_events_wanted(config(node_rank=0, nnodes=2))
 
 
+def test_an_engine_of_vectors_keeps_no_prefixes_which_would_change_them(tmp_path: Path) -> None:
+    assert server_args(config(is_embedding=True), cpu=False)["disable_radix_cache"] is True
+    for architecture, pools in (("BertModel", True), ("LlamaForCausalLM", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+        made = server_args(EngineConfig(model=str(tmp_path), served_name="s"), cpu=False)
+        assert ("disable_radix_cache" in made) == pools
+
+
 def test_lower_priorities_are_sooner_as_on_every_other_engine() -> None:
     assert server_args(config(), cpu=False)["schedule_low_priority_values_first"] is True
 
