@@ -80,7 +80,7 @@ async def test_a_valid_token_stands_for_the_tenant_of_its_claim(tmp_path: Path) 
         {"kid": None},
         {"key": b"shared" * 8, "algorithm": "HS256", "kid": "o1"},
     ],
-    ids=str,
+    ids=lambda changes: "-".join(f"{name}_{'none' if value is None else 'other'}" for name, value in changes.items()),
 )
 async def test_a_token_that_is_wrong_in_one_point_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert (await loaded(tmp_path)).find(token(**changes).encode()) is None
