@@ -50,7 +50,11 @@ class TaskScope:
 
         Raises RuntimeError, and closes `work`, if the scope is not open.
         """
-        return self.spawn(_guarded(work, failed))
+        if self._group is None:
+            work.close()
+        task = self.spawn(_guarded(work, failed))
+        task.add_done_callback(lambda _: work.close())  # of a task that was cancelled before it began
+        return task
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Run `work` as a task of this scope. Raises RuntimeError, and closes `work`, if the scope is not open."""

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from headrace.broker.part_state import PartState
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.subjects import Subjects
@@ -50,7 +51,8 @@ async def client(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathF
             await Connection.connect(ConnectOptions(servers=(nats_server.url,), name="router"), subjects=subjects) as link,
             AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
         ):
-            process = RouterProcess(link, subjects, RouterOptions(), builder(RouterOptions(), SchedulerSettings()))
+            options = RouterOptions()
+            process = RouterProcess(link, subjects, options, builder(options, SchedulerSettings()), PartState("router"))
             routing = asyncio.create_task(process.run())
             async with asyncio.timeout(20):
                 while not any(session.ready for session in process.sessions.values()):

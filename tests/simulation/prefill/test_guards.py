@@ -12,8 +12,8 @@ from headrace.broker.messages.prefill import PrefillDone, PrefillState, PrefillT
 from headrace.broker.prefill import server
 from headrace.broker.prefill.client import Asked, PrefillClient
 from headrace.broker.prefill.server import PrefillServer
-from headrace.broker.worker.role_change import RoleChange
 from headrace.broker.worker.run_lifecycle import RunLifecycle
+from headrace.broker.worker.withdrawal import Withdrawal
 from headrace.workers.handover.decode_side import RemotePrefillRun
 from headrace.workers.runtime.runs import Runs
 from tests.simulation.prefill.test_prefill import SCENARIOS
@@ -113,9 +113,9 @@ def a_stopped_run_gives_its_hand_over_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_role_changes_only_when_the_engine_is_empty(patch: pytest.MonkeyPatch) -> None:
-    async def finish(self: RoleChange, grace_s: float) -> None: ...
+    async def empty(self: Withdrawal, grace_s: float) -> None: ...
 
-    patch.setattr(RoleChange, "_finish", finish)
+    patch.setattr(Withdrawal, "empty", empty)
 
 
 def what_reaches_a_prefill_worker_goes_elsewhere(patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ WHERE: dict[Guard, tuple[str, int]] = {
     a_drop_that_got_lost_is_noticed: ("kept for ever", 6),
     the_dead_want_nothing: ("kept for ever", 26),
     who_leaves_keeps_what_it_has_promised: ("roles", 103),
-    a_promise_outlives_the_lease_of_whom_it_was_made_to: ("long prompts", 3356),
+    a_promise_outlives_the_lease_of_whom_it_was_made_to: ("long prompts", 411),
     a_stopped_run_gives_its_hand_over_up: ("kept for ever", 241),
     a_role_changes_only_when_the_engine_is_empty: ("roles", 3),
     what_reaches_a_prefill_worker_goes_elsewhere: ("roles", 13),

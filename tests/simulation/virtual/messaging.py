@@ -195,7 +195,7 @@ class SimMessaging:
         return SimFollow(self, stream, subject, start_seq, batch)
 
     async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
-        return await self.ask(stream, "stream state", lambda: self.server.stream(stream).state(subject))
+        return await self.ask(stream, "stream state", lambda: self.server.state_of(stream, subject))
 
     async def purge_stream(self, stream: str, *, subject: str = "", up_to_seq: int = 0) -> int:
         return await self.ask(stream, f"purge {stream}", lambda: self.server.stream(stream).purge(subject, up_to_seq))

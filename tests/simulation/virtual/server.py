@@ -384,6 +384,14 @@ class SimServer:
     def add_objects(self, name: str) -> None:
         self.objects.setdefault(name, {})
 
+    def state_of(self, stream: str, subject: str) -> StreamState:
+        """The bounds of a stream, or of that of an object store, which has no cap here."""
+        objects = self.objects.get(stream.removeprefix("OBJ_"))
+        if objects is None:
+            return self.stream(stream).state(subject)
+        size = sum(len(held.data) for held in objects.values())
+        return StreamState(1, len(objects), len(objects), "simulated", bytes=size)
+
     def stream(self, name: str) -> SimStream:
         if name not in self.streams:
             raise TopologyError(f"there is no stream {name}")

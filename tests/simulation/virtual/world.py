@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.jetstream.ports import Message
 from tests.simulation.virtual.loop import EPOCH_S, Scheduler, VirtualLoop
@@ -40,7 +40,15 @@ TRACE_LINES = 2000
 
 
 class Violation(AssertionError):
-    """A promise was broken in a simulated run."""
+    """A promise was broken in a simulated run.
+
+    It ends the run of the open world also where the code under test catches it, as a guard around one message does.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        if World.open is not None:
+            World.open.fail(self)
 
 
 class ProcessFailed(AssertionError):
@@ -142,6 +150,8 @@ class Plan:
 class World(Scheduler):
     """Everything that is simulated. Use it as a context manager, so that abandoned tasks are cleared away."""
 
+    open: ClassVar[World | None] = None  # the one that runs
+
     def __init__(
         self, seed: int, config: SimConfig | None = None, *, inject: Mapping[int, str] | None = None, tracing: bool = False
     ) -> None:
@@ -170,9 +180,11 @@ class World(Scheduler):
         self._closed = False
 
     def __enter__(self) -> World:
+        World.open = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        World.open = None
         self.close()
 
     # processes ---------------------------------------------------------------------------------------------------------------
