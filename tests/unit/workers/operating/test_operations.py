@@ -15,6 +15,7 @@ from headrace.workers.health.probe import EngineProbe
 from headrace.workers.operating.memory import MemoryUse, measure
 from headrace.workers.operating.operations import NEEDED, EngineOperator
 from headrace.workers.runtime.runtime import Runtime
+from headrace.workers.runtime.watchdog import EngineWork
 from tests.support.runtime_bench import INFO, FakeEngine
 
 ALL = frozenset().union(*NEEDED.values())
@@ -158,7 +159,7 @@ def test_memory_is_measured_and_compared() -> None:
 
 async def test_the_runtime_does_not_miss_an_engine_that_was_told_to_stand_still() -> None:
     runtime = Runtime(FakeEngine(), stall_s=0.08)  # type: ignore[arg-type]
-    runtime.watchdog._running = lambda: 1
+    runtime.watchdog._work = EngineWork(lambda: 1, lambda: False)
     watching = asyncio.create_task(runtime.watchdog.watch_stall())
     runtime.suspend()
     await asyncio.sleep(0.3)
