@@ -1,296 +1,35 @@
-"""HTTP/1.1 connections with limits on their number and on the size and duration of request headers.
+"""All client connections of the server: limits on their number, and on how long each may owe something.
 
-uvicorn's protocol leaves all of this to a proxy in front of it: a connection that never finishes its headers stays open
-forever, headers and request lines may have any size, and all pipelined requests of one read are accepted at once. Without a
-proxy, each of these can exhaust memory, descriptors or the event loop. Data that arrives on many connections at the same time
-is processed over several iterations of the event loop (`headrace.frontend.http.loop_budget`).
+uvicorn's protocol leaves these to a proxy in front of it: a connection that never finishes its headers stays open forever.
+Without a proxy, that exhausts memory and descriptors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import resource
 import time
 from collections import Counter
-from functools import partial
-from http import HTTPStatus
-from typing import Any, Protocol
 
 import structlog
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from headrace.frontend.errors import FrontendError, HeadersTimeout, HeadersTooLarge, TooManyConnections, UrlTooLong
-from headrace.frontend.http.body_budget import BodyBudget, BodyShare
+from headrace.frontend.http.body_budget import BodyBudget
+from headrace.frontend.http.client_connection import ClientConnection
 from headrace.frontend.http.loop_budget import LoopBudget
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
 
 log = structlog.get_logger()
-# uvicorn would log a line per malformed request, with which clients could fill the log. The metric counts them instead.
-_quiet = logging.getLogger("frontend.connections")
-_quiet.setLevel(logging.ERROR)
 
-MAX_HEADERS = 128
-MAX_URL = 16 * 1024
 SWEEP_S = 0.5
 SWEEP_BUDGET_S = 0.002  # per loop iteration; the connections closed cost the next iteration about twice as much again
 LINGER_S = 10.0  # for a client to read the end of its last answer, or to send the rest of a body that is discarded
 SPARE_FILES = 128  # descriptors kept for anything but client connections
-_HEAD_BYTES = 16 * 1024  # of a request's head, parsed at a time, so that a head over the limit is refused before its end
 PEER_SHARE = 0.25  # of the connections, that one address may have while all are taken
 _SHED = 0.02  # share of the connections that are closed at once if there are too many
-
-
-class Watcher(Protocol):
-    """An observer that is called when the client of a connection leaves."""
-
-    def left(self) -> None:
-        """The client has closed the connection."""
-
-
-class ClientConnection(HttpToolsProtocol):
-    """A client connection. `waits_since`: the loop's time since when the client has owed `owes`; None = nothing is due."""
-
-    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.board: Connections
-        self.logger = _quiet
-        self.waits_since: float | None = None
-        self.owes = "headers"
-        self.idle_since: float | None = None  # None while a request is open
-        self._head = 0  # bytes read of a head that is not complete
-        self._read = 0  # bytes of the last read
-        self._begun = 0  # requests so far
-        self._in_head = False
-        self._in_message = False
-        self._refusal: FrontendError | None = None
-        self._late: list[bytes] = []  # read, but not parsed yet
-        self.lost = False
-        self.watcher: Watcher | None = None  # called when the client leaves
-
-    # -- asyncio.Protocol ------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        now = self.loop.time()
-        self.waits_since = self.idle_since = now
-        if not self.board.admit(self):
-            self.refuse(TooManyConnections(retry_after_s=1.0))
-
-    def data_received(self, data: bytes) -> None:
-        if self.parser is None or self.transport.is_closing():
-            return
-        budget = self.board.loop_budget(self.loop)
-        if self._late or budget.is_spent():
-            if not self._late:
-                budget.defer(self._parse_late)
-            self._late.append(data)
-            self.transport.pause_reading()
-        else:
-            self._parse_read(data)
-
-    def _parse_late(self) -> None:
-        late, self._late = self._late, []
-        for data in late:
-            self._parse_read(data)
-        if not self.transport.is_closing() and not self.flow.read_paused:
-            self.transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.connections.discard(self)
-        if self._answering:
-            self.cycle.disconnected = True  # nothing more is written, even if the task learns of it later
-        budget = self.board.loop_budget(self.loop)
-        if budget.is_spent():
-            budget.defer(partial(self._lose, exc))
-        else:
-            self._lose(exc)
-
-    def _lose(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.lost = True
-        if self.watcher is not None:
-            self.watcher.left()
-
-    def _parse_read(self, data: bytes) -> None:
-        """Feed the parser with one read: a body as a whole, heads in pieces."""
-        if len(data) <= _HEAD_BYTES:
-            self._parse(data)
-            return
-        at = 0
-        while at < len(data):
-            end = len(data) if self._in_message and not self._in_head else at + _HEAD_BYTES
-            self._parse(data[at:end])
-            at = end
-
-    def _parse(self, data: bytes) -> None:
-        if self.parser is None or self.transport.is_closing():
-            return
-        begun, outside = self._begun, not self._in_message
-        self._read = len(data)
-        super().data_received(data)
-        if self._in_head:
-            # bytes before this head in the same read belong to another request
-            self._head += len(data) if self._begun == begun + outside else 0
-            if self.waits_since is None:
-                self.waits_since, self.owes = self.loop.time(), "headers"
-            if len(self.url) > MAX_URL:
-                self.refuse(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
-            elif self._head > self.board.settings.max_header_bytes:
-                self.refuse(HeadersTooLarge(f"the headers have more than {self.board.settings.max_header_bytes} bytes"))
-        elif self.waits_since is None and not self._in_message and not self._answering:  # only line ends so far, no request
-            self.waits_since, self.owes = self.loop.time(), "headers"
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser refused. While an answer is being sent, close the connection without one."""
-        refusal, self._refusal = self._refusal, None
-        if refusal is not None:
-            self.refuse(refusal)
-        elif self._answering:
-            self.transport.close()
-        else:
-            self.board.refused("malformed")
-            super().send_400_response(msg)
-
-    @property
-    def _answering(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, although uvicorn's types say otherwise
-        return cycle is not None and not cycle.response_complete
-
-    def refuse(self, error: FrontendError) -> None:
-        """Send the error, unless an answer is being sent, and close the connection."""
-        self.board.refused(error.code or "refused")
-        if not self._answering and not self.transport.is_closing():
-            body = error.body()
-            lines = [
-                b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode()),
-                b"content-type: application/json",
-                b"content-length: %d" % len(body),
-                b"connection: close",
-                *(name + b": " + value for name, value in error.headers()),
-            ]
-            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
-        self.transport.close()
-        self.waits_since, self.owes = self.loop.time(), "end"
-
-    @property
-    def whole(self) -> bool:
-        """Return True if every request that has begun on this connection has arrived with its whole body."""
-        return not self._in_message
-
-    @property
-    def peer(self) -> str:
-        """The address of the client; empty for a local socket."""
-        client = self.client
-        return str(client[0]) if client else ""
-
-    @property
-    def half_head(self) -> bool:
-        """True while a head has begun and not ended, or none has begun on a new connection, and no answer is being sent."""
-        return self._in_head and not self._answering
-
-    def body_share(self) -> BodyShare:
-        """Return the part of this connection's body in the memory of all that are still arriving."""
-        return self.board.bodies.share(self.peer)
-
-    @property
-    def full(self) -> bool:
-        """Return True if the client does not read and the write buffer is full."""
-        return self.flow.write_paused
-
-    def begin(self, head: bytes, data: bytes) -> bool:
-        """Write the head of a streamed answer of status 200 and its first part. `head`: valid headers, with line ends.
-
-        Returns False if nothing was written and the caller has to send through ASGI.
-        """
-        cycle: RequestResponseCycle = self.cycle
-        if self.pipeline or cycle.response_started or cycle.disconnected or not cycle.keep_alive or self.flow.write_paused:
-            return False  # with a pipeline, the cycle belongs to another request
-        cycle.response_started = cycle.chunked_encoding = True
-        cycle.waiting_for_100_continue = False
-        self.transport.write(b"%b%b\r\n%x\r\n%b\r\n" % (self.board.stream_head(cycle.default_headers), head, len(data), data))
-        return True
-
-    def push(self, data: bytes) -> bool:
-        """Write a part of a streamed answer to the transport, past the layers of the server.
-
-        Returns False if nothing was written and the caller has to send through ASGI, because the client does not read or has
-        left, or because another request waits behind this one.
-        """
-        cycle: RequestResponseCycle = self.cycle
-        if not data or not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or self.flow.write_paused:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
-
-    def cut(self, last_words: bytes) -> None:
-        """Close the connection of a client that does not read. `last_words` reach it if it reads its backlog soon."""
-        cycle: RequestResponseCycle | None = self.cycle
-        if not self.transport.is_closing():
-            if last_words and cycle is not None and cycle.chunked_encoding and not cycle.response_complete:
-                self.transport.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(last_words), last_words))
-            self.transport.close()
-        self.waits_since, self.owes = self.loop.time(), "end"
-
-    # -- the parser ------------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        if len(self.pipeline) >= max(1, self.board.settings.max_pipelined):
-            self._stop(TooManyConnections(f"more than {self.board.settings.max_pipelined} requests wait on this connection"))
-        super().on_message_begin()
-        self.scope["headrace.connection"] = self  # type: ignore[typeddict-unknown-key]
-        self.idle_since = None
-        self._in_head = self._in_message = True
-        self._begun += 1
-        self._head = 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        headers = self.headers
-        if len(headers) >= MAX_HEADERS:
-            self._stop(HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers"))
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        if len(self.url) > MAX_URL:
-            self._stop(UrlTooLong(f"the URL has more than {MAX_URL} bytes"))
-        most = self.board.settings.max_header_bytes
-        if self._head + self._read > most and sum(len(name) + len(value) for name, value in self.headers) > most:
-            self._stop(HeadersTooLarge(f"the headers have more than {most} bytes"))
-        self._in_head = False
-        self.waits_since = None
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_message = False
-        if self.owes == "body":
-            self.waits_since = None
-            self._rest()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self.waits_since, self.owes = self.loop.time(), "end"
-        elif self._in_message and not self._in_head and not self._answering:
-            self.waits_since, self.owes = self.loop.time(), "body"  # the rest of the body is due and discarded
-        else:
-            self._rest()
-
-    def _rest(self) -> None:
-        if not self._answering and not self.pipeline and not self._in_message:
-            self.idle_since = self.loop.time()
-
-    def _stop(self, error: FrontendError) -> None:
-        """Raise the error through the parser, which then stops."""
-        self._refusal = error
-        raise error
 
 
 class Connections:
@@ -385,9 +124,9 @@ class Connections:
         limit = self.settings.header_timeout_s if connection.owes == "headers" else LINGER_S
         if now - since <= limit:
             return
-        if connection.owes == "headers" and connection._in_head:
-            connection.refuse(HeadersTimeout(f"the headers did not arrive within {limit:g} s"))
-        elif connection.owes == "end":
+        if connection.owes == "headers" and connection.refuse_late_headers(limit):
+            return
+        if connection.owes == "end":
             connection.transport.abort()
         else:
             self.refused("idle")

@@ -50,7 +50,7 @@ class SlowReader(Exception):
 
 
 class Wire(Protocol):
-    """The connection under an exchange, if the server has one (`headrace.frontend.http.connections.ClientConnection`)."""
+    """The connection under an exchange, if the server has one (`headrace.frontend.http.client_connection.ClientConnection`)."""
 
     lost: bool
     watcher: Any

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.frontend.http.connections import ClientConnection, Connections
+from headrace.frontend.http.client_connection import ClientConnection
+from headrace.frontend.http.connections import Connections
 from headrace.frontend.http.http_exchange import HttpExchange
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.settings import FrontendSettings
