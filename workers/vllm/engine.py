@@ -37,6 +37,7 @@ from headrace.workers.kv.zmq_listener import ZmqKvListener
 from headrace.workers.text.tokens import token_table
 from headrace.workers.vllm import convert
 from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS, Adapters
+from headrace.workers.vllm.core_death import CORE_GONE, CoreDeath
 from headrace.workers.vllm.kv_listener import KvListener
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media import MediaReader
@@ -52,9 +53,6 @@ from headrace.workers.vllm.transfer.kv_transfer import VllmKvTransfer
 
 _log = structlog.get_logger()
 
-_CORE_GONE = "vLLM's engine core is gone; its own log lines say why"
-_DEATH_POLL_S = 0.2  # how often an idle engine is looked at; a busy one reports its death by itself
-
 
 class VllmEngine:
     """A vLLM engine. Started once, stopped once."""
@@ -66,8 +64,7 @@ class VllmEngine:
         self._meter = LoadMeter()
         self._runs: dict[str, EngineRequest] = {}
         self._processes = ProcessTree(os.getpid())
-        self._death: str | None = None
-        self._death_known = asyncio.Event()
+        self._death = CoreDeath(self._on_death)
         self._priority = False
         self._sockets: SocketFolder | None = None
         self._kv: KvListener | None = None
@@ -133,7 +130,7 @@ class VllmEngine:
         self._operations = VllmOperations(started.llm, cpu=started.cpu)
         self._stats_log = StatsLog(started.llm) if started.logs_stats else None
         if POOLING_KINDS & set(started.info.kinds):
-            self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._translate)
+            self._pooling = VllmPooling(started.llm, started.info.kinds, self._meter, self._death.translate)
             self._deafen()  # where it was not known before that there is nothing to route by
         if started.offer.slots:
             self._media = MediaReader(started.llm, started.offer)
@@ -200,7 +197,7 @@ class VllmEngine:
             run.closed = True
             self._ended(sequence.id)
             self._forget_media(run)
-            raise self._translate(error) from error
+            raise self._death.translate(error) from error
         if run.closed:  # aborted while it was being handed over
             await started.llm.abort(run.request_id)
             return
@@ -270,13 +267,7 @@ class VllmEngine:
         self._alive()
 
     async def died(self) -> str:
-        while self._death is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_DEATH_POLL_S):
-                    await self._death_known.wait()
-            if self._started is not None and self._started.llm.errored:
-                self._declare_dead(_CORE_GONE)
-        return self._death
+        return await self._death.wait(lambda: self._started is not None and self._started.llm.errored)
 
     def blamed(self) -> frozenset[str]:
         return frozenset()  # vLLM's EngineDeadError names no request, and its log of the failed step names the whole batch
@@ -334,7 +325,7 @@ class VllmEngine:
         except WorkerError:
             raise
         except Exception as error:
-            raise self._translate(error) from error
+            raise self._death.translate(error) from error
 
     async def stop(self, grace_s: float) -> None:
         started, self._started = self._started, None
@@ -364,23 +355,20 @@ class VllmEngine:
             _log.warning("engine.processes_killed", count=left)
 
     def _alive(self) -> tuple[Started, StepBatcher, VllmKvTransfer]:
-        if self._death is not None:
-            raise EngineDead(self._death)
+        if self._death.reason is not None:
+            raise EngineDead(self._death.reason)
         if self._started is None or self._batcher is None or self._exchange is None:
             raise EngineDead("the engine is not running")
         if self._started.llm.errored:
-            self._declare_dead(_CORE_GONE)
-            raise EngineDead(_CORE_GONE)
+            self._death.declare()
+            raise EngineDead(CORE_GONE)
         return self._started, self._batcher, self._exchange
 
-    def _declare_dead(self, reason: str) -> None:
-        if self._death is None:
-            self._death = reason
-            self._death_known.set()
-            _log.error("engine.died", reason=reason, sequences=len(self._runs))
-            for run in self._runs.values():
-                run.closed = True
-            self._runs.clear()
+    def _on_death(self, reason: str) -> None:
+        _log.error("engine.died", reason=reason, sequences=len(self._runs))
+        for run in self._runs.values():
+            run.closed = True
+        self._runs.clear()
 
     def _ended(self, sequence_id: str) -> None:
         run = self._runs.pop(sequence_id, None)
@@ -390,19 +378,8 @@ class VllmEngine:
 
     def _failed(self, run: EngineRequest, error: Exception) -> Output | None:
         """Return the output for a sequence that vLLM ended with an exception, or None if the whole engine is dead."""
-        translated = self._translate(error)
+        translated = self._death.translate(error)
         if isinstance(translated, EngineDead):
             return None
         code = "transfer_failed" if isinstance(translated, TransferFailed) else "engine_error"
         return Output(run.sequence.id, [], fault=Fault(code, str(translated), retriable=True))
-
-    def _translate(self, error: BaseException) -> BaseException:
-        from vllm.exceptions import GracefulHTTPError
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        if isinstance(error, EngineDeadError):
-            self._declare_dead(_CORE_GONE)
-            return EngineDead(_CORE_GONE)
-        if isinstance(error, GracefulHTTPError):
-            return EngineOverloaded(str(error))
-        return convert.translate_invalid(error) or error
