@@ -8,22 +8,13 @@ a part of one engine step), not before, so that it meets the cache as it then is
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from headrace.broker.codec import unpack_u64
 from headrace.broker.messages import Explanation, JobEvent, LoadReport
 from headrace.router.index.types import NO_OVERLAP, CacheView, Overlap
-from headrace.router.placement.admission import Admission, PoolSpeed
-from headrace.router.placement.calibration import Calibration
-from headrace.router.placement.cost import (
-    RecentWork,
-    batch_lookahead_tokens,
-    has_batch_room,
-    has_room,
-    lookahead_tokens,
-    make_worker_view,
-)
+from headrace.router.placement.admission import Admission
+from headrace.router.placement.cost import has_room, make_worker_view
 from headrace.router.placement.cost_matrix import CostMatrix, CostRow
 from headrace.router.placement.decision_log import DecisionLog, explanation, reason_of, take_snapshot, waiting_decision
 from headrace.router.placement.disagg.prefill_costs import PrefillView
@@ -33,6 +24,7 @@ from headrace.router.placement.interactive_presence import InteractivePresence
 from headrace.router.placement.load import LoadTable, WorkerLoad
 from headrace.router.placement.placements import local_plan, make_placement
 from headrace.router.placement.policies import Pick, make_policy
+from headrace.router.placement.room import Room
 from headrace.router.placement.router_backoff import RouterBackoff
 from headrace.router.placement.session_affinity import prefer_session
 from headrace.router.placement.settings import SchedulerSettings
@@ -40,11 +32,11 @@ from headrace.router.placement.suspects.suspects import Suspects, on_trial
 from headrace.router.placement.suspects.trials import WaitingSuspect
 from headrace.router.placement.types import Decision, Placement, Shed, Waiting, WorkerInfo
 from headrace.router.placement.unplaceable import Unplaceable
+from headrace.router.placement.worker_registry import WorkerRegistry
 from headrace.router.placement.worker_view import WorkerView
 
 _RECHECK_S = 0.05  # while requests wait, at least so often
 _SOONEST_S = 0.001
-_MOST_RUNNING = 65_536
 
 
 class Scheduler:
@@ -58,53 +50,30 @@ class Scheduler:
         self._view = view
         self._rng = random.Random(f"{name} {seed}")  # noqa: S311 - choices, no secrets
         self._loads = LoadTable()
-        self._calibration = Calibration(settings.calibration)
         self._queue = TurnQueues(settings.fairness)
         self._admission = Admission(settings.limits)
         self.disagg = DisaggPlanner(settings, self._loads, view)
         self._window = CostMatrix(self._loads, self.disagg.pool, settings.tiers)
         self._unplaceable = Unplaceable(self._window, self._loads, patience_s=settings.no_worker_s)
-        self._recent = RecentWork(settings.balance_horizon)
         self._suspects = Suspects(self._loads, self._window, self._queue)
+        self._workers = WorkerRegistry(settings, self._loads, self.disagg, self._suspects.lost)
         self._presence = InteractivePresence(settings.batch_quiet_s)
+        self._room = Room(settings, self._loads, self._queue, self._presence)
         self._policy = make_policy(settings, self._rng)
         self._log = DecisionLog(settings.explained)
         self._backoff = RouterBackoff(name, settings.turn_s)
-        self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
 
     # Workers.
 
     def put_worker(self, info: WorkerInfo, now_s: float) -> None:
         """Add a worker, or update one whose lease says something new: its role, for example."""
-        known = self._loads.get(info.worker) or self.disagg.pool.get(info.worker)
-        if known is not None and known.info == info:
-            return
-        if known is None and info.serves:
-            self._suspects.lost.join()
-        if known is not None and known.info.serves != info.serves:
-            self._drop_worker(info.worker, now_s)
-        speed = self._calibration.estimate(info.worker)
-        self.disagg.put_worker(info, speed)
-        if info.serves:
-            others = [load.info.worker for load in self._loads]
-            if self._loads.put(info, speed):
-                self._recent.join(info.worker, others)
-        self._columns_changed(now_s)
+        if self._workers.put(info, now_s):
+            self._columns_changed(now_s)
 
     def remove_worker(self, worker: str, now_s: float) -> None:
         """Remove a worker. An unknown one is ignored. The movers take care of requests on their way there."""
-        load = self._loads.get(worker)
-        if not self._drop_worker(worker, now_s):
-            return
-        if load is not None and not load.info.draining:
-            self._suspects.lost.lose(now_s)
-        self._calibration.remove(worker)
-        self.disagg.remove_worker(worker)
-        self._columns_changed(now_s)
-
-    def _drop_worker(self, worker: str, now_s: float) -> bool:
-        self._recent.remove(worker)
-        return self._loads.remove(worker) is not None or self.disagg.pool.remove(worker, now_s) is not None
+        if self._workers.remove(worker, now_s):
+            self._columns_changed(now_s)
 
     def set_routers(self, names: Iterable[str]) -> None:
         """Set the live routers of this pool; this one is always counted."""
@@ -124,27 +93,10 @@ class Scheduler:
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
         """Learn from a load report. That of an unknown worker is ignored: its lease comes first."""
-        load = self._loads.get(report.worker)
-        if load is None and self.disagg.pool.get(report.worker) is None:
-            return
-        if self._calibration.observe(report) and self._calibration.unlearnt:
-            self._set_speed_of_unlearnt()
-        speed = self._calibration.estimate(report.worker)
-        if self.disagg.known:
-            self.disagg.on_report(report, speed, now_s)
-        if load is None:
-            return
-        load.on_report(report, now_s)
-        self._presence.on_report(report, now_s)
-        load.full_s = None
-        load.speed = speed
-        self._note_room(load, now_s)
-
-    def _set_speed_of_unlearnt(self) -> None:
-        speed = self._calibration.pool()
-        for worker in self._calibration.unlearnt:
-            if (load := self._loads.get(worker)) is not None:
-                load.speed = speed
+        load = self._workers.on_report(report, now_s)
+        if load is not None:
+            self._presence.on_report(report, now_s)
+            self._note_room(load, now_s)
 
     def _note_room(self, load: WorkerLoad, now_s: float) -> None:
         if len(self.routers) > 1:  # a single router takes no turns
@@ -152,39 +104,23 @@ class Scheduler:
 
     def on_event(self, event: JobEvent, now_s: float) -> None:
         """Learn from a job event. Unknown requests and workers in it are ignored."""
-        load = self._loads.get(event.worker)
         if event.kind == "placed":
-            if load is not None and event.by != self.name:
-                if event.prefill:
-                    load.place(event.id, tokens=0, blocks=0, now_s=now_s)
-                    self.disagg.placed_elsewhere(event, now_s)
-                else:
-                    load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
-                self._recent.add(event.worker, event.uncached or event.tokens)
-                self._note_room(load, now_s)
-                if event.hashes and not (event.prefill and load.info.kv_events):
-                    self._view.predict(event.worker, unpack_u64(event.hashes), now_s=now_s)
-        elif event.kind == "started":
-            if load is not None:
-                load.started(event.id, now_s)
-                self._running[event.id] = (event.worker, now_s)
-                while len(self._running) > _MOST_RUNNING:
-                    self._running.popitem(last=False)
-        elif event.kind == "prefilled":
-            self.disagg.pool.close(event.id, now_s)
+            if event.by != self.name:
+                self._placed_elsewhere(event, now_s)
+            return
+        self._workers.on_event(event, now_s)
+        if event.kind == "prefilled":
             self._queue.correct(event.id, uncached=event.uncached)
-        else:
-            self._ended(event, load, now_s)
-
-    def _ended(self, event: JobEvent, load: WorkerLoad | None, now_s: float) -> None:
-        started = self._running.pop(event.id, None)
-        self.disagg.pool.close(event.id, now_s)
-        if load is not None:
-            load.remove_entry(event.id)
-            if event.kind == "settled" and started is not None and started[0] == event.worker:
-                load.note_residency(now_s - started[1])
-        if event.kind == "settled":
+        elif event.kind == "settled":
             self._queue.settle(event.id, output=event.tokens)
+
+    def _placed_elsewhere(self, event: JobEvent, now_s: float) -> None:
+        load = self._workers.placed_elsewhere(event, now_s)
+        if load is None:
+            return
+        self._note_room(load, now_s)
+        if event.hashes and not (event.prefill and load.info.kv_events):
+            self._view.predict(event.worker, unpack_u64(event.hashes), now_s=now_s)
 
     # Requests.
 
@@ -212,9 +148,9 @@ class Scheduler:
             request,
             uncached=uncached,
             queue=self._queue.interactive,
-            pool=self._pool_speed(now_s),
+            pool=self._workers.pool_speed(len(self.routers), now_s),
             now_s=now_s,
-            service_s=uncached / self._calibration.pool().prefill_tokens_per_s,
+            service_s=uncached / self._workers.calibration.pool().prefill_tokens_per_s,
             crowded=self._crowded(request.tenant),
         )
         if shed is not None:
@@ -313,35 +249,20 @@ class Scheduler:
 
     def _worker_view(self, side: PrefillView | None, now_s: float, *, batch: bool = False) -> WorkerView:
         awaited = self.disagg.pool.awaited_blocks if self.disagg.pool.jobs else None
-        alone = self._alone(now_s) if batch else None
+        alone = self._room.alone(now_s) if batch else None
         if alone is not None and side is not None:
             side = self.disagg.for_batch(side, alone=alone)
         return make_worker_view(
-            self._loads, self.settings, self._recent, now_s, prefill=side, awaited=awaited, batch_alone=alone
+            self._loads, self.settings, self._workers.recent, now_s, prefill=side, awaited=awaited, batch_alone=alone
         )
 
     def _any_room(self, side: PrefillView | None, now_s: float) -> bool:
-        if any(self._has_room(load, now_s) for load in self._loads):
+        if any(self._room.takes_next(load, now_s) for load in self._loads):
             return True
         if side is not None and side.room.any() and side.takes.any():
             return True
         self._backoff.note_no_room(self._loads)
         return False
-
-    def _has_room(self, load: WorkerLoad, now_s: float) -> bool:
-        """Return whether a worker has room for the first of those that wait: a batch request only if no other one does."""
-        if len(self._queue.interactive):
-            return has_room(load, self.settings, now_s)
-        return has_batch_room(load, self.settings, load.pending_tokens(now_s), alone=self._alone(now_s))
-
-    def _alone(self, now_s: float) -> bool:
-        """Return whether batch requests have the pool for themselves."""
-        return not len(self._queue.interactive) and not self._presence.expected(now_s)
-
-    def _congestion(self, *, batch: bool) -> float:
-        """Weigh prefill work by the requests that it delays. Batch requests leave no worker idle for the sake of a cache."""
-        others = 0 if batch else max(len(self._queue.interactive) * len(self.routers) - 1, 0)
-        return self.settings.thrift + self.settings.congestion * others / len(self._loads)
 
     def _place_one(self, workers: WorkerView, now_s: float) -> Placement | None:
         passed_up = False
@@ -351,7 +272,7 @@ class Scheduler:
                 continue  # otherwise a flood would get every worker that others leave for the sake of their caches
             requests = group.requests
             workers = self._worker_view(interactive.prefill, now_s, batch=True) if group.batch else interactive
-            congestion = self._congestion(batch=group.batch)
+            congestion = self._room.congestion(len(self.routers), batch=group.batch)
             while (pick := self._policy.pick(requests, self._window, workers, congestion, now_s)) is not None:
                 load = self._loads.ordered[pick.column]
                 if pick.remote:  # it takes room in the prefill queue, not on this worker
@@ -403,7 +324,7 @@ class Scheduler:
         else:
             blocks = len(request.chain) - overlap.blocks
             load.place(request.id, tokens=placement.uncached, blocks=blocks, now_s=now_s, limit=placement.limit, yields=yields)
-        self._recent.add(worker, placement.uncached)
+        self._workers.recent.add(worker, placement.uncached)
         # A worker without events is known by what was placed on it, so its cached blocks are refreshed as well. Blocks that are
         # computed elsewhere are not there before they are fetched, and then an event says so.
         if not (plan.remote and load.info.kv_events):
@@ -439,28 +360,16 @@ class Scheduler:
         wake_s = min(self._queue.next_deadline_s(), now_s + _RECHECK_S, self._backoff.next_s)
         for load in self._loads:
             speed = load.speed.prefill_tokens_per_s
-            over = load.pending_tokens(now_s) - self._lookahead(load, now_s)
+            over = load.pending_tokens(now_s) - self._room.lookahead_tokens(load, now_s)
             if over > 0:
                 wake_s = min(wake_s, now_s + over / speed)
         if len(self.disagg.pool):
             wake_s = min(wake_s, self.disagg.next_wake_s(now_s))
         return max(wake_s, now_s + _SOONEST_S)
 
-    def _lookahead(self, load: WorkerLoad, now_s: float) -> float:
-        """Return the pending prefill, in tokens, below which this worker may get the first of those that wait."""
-        if len(self._queue.interactive):
-            return lookahead_tokens(load, self.settings)
-        return batch_lookahead_tokens(load, self.settings, alone=self._alone(now_s))
-
     def _least_uncached(self, row: CostRow) -> float:
         uncached: list[float] = self._window.uncached[row.number].tolist()  # quicker than an array's own for the usual few
         return min(uncached, default=float(row.request.tokens))
-
-    def _pool_speed(self, now_s: float) -> PoolSpeed:
-        pending = sum(load.pending_tokens(now_s) for load in self._loads) + self.disagg.pool.queued_tokens(now_s)
-        # Other routers' windows hold about as much as this one, and drain through the same workers.
-        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) + self.disagg.speed()
-        return PoolSpeed(tokens_per_s=speed / len(self.routers), pending_tokens=pending / len(self.routers))
 
     def queued_prefill_tokens(self, now_s: float) -> float:
         """Estimate the prompt tokens that are placed for prefill workers and not computed yet."""

@@ -1,0 +1,130 @@
+"""The workers of a pool as one router knows them: their leases, load, speeds and share of recent work. Sans-io.
+
+Leases add and remove workers; load reports and job events say what they have to do, and how fast they are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from headrace.broker.messages import JobEvent, LoadReport
+from headrace.router.placement.admission import PoolSpeed
+from headrace.router.placement.calibration import Calibration
+from headrace.router.placement.cost import RecentWork
+from headrace.router.placement.disagg_planner import DisaggPlanner
+from headrace.router.placement.load import LoadTable, WorkerLoad
+from headrace.router.placement.settings import SchedulerSettings
+from headrace.router.placement.suspects.lost_workers import LostWorkers
+from headrace.router.placement.types import WorkerInfo
+
+_MOST_RUNNING = 65_536
+
+
+class WorkerRegistry:
+    """Keeps the workers of one pool. Times are seconds of the scheduler's clock."""
+
+    def __init__(self, settings: SchedulerSettings, loads: LoadTable, disagg: DisaggPlanner, lost: LostWorkers) -> None:
+        self.calibration = Calibration(settings.calibration)
+        self.recent = RecentWork(settings.balance_horizon)
+        self._loads = loads
+        self._disagg = disagg
+        self._lost = lost
+        self._running: OrderedDict[str, tuple[str, float]] = OrderedDict()  # id → worker, started
+
+    # Leases.
+
+    def put(self, info: WorkerInfo, now_s: float) -> bool:
+        """Add a worker, or update one. Return False if its lease says nothing new."""
+        known = self._loads.get(info.worker) or self._disagg.pool.get(info.worker)
+        if known is not None and known.info == info:
+            return False
+        if known is None and info.serves:
+            self._lost.join()
+        if known is not None and known.info.serves != info.serves:
+            self._drop(info.worker, now_s)
+        speed = self.calibration.estimate(info.worker)
+        self._disagg.put_worker(info, speed)
+        if info.serves:
+            others = [load.info.worker for load in self._loads]
+            if self._loads.put(info, speed):
+                self.recent.join(info.worker, others)
+        return True
+
+    def remove(self, worker: str, now_s: float) -> bool:
+        """Remove a worker. Return False if it is unknown."""
+        load = self._loads.get(worker)
+        if not self._drop(worker, now_s):
+            return False
+        if load is not None and not load.info.draining:
+            self._lost.lose(now_s)
+        self.calibration.remove(worker)
+        self._disagg.remove_worker(worker)
+        return True
+
+    def _drop(self, worker: str, now_s: float) -> bool:
+        self.recent.remove(worker)
+        return self._loads.remove(worker) is not None or self._disagg.pool.remove(worker, now_s) is not None
+
+    # Load.
+
+    def on_report(self, report: LoadReport, now_s: float) -> WorkerLoad | None:
+        """Learn from a load report. Return the worker's load, or None if it gets no requests."""
+        load = self._loads.get(report.worker)
+        if load is None and self._disagg.pool.get(report.worker) is None:
+            return None
+        if self.calibration.observe(report) and self.calibration.unlearnt:
+            self._set_speed_of_unlearnt()
+        speed = self.calibration.estimate(report.worker)
+        if self._disagg.known:
+            self._disagg.on_report(report, speed, now_s)
+        if load is not None:
+            load.on_report(report, now_s)
+            load.full_s = None
+            load.speed = speed
+        return load
+
+    def _set_speed_of_unlearnt(self) -> None:
+        speed = self.calibration.pool()
+        for worker in self.calibration.unlearnt:
+            if (load := self._loads.get(worker)) is not None:
+                load.speed = speed
+
+    def placed_elsewhere(self, event: JobEvent, now_s: float) -> WorkerLoad | None:
+        """Count a placement of another router. Return the worker's load, or None if it is unknown."""
+        load = self._loads.get(event.worker)
+        if load is None:
+            return None
+        if event.prefill:
+            load.place(event.id, tokens=0, blocks=0, now_s=now_s)
+            self._disagg.placed_elsewhere(event, now_s)
+        else:
+            load.place(event.id, tokens=event.uncached or event.tokens, blocks=event.blocks, now_s=now_s)
+        self.recent.add(event.worker, event.uncached or event.tokens)
+        return load
+
+    def on_event(self, event: JobEvent, now_s: float) -> None:
+        """Learn that a request has started, that its prompt is computed, or that it has ended there."""
+        if event.kind == "started":
+            load = self._loads.get(event.worker)
+            if load is not None:
+                load.started(event.id, now_s)
+                self._running[event.id] = (event.worker, now_s)
+                while len(self._running) > _MOST_RUNNING:
+                    self._running.popitem(last=False)
+            return
+        self._disagg.pool.close(event.id, now_s)
+        if event.kind != "prefilled":
+            self._ended(event, now_s)
+
+    def _ended(self, event: JobEvent, now_s: float) -> None:
+        load, started = self._loads.get(event.worker), self._running.pop(event.id, None)
+        if load is not None:
+            load.remove_entry(event.id)
+            if event.kind == "settled" and started is not None and started[0] == event.worker:
+                load.note_residency(now_s - started[1])
+
+    def pool_speed(self, routers: int, now_s: float) -> PoolSpeed:
+        """Return what this router may count on. Its window holds about as much as each other one, and all use these workers."""
+        pending = sum(load.pending_tokens(now_s) for load in self._loads) + self._disagg.pool.queued_tokens(now_s)
+        speed = sum(load.speed.prefill_tokens_per_s for load in self._loads) + self._disagg.speed()
+        return PoolSpeed(tokens_per_s=speed / routers, pending_tokens=pending / routers)
