@@ -1,4 +1,4 @@
-"""One HTTP/1.1 client connection: what uvicorn's protocol leaves open is bounded here, and streams are written past its layers.
+"""HTTP/1.1 on a single client connection: bounds what uvicorn leaves open, and writes streams past its layers.
 
 uvicorn's protocol leaves limits to a proxy in front of it: headers and request lines may have any size, and all pipelined
 requests of one read are accepted at once. Data that arrives on many connections at the same time is processed over several

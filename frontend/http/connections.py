@@ -1,4 +1,4 @@
-"""All client connections of the server: limits on their number, and on how long each may owe something.
+"""Limits on all client connections of the server: how many there may be, and for how long each may owe something.
 
 uvicorn's protocol leaves these to a proxy in front of it: a connection that never finishes its headers stays open forever.
 Without a proxy, that exhausts memory and descriptors.
