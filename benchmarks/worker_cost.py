@@ -118,7 +118,7 @@ class Bucket:
 
 
 class Broker:
-    """Just enough of `headrace.jetstream.ports.Messaging`. `jobs` are the envelopes to come; `ended` is set when all
+    """Just enough of `headrace.jetstream.ports.messaging.Messaging`. `jobs` are the envelopes to come; `ended` is set when all
     have ended."""
 
     connected, connected_since_s, max_payload = True, 0.0, MAX_PAYLOAD

@@ -43,4 +43,4 @@ class ServerSession(Protocol):
         expect_last_subject_seq: int | None = None,
         timeout_s: float = 2.0,
     ) -> PubAck:
-        """Store a message, as `headrace.jetstream.ports.Messaging.publish` does."""
+        """Store a message, as `headrace.jetstream.ports.messaging.Messaging.publish` does."""
