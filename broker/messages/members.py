@@ -59,4 +59,6 @@ class RouterMember(Record, frozen=True, omit_defaults=True, kw_only=True):
     router: Token
     pool: Token
     started: UnixTime = 0.0
+    host: str = ""
+    pid: Count = 0
     wakes: bool = False  # it wakes sleeping workers for requests that no other worker can take

@@ -1,10 +1,11 @@
-"""Revokes the leases of worker processes that `headrace up` has just reaped.
+"""Revokes the leases of the processes that `headrace up` has just reaped: workers, routers, the frontend.
 
 The failure detector (`broker/membership/failure_detector.py`) or the lapse of the lease would show the death later.  Only the
-lease of the very process that was reaped is revoked; then the usual rules of a lost worker apply.
+leases of the very process that was reaped are revoked (a router has one in each pool); then the usual rules of a lost member
+apply.  Workers place requests and move work by themselves only where no router is, so a dead router must not stay in view.
 
-A connection of its own watches the leases, so that the supervisor knows the key of each of its workers before it needs it: when
-a worker dies together with the nats-server, its lease may have run out by the time the server is back.  Then its deletion is
+A connection of its own watches the leases, so that the supervisor knows the keys of its parts before it needs them: when a part
+dies together with the nats-server, its lease may have run out by the time the server is back.  Then its deletion is
 written all the same, because others would take a lease that is merely absent for one that may come back.
 """
 
@@ -17,10 +18,10 @@ import structlog
 
 from headrace.broker.codec import decode
 from headrace.broker.errors import WireError
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages.base import Count, Record, UnixTime
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.ports import Change, Messaging
+from headrace.jetstream.ports import Bucket, Change, Messaging
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
 from headrace.up.parts import Reaped
@@ -30,48 +31,59 @@ _log = structlog.get_logger()
 _RETRY_S = 0.1
 _CONNECT_AGAIN_S = 0.5
 _GIVE_UP_S = 60.0  # by then other members have seen the lease run out long ago
-_KNOWN = 1024  # workers of this machine whose keys are remembered
+_KNOWN = 1024  # leases of this machine that are remembered
+
+
+class LeaseHolder(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """What the values of all leases say of the process that holds them."""
+
+    host: str = ""
+    pid: Count = 0
+    started: UnixTime = 0.0
 
 
 class KnownLeases:
-    """The keys of the workers of this machine, also of those whose lease has run out meanwhile."""
+    """The leases of the processes of this machine, also of those whose lease has run out meanwhile."""
 
     def __init__(self) -> None:
         self._host = socket.gethostname()
-        self._keys: dict[int, tuple[str, float]] = {}  # process id → key, start
+        self._holders: dict[str, LeaseHolder] = {}  # by key, the longest unchanged first
 
     def on_change(self, change: Change) -> None:
-        """Remember the key of a worker of this machine."""
+        """Remember the lease of a process of this machine."""
         if change.value is not None:
             self.learn(change.key, change.value)
 
     def learn(self, key: str, value: bytes) -> None:
-        """Remember the key if its value, a lease, belongs to a worker of this machine."""
+        """Remember the lease if a process of this machine holds it."""
         try:
-            member = decode(WorkerMember, value)
+            holder = decode(LeaseHolder, value)
         except WireError:
             return
-        if member.host != self._host or member.started < self._keys.get(member.pid, ("", 0.0))[1]:
+        if holder.host != self._host or not holder.pid:
             return
-        self._keys.pop(member.pid, None)
-        self._keys[member.pid] = (key, member.started)
-        while len(self._keys) > _KNOWN:
-            del self._keys[next(iter(self._keys))]
+        self._holders.pop(key, None)
+        self._holders[key] = holder
+        while len(self._holders) > _KNOWN:
+            del self._holders[next(iter(self._holders))]
 
-    def key_of(self, reaped: Reaped) -> str:
-        """Return the key of a reaped process, empty if it is not known: it may never have had a lease."""
-        key, started = self._keys.get(reaped.pid, ("", 0.0))
-        return key if started >= reaped.started else ""  # else an earlier process of that number
+    def keys_of(self, reaped: Reaped) -> list[str]:
+        """Return the keys of a reaped process, none if they are not known: it may never have had a lease."""
+        return [
+            key
+            for key, holder in self._holders.items()
+            if holder.pid == reaped.pid and holder.started >= reaped.started  # else an earlier process of that number
+        ]
 
 
 async def revoke_leases(options: ConnectOptions, names: Subjects, reaped: asyncio.Queue[Reaped]) -> None:
-    """Revoke the lease of each process that comes out of the queue, until cancelled.
+    """Revoke the leases of each process that comes out of the queue, until cancelled.
 
     While the server is away the connection is tried again; what was reaped then is revoked when it is back.
     """
     known = KnownLeases()
     async with await _connected(options, names, reaped) as connection, TaskScope() as tasks:
-        tasks.spawn(connection.bucket(names.bucket("members")).watch(known.on_change, "worker.>").run())
+        tasks.spawn(connection.bucket(names.bucket("members")).watch(known.on_change, ">").run())
         while True:
             process = await reaped.get()
             tasks.spawn(revoke_patiently(connection, names, known, process))
@@ -94,13 +106,13 @@ async def _connected(options: ConnectOptions, names: Subjects, reaped: asyncio.Q
 
 
 async def revoke_patiently(messaging: Messaging, names: Subjects, known: KnownLeases, reaped: Reaped) -> bool:
-    """Revoke the lease of a reaped process, and try again while the server is away. Return True when there was a lease."""
+    """Revoke the leases of a reaped process, and try again while the server is away. Return True when there was one."""
     last = ""
     try:
         async with asyncio.timeout(_GIVE_UP_S):
             while True:
                 try:
-                    return await revoke_lease(messaging, names, known, reaped)
+                    return await revoke_all(messaging, names, known, reaped)
                 except JetStreamError as error:  # a conflict, too: a renewal was still on its way
                     last = str(error)
                 await asyncio.sleep(_RETRY_S)
@@ -109,22 +121,29 @@ async def revoke_patiently(messaging: Messaging, names: Subjects, known: KnownLe
         return False
 
 
-async def revoke_lease(messaging: Messaging, names: Subjects, known: KnownLeases, reaped: Reaped) -> bool:
-    """Revoke the lease of a reaped process. Return True when there was one. Raises JetStreamError."""
+async def revoke_all(messaging: Messaging, names: Subjects, known: KnownLeases, reaped: Reaped) -> bool:
+    """Revoke the leases of a reaped process. Return True when there was one. Raises JetStreamError, and can be tried again."""
     bucket = messaging.bucket(names.bucket("members"))
-    if not known.key_of(reaped):  # it registered just now, or before the watch had begun
-        for lease in await bucket.entries("worker.>"):
+    if not known.keys_of(reaped):  # it registered just now, or before the watch had begun
+        for lease in await bucket.entries(">"):
             known.learn(lease.key, lease.value)
-    key = known.key_of(reaped)
-    if not key:
-        return False
+    revoked = [await _revoke(bucket, key) for key in known.keys_of(reaped)]
+    return any(revoked)
+
+
+async def _revoke(bucket: Bucket, key: str) -> bool:
     entry = await bucket.get(key)
     if entry is not None:
         await bucket.delete(key, revision=entry.revision)
     elif await bucket.state(key) == "deleted":
-        return False  # by another member, or the worker has released it itself
+        return False  # by another member, or its holder has released it itself
     else:
         await bucket.delete(key)
-    _, pool, worker = key.split(".", 2)
-    _log.warning("lease.revoked", worker=worker, pool=pool, why="its process has ended")
+    _log.warning("lease.revoked", **_named(key), why="its process has ended")
     return True
+
+
+def _named(key: str) -> dict[str, str]:
+    """Return what a key says of its holder: kind and id, and the pool where there is one."""
+    kind, *pool, holder = key.split(".", 2)
+    return {kind: holder, **({"pool": pool[0]} if pool else {})}

@@ -57,7 +57,7 @@ class ManagedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A worker process that has ended. It was started at Unix time `started` or later."""
+    """A process of a part that has ended. It was started at Unix time `started` or later."""
 
     pid: int
     started: float

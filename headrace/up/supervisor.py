@@ -30,7 +30,7 @@ from headrace.up.nats_part import NatsPart
 from headrace.up.parts import FRONTEND_GRACE_S, ROUTER_GRACE_S, ManagedProcess, Parts, Reaped, first_of, make_parts
 from headrace.up.pools import every_pool
 from headrace.up.process import Child, headrace_command, last_words
-from headrace.up.reaped_workers import ReapedWorkers
+from headrace.up.reaped_parts import ReapedParts
 from headrace.up.restart_policy import Leave
 from headrace.up.runfile import RunFile
 from headrace.up.terminal import Terminal
@@ -61,7 +61,7 @@ class Supervisor:
         self._port = 0
         self._part_env = {**os.environ, **part_env}
         self._nats = NatsPart(settings)
-        self._reaped = ReapedWorkers(settings, self._nats)
+        self._reaped = ReapedParts(settings, self._nats)
         self._engines = [pool["worker.engine"] for _, pool in every_pool(settings)]
         self._parts = Parts()
         self._stopping = asyncio.Event()
@@ -155,7 +155,7 @@ class Supervisor:
             child.kill()
         try:
             code = await child.wait()
-            if code != EXIT_OK and part.role and not part.stop_asked.is_set():
+            if code != EXIT_OK and not part.stop_asked.is_set():
                 self._reaped.add(Reaped(child.pid, started))
             return code, child.tail
         finally:

@@ -15,6 +15,8 @@ there are no decisions: held requests are given back, and read again when the le
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -113,9 +115,20 @@ class RouterSession:
             deps.messaging,
             deps.subjects.bucket("members"),
             deps.subjects.router_key(deps.pool, deps.router),
-            encode(RouterMember(router=deps.router, pool=deps.pool, started=deps.wall(), wakes=deps.options.wake_on_demand)),
+            encode(self._member()),
             ttl_s=deps.options.timing.lease_ttl_s,
             on_change=self._on_lease,
+        )
+
+    def _member(self) -> RouterMember:
+        deps = self._deps
+        return RouterMember(
+            router=deps.router,
+            pool=deps.pool,
+            started=deps.wall(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            wakes=deps.options.wake_on_demand,
         )
 
     def _make_watchers(self) -> tuple[Janitor, FailureDetector]:

@@ -92,3 +92,18 @@ def test_a_worker_that_is_killed_together_with_the_broker_is_missed_when_that_is
         at_s = kill_a_worker(up)
     assert moved_after_restart(up)
     assert streams.longest_pause_s(at_s) < LONGEST_S + 1.0  # the broker is away for the better part of a second
+
+
+def test_a_worker_that_is_killed_with_the_broker_and_the_only_router_is_missed_when_the_broker_is_back(
+    start: Callable[..., RunningUp],
+) -> None:
+    """Workers move its work while the router starts again: the supervisor has said that the router is not there."""
+    up = start(*FLAGS)
+    up.until("a router works", lambda: bool(up.events("router.ready")))
+    with streaming(up) as streams:
+        os.kill(up.state()["nats"]["pid"], signal.SIGKILL)
+        os.kill(up.state()["routers"][0]["pid"], signal.SIGKILL)
+        at_s = kill_a_worker(up)
+    assert moved_after_restart(up)
+    assert {event["router"] for event in up.events("lease.revoked") if "router" in event}
+    assert streams.longest_pause_s(at_s) < LONGEST_S + 1.0

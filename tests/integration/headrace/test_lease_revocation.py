@@ -1,4 +1,4 @@
-"""A supervisor that has reaped a worker takes that worker's lease away, and no other one."""
+"""A supervisor that has reaped a process takes the leases of that process away, and no other one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from headrace.broker.codec import encode
-from headrace.broker.messages import WorkerMember
+from headrace.broker.messages import IngressMember, RouterMember, WorkerMember
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.up.lease_revocation import KnownLeases, revoke_lease, revoke_leases
+from headrace.up.lease_revocation import KnownLeases, revoke_all, revoke_leases
 from headrace.up.parts import Reaped
 
 DEAD = WorkerMember(worker="a-1", pool="p", model="m", host=socket.gethostname(), pid=77, started=100.0)
@@ -70,19 +70,36 @@ async def test_only_the_lease_of_that_process_goes(connection: Connection, subje
         await join(connection, subjects, msgspec.structs.replace(DEAD, worker=worker, **fields))
     bucket = connection.bucket(subjects.bucket("members"))
     await bucket.put(subjects.worker_key("p", "e-1"), b"not a member")
-    assert await revoke_lease(connection, subjects, KnownLeases(), REAPED)
+    assert await revoke_all(connection, subjects, KnownLeases(), REAPED)
     left = {entry.key.rpartition(".")[2] for entry in await bucket.entries("worker.>")}
     assert left == {*others, "e-1"}
-    assert not await revoke_lease(connection, subjects, KnownLeases(), REAPED)
+    assert not await revoke_all(connection, subjects, KnownLeases(), REAPED)
 
 
 async def test_a_lease_that_has_run_out_meanwhile_is_deleted_all_the_same(connection: Connection, subjects: Subjects) -> None:
     """Absent, it could come back as far as others can know; deleted, it cannot."""
     known = KnownLeases()
     known.learn(subjects.worker_key("p", "a-1"), encode(DEAD))
-    assert await revoke_lease(connection, subjects, known, REAPED)
+    assert await revoke_all(connection, subjects, known, REAPED)
     assert await connection.bucket(subjects.bucket("members")).state(subjects.worker_key("p", "a-1")) == "deleted"
-    assert not await revoke_lease(connection, subjects, known, REAPED), "it is deleted already"
+    assert not await revoke_all(connection, subjects, known, REAPED), "it is deleted already"
+
+
+async def test_a_router_loses_its_leases_in_all_pools_and_a_frontend_its_own(
+    connection: Connection, subjects: Subjects
+) -> None:
+    bucket = connection.bucket(subjects.bucket("members"))
+    mine = {"host": socket.gethostname(), "started": 100.0}
+    router = {pool: RouterMember(router=f"r-{pool}", pool=pool, pid=77, **mine) for pool in ("p", "q")}
+    for pool, member in router.items():
+        await bucket.put(subjects.router_key(pool, member.router), encode(member))
+    await bucket.put(subjects.router_key("p", "other"), encode(RouterMember(router="other", pool="p", pid=78, **mine)))
+    await bucket.put(subjects.router_key("p", "old"), encode(RouterMember(router="old", pool="p")))  # of an older release
+    await bucket.put(subjects.ingress_key("f"), encode(IngressMember(ingress="f", pid=79, **mine)))
+    assert await revoke_all(connection, subjects, KnownLeases(), REAPED)
+    assert await revoke_all(connection, subjects, KnownLeases(), Reaped(79, 90.0))
+    assert {entry.key for entry in await bucket.entries(">")} == {"router.p.other", "router.p.old"}
+    assert await bucket.state("router.q.r-q") == "deleted"
 
 
 @pytest.mark.slow

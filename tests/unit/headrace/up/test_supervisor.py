@@ -1,4 +1,4 @@
-"""`headrace up` says of each worker that ended badly that it is gone, and of nobody else."""
+"""`headrace up` says of each part that ended badly that it is gone, and of nobody else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from headrace.config.settings import load
 from headrace.up.parts import ManagedProcess, Parts, Reaped
-from headrace.up.reaped_workers import ReapedWorkers
+from headrace.up.reaped_parts import ReapedParts
 from headrace.up.restart_policy import RestartState
 from headrace.up.supervisor import Supervisor
 from headrace.up.terminal import Terminal
@@ -25,13 +25,19 @@ def part(role: str) -> ManagedProcess:
 
 @pytest.mark.parametrize(
     ("role", "script", "announced"),
-    [("aggregated", "exit 9", 1), ("aggregated", "exit 0", 0), ("", "exit 9", 0), ("prefill", "kill -9 $$", 1)],
+    [
+        ("aggregated", "exit 9", 1),
+        ("aggregated", "exit 0", 0),
+        ("", "exit 9", 1),
+        ("", "exit 0", 0),
+        ("prefill", "kill -9 $$", 1),
+    ],
 )
-async def test_only_a_worker_that_ended_badly_is_announced(
+async def test_only_a_part_that_ended_badly_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, script: str, announced: int
 ) -> None:
     heard: list[Reaped] = []
-    monkeypatch.setattr(ReapedWorkers, "add", lambda _self, reaped: heard.append(reaped))
+    monkeypatch.setattr(ReapedParts, "add", lambda _self, reaped: heard.append(reaped))
     monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv, **_options: ["/bin/sh", "-c", script])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})
@@ -40,7 +46,7 @@ async def test_only_a_worker_that_ended_badly_is_announced(
 
 
 async def test_one_that_was_to_stop_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReapedWorkers, "add", lambda _self, _reaped: pytest.fail("it was told to stop"))
+    monkeypatch.setattr(ReapedParts, "add", lambda _self, _reaped: pytest.fail("it was told to stop"))
     monkeypatch.setattr("headrace.up.supervisor.headrace_command", lambda *_argv, **_options: ["/bin/sh", "-c", "exit 9"])
     settings = load("up", flags={"data_dir": str(tmp_path)})
     supervisor = Supervisor(settings, terminal=Terminal(io.StringIO(), json_lines=True, colour=False), part_env={})

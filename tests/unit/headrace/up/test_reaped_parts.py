@@ -1,4 +1,4 @@
-"""Worker processes whose leases wait to be revoked: how many may wait, and what is said meanwhile."""
+"""Processes whose leases wait to be revoked: how many may wait, and what is said meanwhile."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headrace.config.settings import load
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import ServerUnreachable
 from headrace.jetstream.subjects import Subjects
-from headrace.up import lease_revocation, reaped_workers
+from headrace.up import lease_revocation, reaped_parts
 from headrace.up.nats_part import NatsPart
 from headrace.up.parts import Reaped
-from headrace.up.reaped_workers import ReapedWorkers
+from headrace.up.reaped_parts import ReapedParts
 
 
 def test_only_so_many_wait_and_each_one_more_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaped_workers, "_WAITING", 2)
+    monkeypatch.setattr(reaped_parts, "_WAITING", 2)
     settings = load("up", flags={"nats.url": "nats://127.0.0.1:1"})
-    reaped = ReapedWorkers(settings, NatsPart(settings))
+    reaped = ReapedParts(settings, NatsPart(settings))
     with capture_logs() as said:
         for pid in (1, 2, 3):
             reaped.add(Reaped(pid, 0.0))

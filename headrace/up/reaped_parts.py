@@ -1,7 +1,7 @@
-"""Hands the worker processes that `headrace up` has reaped to `headrace/up/lease_revocation.py`.
+"""Hands the processes that `headrace up` has reaped to `headrace/up/lease_revocation.py`.
 
 That module needs the NATS client, which takes a while to import.  So it is imported in a thread when the deployment answers, or
-when the first worker has died, whichever comes first.
+when the first part has died, whichever comes first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _log = structlog.get_logger()
 _WAITING = 256  # processes whose leases wait to be revoked; more die only while the server is away for long
 
 
-class ReapedWorkers:
-    """The worker processes that ended badly and whose leases are still to be revoked."""
+class ReapedParts:
+    """The processes that ended badly and whose leases are still to be revoked."""
 
     def __init__(self, settings: Settings, nats: NatsPart) -> None:
         self._settings = settings
