@@ -14,6 +14,7 @@ from headrace.jetstream.errors import HeadraceError
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
+EXIT_USAGE = 2  # the command line is wrong
 EXIT_UNAVAILABLE = 69  # the NATS server cannot be reached: trying again later may help
 EXIT_ENGINE_DIED = 70
 EXIT_CONFIGURATION = 78  # wrong settings: trying again without a change is pointless

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.cli.chaos import add_chaos
+from headrace.cli.command_parser import CommandParser
 from headrace.cli.demo import add_demo
 from headrace.cli.dlq import add_dlq
 from headrace.cli.doctor import add_doctor
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of the whole command line, in which only `command` has its flags and the commands below it."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="headrace",
         description="LLM serving over NATS JetStream.",
         epilog=MAIN,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-EXIT_CODES = """exit codes: 0 clean, 1 failure, 69 NATS server unreachable, 70 engine died, 78 wrong settings"""
+EXIT_CODES = (
+    """exit codes: 0 clean, 1 failure, 2 wrong command line, 69 NATS server unreachable, 70 engine died, 78 wrong settings"""
+)
 
 # The options that `--help` shows; `--help-all` shows the others too.
 _USUAL = {

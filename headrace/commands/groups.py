@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from headrace.errors import EXIT_USAGE
+
 
 def add_group(commands: Any, name: str, *, about: str, description: str | None = None, examples: str | None = None) -> Any:
     """Add a command and return the parsers to which its actions are added. The command alone shows its help.
@@ -27,4 +29,4 @@ def add_group(commands: Any, name: str, *, about: str, description: str | None =
 def show_help(parser: argparse.ArgumentParser) -> int:
     """Print the help of a command that was given without an action. Returns exit code 2."""
     parser.print_help(sys.stderr)
-    return 2
+    return EXIT_USAGE

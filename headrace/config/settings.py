@@ -189,7 +189,7 @@ def _flatten(content: Mapping[str, Any], file: Path, prefix: str = "") -> dict[s
         elif isinstance(value, dict) and key in SECTIONS:
             flat.update(_flatten(value, file, f"{key}."))
         else:
-            known = [option.key for option in all_options()]
+            known = [*(option.key for option in all_options()), *SECTIONS]
             raise SettingsError(f"{file}: unknown setting {key!r}{close_matches(key, known)}")
     return flat
 
