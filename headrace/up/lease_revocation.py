@@ -35,7 +35,7 @@ _KNOWN = 1024  # leases of this machine that are remembered
 
 
 class LeaseHolder(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """What the values of all leases say of the process that holds them."""
+    """The process that holds a lease, as the values of all leases name it."""
 
     host: str = ""
     pid: Count = 0
