@@ -283,7 +283,10 @@ class Connection:
 
     async def _make_consumer(self, spec: ConsumerSpec, **changed: object) -> None:
         config = {**consumer_config(spec), **changed}
-        await self.api.call(f"CONSUMER.CREATE.{spec.stream}.{spec.name}", {"stream_name": spec.stream, "config": config})
+        # With the filter in the subject it is what a permission allows; the server compares it with the configuration's.
+        only = f".{spec.filter_subjects[0]}" if len(spec.filter_subjects) == 1 else ""
+        subject = f"CONSUMER.CREATE.{spec.stream}.{spec.name}{only}"
+        await self.api.call(subject, {"stream_name": spec.stream, "config": config})
 
     async def _made_in_memory(self, spec: ConsumerSpec) -> bool:
         """Make a consumer in memory whose file is damaged: the server never makes it again from that, and cannot delete it.

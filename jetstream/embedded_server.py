@@ -69,7 +69,7 @@ def config_text(settings: ServerSettings, data_dir: Path, port: int, monitoring_
     """Return the configuration file. It has one key per line, because the server's parser refuses several on one."""
     lines = [
         f"listen: {json.dumps(f'{settings.host}:{port}')}",
-        f"http: {json.dumps(f'{settings.host}:{monitoring_port}')}",
+        f"http: {json.dumps(f'{settings.monitoring_host}:{monitoring_port}')}",
         f"max_payload: {settings.max_payload}",
         f"ports_file_dir: {json.dumps(str(data_dir / 'run'))}",
         "jetstream {",
@@ -101,7 +101,7 @@ class EmbeddedServer:
 
     @property
     def monitoring_url(self) -> str:
-        return f"http://{self.settings.host}:{self._monitoring_port}"
+        return f"http://{self.settings.monitoring_host}:{self._monitoring_port}"
 
     @property
     def port(self) -> int:

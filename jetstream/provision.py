@@ -13,11 +13,14 @@ import structlog
 
 from headrace.jetstream.client import Connection
 from headrace.jetstream.core.api import OUT_OF_RESOURCES, STREAM_IN_USE, STREAM_NOT_FOUND, ApiError
-from headrace.jetstream.errors import DiskFull, JetStreamError, TopologyError
+from headrace.jetstream.errors import AccessDenied, DiskFull, JetStreamError, TopologyError
 from headrace.jetstream.specs import StreamSpec
 from headrace.jetstream.topology import Topology
 
 log = structlog.get_logger(__name__)
+
+OPERATOR_S = 5.0  # how long a stream is waited for that only an operator's login may make
+LOOK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,27 @@ def differences(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[
 
 
 async def _ensured(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
+    """Make a stream what it should be. A login that may not is given a while in which another process may do so."""
+    deadline = asyncio.get_running_loop().time() + OPERATOR_S
+    while not await _is_right(connection, spec):
+        try:
+            return await _made(connection, spec)
+        except AccessDenied as error:
+            if asyncio.get_running_loop().time() >= deadline:
+                return TopologyError(
+                    f"stream {spec.name} is missing or differs, and this login may not change it ({error}): "
+                    "run `headrace streams apply` as the operator"
+                )
+        await asyncio.sleep(LOOK_AGAIN_S)
+    return None
+
+
+async def _is_right(connection: Connection, spec: StreamSpec) -> bool:
+    info = await _info(connection, spec.name)
+    return info is not None and not differences(info["config"], spec.config())
+
+
+async def _made(connection: Connection, spec: StreamSpec) -> JetStreamError | None:
     config = spec.config()
     try:
         await connection.api.call(f"STREAM.CREATE.{spec.name}", config)

@@ -1,7 +1,7 @@
 """Declares the settings of the embedded NATS server."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from headrace.setting import Setting, port_setting
 
@@ -12,7 +12,16 @@ class ServerSettings:
 
     host: Annotated[str, Setting("Address the embedded NATS server listens on.", "--nats-host")] = "127.0.0.1"
     port: Annotated[int, port_setting("Port of the embedded NATS server; 0 picks a free one.", "--nats-port")] = 0
+    monitoring_host: Annotated[str, Setting("Address of its HTTP monitoring port, which asks for no login.")] = "127.0.0.1"
     monitoring_port: Annotated[int, port_setting("Its HTTP monitoring port; 0 picks a free one.")] = 0
+    login: Annotated[
+        Literal["none", "roles"],
+        Setting(
+            "Who may connect to the embedded NATS server: every process of the machine (none), or only those with a login of a "
+            "role, which has the permissions of that role and which `up` gives its parts (roles).",
+            "--nats-login",
+        ),
+    ] = "none"
     sync_interval: Annotated[
         str, Setting("How often it syncs to disk: a duration such as 10s, or always. This is what a power cut may cost.")
     ] = "2m"

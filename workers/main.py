@@ -56,6 +56,7 @@ from headrace.workers.registration import (
 )
 from headrace.workers.runtime.engine_adapters import EngineAdapters
 from headrace.workers.runtime.runtime import Runtime
+from headrace.workers.served_name import served_name
 from headrace.workers.settings import WorkerSettings
 from headrace.workers.text.first_token import first_token
 from headrace.workers.text.tokens import token_table
@@ -161,13 +162,6 @@ async def _start(engine: Engine, settings: WorkerSettings, parsers: ParserChoice
             return await engine.start(config, sink)
     except TimeoutError:
         raise EngineStartFailed(f"engine {settings.engine!r} did not start within {settings.start_timeout_s:g} s") from None
-
-
-def served_name(settings: WorkerSettings) -> str:
-    """Return the name that clients use: the setting, else the model's name, for a folder its last part."""
-    if settings.served_name:
-        return settings.served_name
-    return settings.model.rstrip("/").rsplit("/", 1)[-1] if settings.model.startswith(("/", ".")) else settings.model
 
 
 async def _serve(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from headrace.client.listing import ListedJob, find_open, list_jobs
 from headrace.client.requests import JobMessage, Request, as_request, message_of
 from headrace.client.results import Result, ResultReader, read_result
 from headrace.jetstream.client import Connection
-from headrace.jetstream.context import DEFAULT_URL, ConnectOptions
+from headrace.jetstream.context import ConnectOptions
 from headrace.jetstream.errors import JetStreamError, PayloadTooLarge, PublishUnknown, QueueFull
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import DEFAULT_TENANT, Subjects, tenant_token
@@ -57,10 +57,12 @@ async def connect(url: str | None = None, options: ClientOptions | None = None) 
     Raises the ConnectError family.
     """
     options = options or ClientOptions()
-    prefix, address = options.prefix, url
+    prefix, address, login = options.prefix, url, ConnectOptions()
     if address is None and options.data_dir is not None and (running := read_run_file(options.data_dir)) is not None:
         prefix, address = running.prefix, running.nats_url
-    nats = options.nats or ConnectOptions(servers=(address or DEFAULT_URL,), name="headrace client")
+        if running.nats_context:
+            login = ConnectOptions.from_context(running.nats_context)
+    nats = options.nats or replace(login, servers=(address,) if address else login.servers, name="headrace client")
     subjects = Subjects(prefix)
     async with await Connection.connect(nats, subjects=subjects) as connection:
         client = Client(connection, subjects, options)

@@ -44,10 +44,10 @@ def check_exposure(settings: Settings) -> None:
     if settings.command != "up" or settings["nats.url"] or settings["nats.context"]:
         return
     host = settings["server.host"]
-    if not is_loopback(host) and not settings["frontend.insecure"]:
+    if not is_loopback(host) and settings["server.login"] == "none" and not settings["frontend.insecure"]:
         raise SettingsError(
             f"server.host = {host!r} ({settings.source('server.host')}): the embedded NATS server asks for no login, and "
-            f"{host} can be reached from other machines: give --nats with a server that has "
+            f"{host} can be reached from other machines: give --nats-login roles, --nats with a server that has "
             "users, or --insecure to serve all who reach it"
         )
 

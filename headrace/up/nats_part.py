@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from headrace.config.settings import Settings
 from headrace.errors import StartFailed
 from headrace.jetstream.embedded_server import EmbeddedServer
 from headrace.jetstream.errors import JetStreamError
+from headrace.up.provisioner import Provisioner
 from headrace.up.restart_policy import Backoff, Restart, RestartState
+from headrace.up.server_logins import ServerLogins
 from headrace.up.stuck_store import StuckStore, free_bytes
 
 _log = structlog.get_logger()
@@ -35,22 +38,37 @@ class NatsPart:
     def __init__(self, settings: Settings) -> None:
         self._external: tuple[str, ...] = settings["nats.url"]
         self._is_external = bool(self._external or settings["nats.context"])
+        self._settings = settings
         self._server: EmbeddedServer | None = None
+        folder = Path()
         if not self._is_external:
-            self._server = EmbeddedServer(Path(settings["data_dir"]).resolve() / "nats", server_settings(settings))
+            folder = Path(settings["data_dir"]).resolve() / "nats"
+            self._server = EmbeddedServer(folder, server_settings(settings))
+        self.logins = ServerLogins(settings, folder, wanted=not self._is_external and settings["server.login"] == "roles")
+        self._provisioner = Provisioner()
         self._state = RestartState(essential=True, backoff=Backoff(most_s=_MOST_BACKOFF_S))
         self._mending = False
 
     async def start(self) -> None:
-        """Start the server and return once it takes connections. Raises StartFailed."""
-        if self._server is None:
+        """Start the server and return once it takes connections and, where it asks for logins, has its streams.
+
+        Raises StartFailed.
+        """
+        server = self._server
+        if server is None:
             return
+        if self.logins.wanted:
+            users = self.logins.server_config()
+            server.settings = dataclasses.replace(server.settings, extra=f"{server.settings.extra}\n{users}")
         loop = asyncio.get_running_loop()
         try:
-            await self._server.start_async()
+            await server.start_async()
         except (JetStreamError, OSError) as error:
             raise StartFailed(f"the NATS server does not start: {error}") from error
         self._state.started(loop.time())
+        if self.logins.wanted:
+            self.logins.write_contexts(server.url)
+            await self._provisioner.start(self.as_operator(self._settings))
 
     async def keep(self, on_change: Callable[[], None]) -> None:
         """Restart the server whenever it has ended, and call `on_change`, until cancelled."""
@@ -112,6 +130,7 @@ class NatsPart:
             _log.error("part.start_failed", part="nats", error=str(error))
 
     async def stop(self, *, at_once: bool) -> None:
+        await self._provisioner.stop()
         server = self._server
         if server is not None:
             if at_once:
@@ -127,6 +146,13 @@ class NatsPart:
     def environment(self) -> dict[str, str]:
         """Return the variables that give the parts the address of the embedded server."""
         return {} if self._server is None else {"HEADRACE_NATS_URL": self._server.url}
+
+    def as_operator(self, settings: Settings) -> Settings:
+        """Return settings that reach the server and log in as the operator, where it asks for logins."""
+        values: dict[str, Any] = {"nats.url": (self._server.url,)} if self._server is not None else {}
+        if self.logins.operator_context is not None:
+            values["nats.context"] = self.logins.operator_context
+        return settings.completed(values, "headrace up")
 
     def describe(self) -> dict[str, Any]:
         if self._server is None:

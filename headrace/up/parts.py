@@ -13,6 +13,7 @@ from headrace.config.settings import Settings
 from headrace.up.metrics_ports import assign_ports
 from headrace.up.process import Child
 from headrace.up.restart_policy import RestartState
+from headrace.up.server_logins import ServerLogins
 from headrace.up.worker_plan import plan_workers
 from headrace.up.worker_python import worker_python
 
@@ -81,8 +82,8 @@ class Parts:
         return any(worker.serves and worker.child is not None for worker in self.workers if worker is not part)
 
 
-def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int) -> Parts:
-    """Return the parts to run. `environment` is what all of them get, `port` the frontend's.
+def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int, logins: ServerLogins | None = None) -> Parts:
+    """Return the parts to run. `environment` is what all of them get, `port` the frontend's, `logins` how each logs in.
 
     Raises SettingsError for numbers of workers that make no sense.
     """
@@ -91,17 +92,26 @@ def make_parts(settings: Settings, environment: Mapping[str, str], *, port: int)
         ("frontend", "--port", str(port)),
         {
             **without_secrets_of_others(environment, "frontend"),
+            **(logins.frontend() if logins is not None else {}),
             "HEADRACE_FRONTEND_DRAIN_GRACE_S": str(FRONTEND_GRACE_S - _MARGIN_S),
         },
         RestartState(essential=True),
     )
     taken = {port}
-    return Parts(frontend, _workers(settings, environment, taken), _routers(settings, environment, taken))
+    workers = _workers(settings, environment, logins, taken)
+    login = logins.router() if logins is not None else {}
+    return Parts(frontend, workers, _routers(settings, {**environment, **login}, taken))
 
 
-def _workers(settings: Settings, environment: Mapping[str, str], taken: set[int]) -> tuple[ManagedProcess, ...]:
+def _workers(
+    settings: Settings, environment: Mapping[str, str], logins: ServerLogins | None, taken: set[int]
+) -> tuple[ManagedProcess, ...]:
     environment = without_secrets_of_others(environment, "worker")
-    plans = plan_workers(settings, environment, cores=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    if logins is None:
+        plans = plan_workers(settings, environment, cores=cores)
+    else:
+        plans = plan_workers(settings, environment, cores=cores, login=logins.worker)
     ports = assign_ports(settings["worker.metrics_port"], len(plans), taken, host=settings["worker.metrics_host"])
     workers: list[ManagedProcess] = []
     for plan, port in zip(plans, ports, strict=True):

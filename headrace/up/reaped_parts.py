@@ -7,7 +7,6 @@ when the first part has died, whichever comes first.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from importlib import import_module
 
 import structlog
@@ -47,10 +46,8 @@ class ReapedParts:
         from headrace.up.lease_revocation import revoke_leases
 
         try:
-            options = connect_options(self._settings, name="headrace up")
+            options = connect_options(self._nats.as_operator(self._settings), name="headrace up")
         except SettingsError as error:  # its file is gone since the start
             _log.warning("leases.left", error=str(error))
             return
-        if self._nats.url is not None:
-            options = dataclasses.replace(options, servers=(self._nats.url,))
         await revoke_leases(options, subjects(self._settings), self._queue)

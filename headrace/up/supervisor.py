@@ -79,7 +79,7 @@ class Supervisor:
                 self._port = choose_port(self._host, self._settings["frontend.port"])
                 await self._nats.start()
                 environment = {**self._part_env, **self._nats.environment()}
-                self._parts = make_parts(self._settings, environment, port=self._port)
+                self._parts = make_parts(self._settings, environment, port=self._port, logins=self._nats.logins)
                 self._publish_state()
                 self._say_who_answers()
                 async with asyncio.TaskGroup() as group:
@@ -284,7 +284,10 @@ class Supervisor:
             "url": base_url(self._host, self._port, tls=self._tls),
             "prefix": self._settings["prefix"],
             "namespace": self._settings["namespace"],
-            "nats": {**self._nats.describe(), "context": self._settings["nats.context"]},
+            "nats": {
+                **self._nats.describe(),
+                "context": self._nats.logins.operator_context or self._settings["nats.context"],
+            },
             "frontend": {**frontend.describe(), "port": self._port},
             "workers": [worker.describe() for worker in self._parts.workers],
             "routers": [router.describe() for router in self._parts.routers],

@@ -14,7 +14,7 @@ A plan is data: nothing is started here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -34,6 +34,8 @@ _HANDS_OVER = {
     "vllm": ("kv_transfer_mode=push", frozenset({"kv_transfer_mode", "kv_transfer_config"})),
     "sim": ("disagg=params", frozenset({"disagg"})),
 }
+Login = Callable[[Settings], Mapping[str, str]]
+
 SIM_OUTPUT_TOKENS = 192  # mean length of the simulator's answers where nothing says another one; else they fill the context
 
 
@@ -77,8 +79,12 @@ def worker_counts(settings: Settings) -> dict[str, int]:
     return counts
 
 
-def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: int) -> list[WorkerPlan]:
+def plan_workers(
+    settings: Settings, environment: Mapping[str, str], *, cores: int, login: Login = lambda _pool: {}
+) -> list[WorkerPlan]:
     """Return the workers to run, first one that answers requests. All get `environment`, to which more is added.
+
+    `login` returns the variables that give the workers of a pool their login at the NATS server.
 
     Raises SettingsError as `worker_counts` does, and for pools that make no sense.
     """
@@ -88,7 +94,7 @@ def plan_workers(settings: Settings, environment: Mapping[str, str], *, cores: i
     if engines > 1:
         # Engines on the CPU take a thread per core each; together that is slower by an order of magnitude.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // engines)))
-    plans = [plan for name, pool in pools for plan in _of_pool(name, pool, environment)]
+    plans = [plan for name, pool in pools for plan in _of_pool(name, pool, {**environment, **login(pool)})]
     _check_names(plans)
     plans.sort(key=lambda plan: not plan.serves)
     if engines > 1 and cores < _START_CORES * engines and any(plan.serves for plan in plans):

@@ -29,6 +29,7 @@ def test_the_embedded_nats_server_is_not_opened_by_keys_for_http() -> None:
         check_exposure(load("up", flags=open_nats))
     check_exposure(load("up", flags={**open_nats, "frontend.insecure": True}))
     check_exposure(load("up", flags={**open_nats, "nats.url": "nats://broker:4222"}))
+    check_exposure(load("up", flags={**open_nats, "server.login": "roles"}))
 
 
 def test_loopback_needs_nothing() -> None:

@@ -1,0 +1,93 @@
+"""Gives each part of `headrace up` a login of its own at the embedded NATS server, and the operator's to the commands.
+
+The seeds lie in `<data-dir>/nats/logins`, in a folder that only the user of the deployment can open.  A part gets the path of
+the context that names its seed, by an environment variable; nothing of it is in `ps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from headrace.config.build_settings import subjects, worker_settings
+from headrace.config.settings import Settings
+from headrace.errors import StartFailed
+from headrace.jetstream.errors import ConnectError
+from headrace.jetstream.roles import Login
+from headrace.jetstream.subjects import pool_id
+from headrace.up.pools import every_pool
+
+FOLDER = "logins"
+OPERATOR = Login("operator")
+FOR_PEOPLE = (Login("console"), Login("planner"))  # of no part of `up`
+
+
+class ServerLogins:
+    """The logins of one deployment, as far as its server asks for them."""
+
+    def __init__(self, settings: Settings, folder: Path, *, wanted: bool) -> None:
+        """`folder` is that of the embedded server, `wanted` whether it asks for logins."""
+        self.wanted = wanted
+        self._settings = settings
+        self._folder = folder / FOLDER
+
+    def server_config(self) -> str:
+        """Make the seeds that are missing and return what the server's configuration needs to know. Raises StartFailed."""
+        if not self.wanted:
+            return ""
+        from headrace.jetstream.logins import make_keys, users_config
+        from headrace.jetstream.topology import Topology
+
+        try:
+            return users_config(Topology(subjects(self._settings)), make_keys(self._folder, self._logins()))
+        except ConnectError as error:
+            raise StartFailed(str(error)) from None
+
+    def write_contexts(self, url: str) -> None:
+        """Write the context of each login for a server that listens at `url`. Raises StartFailed."""
+        if not self.wanted:
+            return
+        from headrace.jetstream.logins import write_context
+
+        try:
+            for login in self._logins():
+                write_context(self._folder, login, url=url)
+        except ConnectError as error:
+            raise StartFailed(str(error)) from None
+
+    @property
+    def operator_context(self) -> str | None:
+        """The context of the operator's login, None where the server asks for none."""
+        return self._context(OPERATOR) if self.wanted else None
+
+    def frontend(self) -> dict[str, str]:
+        """Return the variables that give a frontend its login."""
+        return self._variables(Login("ingress"))
+
+    def router(self) -> dict[str, str]:
+        """Return the variables that give a router its login. It serves all pools of the namespace."""
+        return self._variables(Login("router"))
+
+    def worker(self, pool: Settings) -> dict[str, str]:
+        """Return the variables that give a worker of a pool its login."""
+        return self._variables(worker_login(pool))
+
+    def _variables(self, login: Login) -> dict[str, str]:
+        return {"HEADRACE_NATS_CONTEXT": self._context(login)} if self.wanted else {}
+
+    def _context(self, login: Login) -> str:
+        from headrace.jetstream.logins import CONTEXT
+
+        return str(self._folder / (login.name + CONTEXT))
+
+    def _logins(self) -> Iterable[Login]:
+        pools = {worker_login(pool) for _, pool in every_pool(self._settings)}
+        return {OPERATOR, Login("ingress"), Login("router"), *FOR_PEOPLE, *pools}
+
+
+def worker_login(pool: Settings) -> Login:
+    """Return the login of the workers of a pool; of all pools, where only the engine knows the model's name."""
+    from headrace.workers.served_name import served_name
+
+    name = served_name(worker_settings(pool))
+    return Login("worker", pool_id(name, pool["namespace"]) if name else "")

@@ -1,0 +1,223 @@
+"""A `headrace up` whose NATS server asks for logins: everything works, and no part asks for more than it may."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from headrace.client.client import ClientOptions, connect
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.errors import AccessDenied
+from headrace.jetstream.subjects import Subjects
+from tests.support.up_process import RunningUp, routed_up
+
+pytestmark = pytest.mark.deployment
+
+TIMEOUT_S = 60.0
+MODEL = "sim"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("logins")
+    with routed_up(folder, "--nats-login", "roles", "--workers", "2", "--log-format", "json") as running:
+        yield running
+
+
+@pytest.fixture
+def openai(up: RunningUp) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{up.state()['url']}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
+        yield client
+
+
+def folder_of(up: RunningUp) -> Path:
+    return up.run_file.parents[2]
+
+
+def headrace(up: RunningUp, *words: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    command = [sys.executable, "-P", "-m", "headrace", *words]
+    done = subprocess.run(
+        command, cwd=folder_of(up), env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def violations(up: RunningUp) -> list[str]:
+    """What the server has refused since it was started."""
+    log = folder_of(up) / ".headrace" / "nats" / "nats-server.log"
+    return [line for line in log.read_text().splitlines() if "Violation" in line]
+
+
+def until(what: str, met: Any, within_s: float = TIMEOUT_S) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (found := met()):
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def chat(openai: OpenAI, text: str, **options: Any) -> str:
+    messages: Any = [{"role": "user", "content": text}]
+    answer = openai.chat.completions.create(model=MODEL, messages=messages, max_tokens=8, **options)
+    return answer.choices[0].message.content or ""
+
+
+def test_chats_are_answered_streamed_and_whole_and_large(openai: OpenAI, up: RunningUp) -> None:
+    assert chat(openai, "Say hello.")
+    stream = openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Go on."}], max_tokens=20, stream=True
+    )
+    assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in stream) > 1
+    spilled = openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Spill."}],
+        max_tokens=2,
+        extra_body={"allowed_token_ids": [1000] * 250_000},  # more than a message holds
+    )
+    assert spilled.choices
+    assert not violations(up)
+
+
+def test_answers_are_stored_continued_and_made_in_the_background(openai: OpenAI, up: RunningUp) -> None:
+    first = openai.responses.create(model=MODEL, input="One", max_output_tokens=16)
+    second = openai.responses.create(model=MODEL, input="Two", previous_response_id=first.id, max_output_tokens=16)
+    assert openai.responses.retrieve(second.id).output_text
+    openai.responses.delete(first.id)
+    begun = openai.responses.create(model=MODEL, input="Later", background=True, max_output_tokens=16)
+    until("the answer", lambda: openai.responses.retrieve(begun.id).status in ("completed", "incomplete"))
+    kept: Any = openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Keep it."}], max_tokens=4, store=True
+    )
+    until("the stored chat", lambda: kept.id in {one.id for one in openai.chat.completions.list()})
+    conversation = openai.conversations.create(items=[{"type": "message", "role": "user", "content": "Hi"}])
+    assert openai.conversations.items.list(conversation.id).data
+    assert not violations(up)
+
+
+def test_a_batch_is_carried_and_its_files_can_be_read(openai: OpenAI, up: RunningUp) -> None:
+    lines = [
+        {
+            "custom_id": f"c{n}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": MODEL, "messages": [{"role": "user", "content": f"{n}"}], "max_tokens": 4},
+        }
+        for n in range(20)
+    ]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    source = openai.files.create(file=("in.jsonl", data), purpose="batch")
+    made = openai.batches.create(input_file_id=source.id, endpoint="/v1/chat/completions", completion_window="24h")
+    batch: Any = until("the batch", lambda: (b := openai.batches.retrieve(made.id)).status in ("completed", "failed") and b)
+    assert batch.request_counts.completed == 20
+    assert len(openai.files.content(batch.output_file_id).text.splitlines()) == 20
+    openai.files.delete(batch.output_file_id)
+    assert not violations(up)
+
+
+def test_durable_streams_can_be_read_again(up: RunningUp) -> None:
+    url = up.state()["url"]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Durable."}], "max_tokens": 8, "stream": True}
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+        asked = client.post("/v1/chat/completions", json=body, headers={"x-headrace-durable": "one"})
+        assert asked.status_code == 200, asked.text
+    assert not violations(up)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("worker status", "worker-1-"),
+        ("worker health worker-1", "canary_s"),
+        ("worker pause worker-1", ""),
+        ("worker resume worker-1", ""),
+        ("router status", "router-1-"),
+        ("streams status", "HR_REQ"),
+        ("streams plan", "nothing to do"),
+        ("dlq ls", "no dead letters"),
+        ("model ls", "sim"),
+        ("replay index --model sim", "worker-1-"),
+        ("keys ls", ""),
+        ("jobs ls", ""),
+        ("doctor", "every consumer of placed work has a live worker"),
+    ],
+)
+def test_commands_of_an_operator_log_in_by_themselves(up: RunningUp, command: str, says: str) -> None:
+    assert says in headrace(up, *command.split())
+    assert not violations(up)
+
+
+async def test_a_client_of_the_data_folder_submits_jobs(up: RunningUp) -> None:
+    async with connect(options=ClientOptions(data_dir=folder_of(up) / ".headrace", tenant="acme")) as client:
+        job = await client.submit({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4})
+        assert (await job.result(timeout_s=TIMEOUT_S)).ok
+    assert not violations(up)
+
+
+def test_a_stream_survives_the_death_of_its_worker(openai: OpenAI, up: RunningUp) -> None:
+    stream = openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Tell me much."}], max_tokens=400, stream=True
+    )
+    tokens = 0
+    for chunk in stream:
+        tokens += bool(chunk.choices and chunk.choices[0].delta.content)
+        if tokens == 5:
+            busy = [line.split()[0] for line in headrace(up, "worker", "status").splitlines() if "worker-" in line]
+            assert busy
+            for worker in up.state()["workers"][:1]:
+                os.kill(worker["pid"], signal.SIGKILL)
+    assert tokens > 300
+    assert not violations(up)
+
+
+def test_the_deployment_goes_on_after_a_restart_of_its_server(openai: OpenAI, up: RunningUp) -> None:
+    before = up.state()["nats"]["pid"]
+    os.kill(before, signal.SIGKILL)
+    up.until("another server", lambda: up.state()["nats"]["pid"] not in (None, before))
+    up.until("an answer", up.answers, 60)
+    assert chat(openai, "After the restart.")
+    Path("/tmp/lg/viol").write_text("\n".join(violations(up)))
+
+
+def test_a_worker_drains_as_it_is_told(up: RunningUp) -> None:
+    up.until("both workers", lambda: len(headrace(up, "worker", "status").splitlines()) == 3)
+    headrace(up, "worker", "drain", "worker-2")
+
+
+async def test_nobody_connects_without_a_login(up: RunningUp) -> None:
+    with pytest.raises(AccessDenied):
+        await Connection.connect(ConnectOptions(servers=(up.state()["nats"]["url"],)), subjects=Subjects())
+
+
+def test_no_argument_and_no_environment_of_a_part_has_a_seed(up: RunningUp) -> None:
+    folder = folder_of(up) / ".headrace" / "nats" / "logins"
+    seeds = {path.read_text().strip().encode() for path in folder.glob("*.nk")}
+    assert len(seeds) >= 5
+    for pid in up.pids():
+        for what in ("cmdline", "environ"):
+            told = Path(f"/proc/{pid}/{what}").read_bytes()
+            assert not any(seed in told for seed in seeds)
+    for path in folder.iterdir():
+        assert not path.stat().st_mode & 0o077, path
+
+
+@pytest.mark.skipif(find_spec("nixl") is None, reason="KV blocks move over NIXL")
+def test_prefill_and_decode_apart_work_with_logins(tmp_path: Path) -> None:
+    with routed_up(tmp_path, "--nats-login", "roles", "--mode", "disagg") as running:
+        assert asyncio.run(asyncio.to_thread(running.chat))
+        running.until("an answer", running.answers)
+        assert not violations(running)

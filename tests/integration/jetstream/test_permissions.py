@@ -1,0 +1,121 @@
+"""Each role at a real nats-server: what its allow-lists have is let through, everything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.jetstream.client import Connection, ConnectOptions
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.errors import AccessDenied, TopologyError
+from headrace.jetstream.logins import make_keys, users_config, write_context
+from headrace.jetstream.permissions import permissions
+from headrace.jetstream.provision import ensure_topology
+from headrace.jetstream.roles import ROLES, Login
+from headrace.jetstream.settings import ServerSettings
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology, work_consumer
+from tests.support.subject_patterns import allowed, api_calls, core_subjects, inboxes_of_all, stored_subjects
+
+TOPOLOGY = Topology(Subjects("hr"))
+OWN, OTHER = "pool-a", "pool-b"
+LOGINS = [Login(role, "acme" if role == "batch" else OWN if role in ("worker", "router") else "") for role in ROLES]
+SUBJECTS = sorted(
+    {
+        *(s for pool in (OWN, OTHER) for tenant in ("acme", "rival") for s in core_subjects(TOPOLOGY, pool, tenant)),
+        *(s for pool in (OWN, OTHER) for s in stored_subjects(TOPOLOGY, pool)),
+        *api_calls(TOPOLOGY),
+        *inboxes_of_all(),
+        "$SYS.REQ.SERVER.PING",
+        "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.HR_REQ.c1",
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedServer, Path]]:
+    """A server with a user for each role, and the folder with their contexts."""
+    folder = tmp_path_factory.mktemp("guarded")
+    logins = [*LOGINS, Login("worker", OTHER)]
+    config = users_config(TOPOLOGY, make_keys(folder / "logins", logins))
+    with EmbeddedServer(folder / "nats", ServerSettings(extra=config)) as server:
+        for login in logins:
+            write_context(folder / "logins", login, url=server.url)
+        yield server, folder / "logins"
+
+
+async def logged_in(folder: Path, login: Login) -> Connection:
+    options = ConnectOptions.from_context(str(folder / f"{login.name}.json"), name=login.name)
+    return await Connection.connect(options, subjects=TOPOLOGY.subjects)
+
+
+@pytest.mark.parametrize("login", LOGINS, ids=lambda login: login.name)
+async def test_the_server_refuses_a_role_what_is_not_in_its_lists(guarded: tuple[EmbeddedServer, Path], login: Login) -> None:
+    _, folder = guarded
+    lists = permissions(TOPOLOGY, login)
+    async with await logged_in(folder, login) as connection:
+        refused: set[str] = set()
+        connection.core.on_permission_error = refused.add
+        for subject in SUBJECTS:
+            connection.send(subject, b"")
+        await connection.barrier(10.0)
+        expected = {f'permissions violation for publish to "{s.lower()}"' for s in SUBJECTS if not allowed(lists.publish, s)}
+        assert refused == expected
+        assert len(SUBJECTS) > 700
+        refused.clear()
+        heard = [s for s in SUBJECTS if not s.startswith("$JS.API.")]
+        for subject in heard:
+            await connection.subscribe(subject, lambda _message: None)
+        await connection.barrier(10.0)
+        expected = {
+            f'permissions violation for subscription to "{s.lower()}"' for s in heard if not allowed(lists.subscribe, s)
+        }
+        assert refused == expected
+
+
+async def test_nobody_hears_more_by_a_wildcard(guarded: tuple[EmbeddedServer, Path]) -> None:
+    _, folder = guarded
+    for login in LOGINS:
+        if login.role == "operator":
+            continue
+        async with await logged_in(folder, login) as connection:
+            refused: set[str] = set()
+            connection.core.on_permission_error = refused.add
+            wanted = [">", "hr.>", "hr.req.>", "$KV.>", "$JS.>", "_INBOX.>", "$SYS.>"]
+            for subject in wanted:
+                await connection.subscribe(subject, lambda _message: None)
+            await connection.barrier()
+            assert len(refused) == len(wanted), (login.name, refused)
+
+
+async def test_a_part_finds_its_streams_and_is_told_when_it_may_not_make_them(
+    guarded: tuple[EmbeddedServer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = guarded
+    async with await logged_in(folder, Login("operator")) as operator, await logged_in(folder, Login("ingress")) as ingress:
+        await ensure_topology(operator, TOPOLOGY)
+        await ensure_topology(ingress, TOPOLOGY)
+        await operator.api.call("STREAM.DELETE.HR_LOAD")
+        monkeypatch.setattr("headrace.jetstream.provision.OPERATOR_S", 0.1)
+        with pytest.raises(TopologyError, match="HR_LOAD is missing or differs, and this login may not change it"):
+            await ensure_topology(ingress, TOPOLOGY)
+        await ensure_topology(operator, TOPOLOGY)
+        await ensure_topology(ingress, TOPOLOGY)
+
+
+async def test_a_worker_makes_a_consumer_of_its_own_pool_only(guarded: tuple[EmbeddedServer, Path]) -> None:
+    """The filter stands in the subject of the call, and the server compares it with the one of the configuration."""
+    _, folder = guarded
+    subjects = TOPOLOGY.subjects
+    async with await logged_in(folder, Login("operator")) as operator:
+        await ensure_topology(operator, TOPOLOGY)
+    async with await logged_in(folder, Login("worker", OWN)) as worker:
+        await worker.ensure_consumer(work_consumer(subjects, OWN, "w1"))
+        with pytest.raises(AccessDenied):
+            await worker.ensure_consumer(work_consumer(subjects, OTHER, "w2"))
+        spec = work_consumer(subjects, OTHER, "w3")
+        body = {"stream_name": spec.stream, "config": {"name": "W_w3", "filter_subject": subjects.work(OTHER, "w3")}}
+        with pytest.raises(Exception, match="10131"):
+            await worker.api.call(f"CONSUMER.CREATE.{spec.stream}.W_w3.{subjects.work(OWN, 'w3')}", body)

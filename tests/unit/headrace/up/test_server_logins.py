@@ -1,0 +1,69 @@
+"""The logins that `headrace up` makes and gives its parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.config.settings import Settings, load
+from headrace.errors import StartFailed
+from headrace.jetstream.subjects import pool_id
+from headrace.up.parts import make_parts
+from headrace.up.server_logins import ServerLogins, worker_login
+
+VARIABLE = "HEADRACE_NATS_CONTEXT"
+
+
+def settings(**flags: object) -> Settings:
+    return load("up", flags={"worker.engine": "sim", **{name.replace("__", "."): value for name, value in flags.items()}})
+
+
+def test_each_part_gets_the_login_of_its_role(tmp_path: Path) -> None:
+    chosen = settings(up__workers="2")
+    logins = ServerLogins(chosen, tmp_path, wanted=True)
+    logins.server_config()
+    logins.write_contexts("nats://127.0.0.1:4222")
+    parts = make_parts(chosen, {}, port=1, logins=logins)
+    given = {part.name: Path(part.env[VARIABLE]) for part in parts}
+    worker = f"worker-{pool_id('sim')}.json"
+    names = {"frontend": "ingress.json", "worker-1": worker, "worker-2": worker, "router-1": "router.json"}
+    assert {part: path.name for part, path in given.items()} == names
+    for path in given.values():
+        assert json.loads(path.read_text())["url"] == "nats://127.0.0.1:4222"
+    assert not any("SU" in word for part in parts for word in part.argv)
+
+
+def test_workers_of_a_further_pool_get_a_login_of_that_pool(tmp_path: Path) -> None:
+    chosen = settings(up__pools='{"small": {"engine": "sim"}}')
+    logins = ServerLogins(chosen, tmp_path, wanted=True)
+    config = logins.server_config()
+    workers = make_parts(chosen, {}, port=1, logins=logins).workers
+    assert {Path(part.env[VARIABLE]).name for part in workers} == {
+        f"worker-{pool_id('sim')}.json",
+        f"worker-{pool_id('small')}.json",
+    }
+    assert f"# worker-{pool_id('small')}" in config
+
+
+def test_an_engine_that_names_its_model_itself_gets_the_login_of_all_pools() -> None:
+    chosen = load("up", flags={"worker.engine": "mine:Engine"})
+    assert worker_login(chosen).name == "worker"
+
+
+def test_without_logins_nothing_is_made_and_nothing_is_given(tmp_path: Path) -> None:
+    chosen = settings()
+    logins = ServerLogins(chosen, tmp_path / "nats", wanted=False)
+    assert logins.server_config() == ""
+    logins.write_contexts("nats://127.0.0.1:4222")
+    assert logins.operator_context is None
+    assert not (tmp_path / "nats").exists()
+    assert all(VARIABLE not in part.env for part in make_parts(chosen, {}, port=1, logins=logins))
+
+
+def test_a_seed_that_cannot_be_read_ends_the_start_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "logins").mkdir()
+    (tmp_path / "logins" / "operator.nk").write_text("nonsense")
+    with pytest.raises(StartFailed, match=r"operator\.nk cannot be used"):
+        ServerLogins(settings(), tmp_path, wanted=True).server_config()
