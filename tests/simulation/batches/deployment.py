@@ -59,9 +59,27 @@ def input_lines(count: int) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
+def broken_lines(count: int) -> bytes:
+    """An input file whose last line repeats the id of the first one."""
+    return input_lines(count) + input_lines(1)
+
+
 class _Stopper:
     async def stop(self, record: BatchRecord, names: Sequence[str]) -> None:
         return None
+
+
+class _Webhook:
+    """Hears of ends; every other call fails."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+        self._calls = 0
+
+    async def send(self, record: BatchRecord) -> bool:
+        self._told.append(record.status)
+        self._calls += 1
+        return self._calls % 2 == 0
 
 
 class _Leases:
@@ -87,12 +105,15 @@ class Deployment:
     settings: BatchSettings = field(default_factory=lambda: BatchSettings(window_lines=3))
     keep_s: float = 1000.0
     slots: Callable[[str], int] | None = None
+    broken: bool = False  # the input file is invalid
+    behind_s: float = 0.0  # of the client's clock, so that less is left of the window
     batch: str = ""
     told: str = ""  # what the canceller was told
+    heard: list[str] = field(default_factory=list)  # ends, by the webhook
 
     def build(self) -> None:
         self.world.server.install(Topology(subjects=SUBJECTS))
-        data = input_lines(self.lines)
+        data = broken_lines(self.lines) if self.broken else input_lines(self.lines)
         self.world.server.objects["hr_files"][f"{TENANT}/{INPUT}"] = SimObject(data, 0.0)
         kept = FileRecord(id=INPUT, tenant=TENANT, bytes=len(data), created=EPOCH_S, filename="in.jsonl", purpose="batch")
         self.world.server.buckets["hr_files"].put(kept.key, msgspec.json.encode(kept), None)
@@ -115,7 +136,7 @@ class Deployment:
             results=ResultStore(messaging, SUBJECTS),
             fan_out=FanOut(messaging, SUBJECTS, files),
             stopper=_Stopper(),
-            notice=None,
+            notice=_Webhook(self.heard),
             settings=self.settings,
             limits=InputLimits(),
             others=view.records,
@@ -184,7 +205,7 @@ class Deployment:
             StoredFiles(FileStore(machine.messaging, SUBJECTS, now=machine.wall)),
             self.settings,
             me=owner,
-            wall=machine.wall,
+            wall=lambda: machine.wall() - self.behind_s,
         )
         new = NewBatch(endpoint=ENDPOINT, input_file_id=INPUT, completion_window=self.window)
         while not self.batch:
@@ -214,7 +235,7 @@ class Deployment:
 
     def leftovers(self) -> list[str]:
         record = self.record
-        if record is None or not record.final:
+        if record is None or not record.final or record.notice == "due":
             return [f"batch {record}"]
         jobs = self.world.server.streams["HR_JOB"].messages
         return [f"{len(jobs)} jobs"] if jobs else []
@@ -222,8 +243,10 @@ class Deployment:
     def verify(self) -> None:
         record = self.record
         assert record is not None
-        if record.status == "failed":
-            raise Violation(f"failed: {record.errors}")
+        if (record.status == "failed") is not self.broken and self.told != "cancelling":
+            raise Violation(f"{record.status}: {record.errors}")
+        if set(self.heard) != {record.status}:
+            raise Violation(f"the webhook heard of {self.heard}, and it is {record.status}")
         if self.told == "cancelling" and record.status != "cancelled":
             raise Violation(f"told {self.told}, and it is {record.status}")
         stream = self.world.server.streams["HR_RESULT"]

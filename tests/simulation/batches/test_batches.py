@@ -19,13 +19,20 @@ from tests.simulation.virtual.network import CALM, SimConfig
 RUNS: dict[str, dict[str, Any]] = {
     "to its end": {},
     "cancelled while it runs": {"cancel_at_s": (0.0, 1.5), "slow_s": 2.0},
-    "cancelled near its end": {"cancel_at_s": (0.0, 0.7)},
+    "cancelled near its end": {"cancel_at_s": (0.3, 0.9)},
+    "expired": {"window": "1m", "behind_s": 57.0, "slow_s": 20.0},
+    "expired near its end": {"window": "1m", "behind_s": 58.0, "slow_s": 2.0},
+    "failed": {"broken": True},
+    "cancelled while it is validated": {"broken": True, "cancel_at_s": (0.0, 0.01)},
 }
 CANCELLED = RUNS["cancelled while it runs"]
+KILLS = ("crash", "crash+")  # just before a message, and shortly after it
+OTHERS = ("powercut", "freeze", "cut", "gap", "outage")
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("kind", ["crash", "crash+", "powercut", "freeze", "cut", "gap", "outage"])
+@pytest.mark.parametrize(
+    ("run", "kind"), [(run, kind) for run in RUNS for kind in (*KILLS, *OTHERS) if kind in KILLS or "expired" not in run]
+)
 @pytest.mark.slow
 def test_a_batch_survives_a_fault_before_and_after_each_write(run: str, kind: str) -> None:
     assert assert_survives_every_step(scenario(CALM, **RUNS[run]), kinds=[kind]) > 50
