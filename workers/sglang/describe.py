@@ -74,7 +74,7 @@ def capabilities(engine: Any) -> Capabilities:
     """Return what the engine can do as it was started; KV events are added by the worker's side."""
     args = engine.server_args
     priority = bool(args.enable_priority_scheduling)
-    if args.is_embedding:
+    if not engine.tokenizer_manager.model_config.is_generation:
         return Capabilities(resume=False, seeds=False, priority=priority, operations=OPERATIONS)
     return Capabilities(
         seeds=honours_seeds(engine),

@@ -43,7 +43,8 @@ def models_of_workers(up: RunningUp) -> dict[str, str]:
 def join(up: RunningUp, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run a worker beside the deployment."""
     command = [sys.executable, "-P", "-m", "headrace", "worker", "--nats", up.state()["nats"]["url"], *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # where the example engine is
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
 
 
 def test_each_pool_answers_by_itself_and_a_stream_that_loses_its_worker_stays_in_its_pool(tmp_path: Path) -> None:

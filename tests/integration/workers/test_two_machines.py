@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from headrace.jetstream.embedded_server import find_binary
 from tests.support.nixl_peer import needs_nixl
 
 pytestmark = [pytest.mark.deployment, needs_nixl, pytest.mark.timeout(180)]
@@ -121,9 +122,8 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
 
 def test_blocks_go_from_one_machine_to_the_other(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     one, other = machines
-    until(
-        "nats-server", one.start("nats", "nats-server", "-js", "-a", ADDRESSES[0], "-sd", str(tmp_path / "store")), "is ready"
-    )
+    store = str(tmp_path / "store")
+    until("nats-server", one.start("nats", str(find_binary()), "-js", "-a", ADDRESSES[0], "-sd", store), "is ready")
     model = ("--engine", "sim", "--model", "sim", "--engine-arg", "block_size=16", "--nats", NATS)
     decode = ("worker", "--role", "decode", "--name", "d", "--prefill", "always", "--metrics-port", "9100", *model)
     prefill = ("worker", "--role", "prefill", "--name", "p", *model)
