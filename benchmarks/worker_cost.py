@@ -135,8 +135,8 @@ class Broker:
         self.left = 0
         self.ended = asyncio.Event()
 
-    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
-        pass
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        return lambda: None
 
     def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
         if subject != self._subjects.out(JUDGE):

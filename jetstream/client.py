@@ -122,8 +122,14 @@ class Connection:
     def server_version(self) -> str:
         return str(self._core.info.get("version", ""))
 
-    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         self._reconnect_callbacks.append(callback)
+
+        def forget() -> None:
+            with contextlib.suppress(ValueError):  # it was forgotten before
+                self._reconnect_callbacks.remove(callback)
+
+        return forget
 
     def _on_up(self, *, first: bool) -> None:
         self._connected_since_s = asyncio.get_running_loop().time()
@@ -135,7 +141,7 @@ class Connection:
         if first:
             return
         metrics.RECONNECTS.inc()
-        for callback in self._reconnect_callbacks:
+        for callback in list(self._reconnect_callbacks):
             self._start(self._guarded(callback))
         _report("connection.restored", server=self.options.address)
 

@@ -158,8 +158,14 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Gain and keep the lease until cancelled or released. A lapse is reported once, then the lease is gained again."""
+        forget = self._messaging.on_reconnect(self._on_reconnect)
+        try:
+            await self._keep()
+        finally:
+            forget()
+
+    async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        self._messaging.on_reconnect(self._on_reconnect)
         while not self._released:
             alarm = loop.call_at(self._clock.expires, self._check_lapse) if self._clock.expires is not None else None
             try:

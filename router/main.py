@@ -9,6 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import structlog
 
@@ -22,6 +23,7 @@ from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects, check_token
 from headrace.jetstream.tasks import TaskScope
 from headrace.jetstream.topology import Topology
+from headrace.router.pool_session import PoolSession
 from headrace.router.pools import Pools
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import RouterOptions
@@ -74,7 +76,7 @@ class RouterProcess:
         self, messaging: Messaging, subjects: Subjects, options: RouterOptions, build: Build, state: PartState
     ) -> None:
         self.id = router_id(options.name)
-        self.sessions: dict[str, RouterSession] = {}
+        self.pools: dict[str, PoolSession] = {}
         self._messaging = messaging
         self._subjects = subjects
         self._build = build
@@ -83,7 +85,13 @@ class RouterProcess:
         self._pools = Pools(messaging, subjects, self._on_pool, namespace=options.namespace, models=options.models)
         self._tasks = TaskScope()
         self._done = asyncio.Event()
+        self._names: set[str] = set()  # of all sessions that there were
         self.draining = False
+
+    @property
+    def sessions(self) -> dict[str, RouterSession]:
+        """The sessions that run, by pool."""
+        return {pool: kept.session for pool, kept in self.pools.items() if kept.session is not None}
 
     async def run(self) -> None:
         """Serve until `drain` is through."""
@@ -95,9 +103,15 @@ class RouterProcess:
                 helper.cancel()
 
     def _describe(self) -> Standing:
-        """Describe this router. Ready: it is connected, and its session of every pool that it knows places requests."""
-        pools = {pool: session.standing() for pool, session in self.sessions.items()}
+        """Describe this router. Ready: it is connected, and its session of every pool that it knows places requests.
+
+        Pools whose sessions fail do not count, unless all do: a fault of one pool is no fault of this process.
+        """
+        pools = {pool: kept.standing() for pool, kept in self.pools.items()}
+        failing = {pool for pool, kept in self.pools.items() if kept.failing}
         behind = sorted(pool for pool, facts in pools.items() if not facts["ready"])
+        if failing != pools.keys():
+            behind = [pool for pool in behind if pool not in failing]
         if self.draining:
             why = "draining"
         elif not self._messaging.connected:
@@ -109,17 +123,24 @@ class RouterProcess:
     async def drain(self, grace_s: float) -> None:
         """Drain all sessions, each within `grace_s`, then end `run`."""
         self.draining = True
-        await asyncio.gather(*(session.drain(grace_s) for session in self.sessions.values()))
+        await asyncio.gather(*(kept.drain(grace_s) for kept in self.pools.values()))
         self._done.set()
 
     def _on_pool(self, card: ModelCard) -> None:
         if self.draining:
             return
-        router = f"{self.id}-{card.pool[-8:]}"  # the hash of the pool: control messages go to one session
-        session = self._build(self._messaging, self._subjects, self._members, card, router)
-        self.sessions[card.pool] = session
-        log.info("pool.known", pool=card.pool, model=card.model, router=router)
-        self._tasks.spawn(session.run())
+        kept = self.pools[card.pool] = PoolSession(card, partial(self._session_of, card))
+        log.info("pool.known", pool=card.pool, model=card.model)
+        self._tasks.spawn(kept.run())
+
+    def _session_of(self, card: ModelCard) -> RouterSession:
+        first = name = f"{self.id}-{card.pool[-8:]}"  # the hash of the pool: control messages go to one session
+        count = 1
+        while name in self._names:
+            count += 1
+            name = f"{first}-{count}"
+        self._names.add(name)
+        return self._build(self._messaging, self._subjects, self._members, card, name)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ leases of all members do.  So that is never a verdict within one lease TTL of th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 
@@ -56,9 +57,18 @@ class Members:
         """Return once all leases that existed at the start have been read. Raises RequestTimeout."""
         await self._watch.ready(timeout_s)
 
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after every change of a worker's lease, and when another lease begins or ends."""
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after every change of a worker's lease, and when another lease begins or ends.
+
+        Returns what ends that. An error in it is logged, and keeps the change from nothing else.
+        """
         self._callbacks.append(callback)
+
+        def forget() -> None:
+            with contextlib.suppress(ValueError):  # it was forgotten before
+                self._callbacks.remove(callback)
+
+        return forget
 
     def _on_change(self, change: Change) -> None:
         if change.kind == "missing" and (value := self._values.get(change.key)) is not None:
@@ -92,8 +102,12 @@ class Members:
             self._on_worker(rest, change.value)
         elif before == (change.value is not None):
             return  # a renewed lease of a router or ingress changes nothing
-        for callback in self._callbacks:
-            callback()
+        for callback in list(self._callbacks):
+            try:
+                callback()
+            except Exception as error:  # of one pool, maybe: the parts of others have to learn of the change
+                metrics.FAILED_MESSAGES.labels("lease").inc()
+                log.exception("members.callback_failed", key=change.key, error=str(error))
 
     def _on_worker(self, rest: str, value: bytes | None) -> None:
         pool, _, worker = rest.partition(".")

@@ -103,8 +103,8 @@ class Messaging(Protocol):
     def max_payload(self) -> int:
         """The most bytes that the server accepts in one message, headers included."""
 
-    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Call `callback` after every reconnect, but not after the first connect."""
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Call `callback` after every reconnect, but not after the first connect. Returns what ends that."""
 
     # Core:
 

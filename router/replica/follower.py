@@ -69,7 +69,6 @@ class KvFollower:
         self._alive_s = 0.0
         self._doubtful = False  # events may have been removed unread
         self._loop = asyncio.get_running_loop()
-        deps.messaging.on_reconnect(self._on_reconnect)
 
     @property
     def ready(self) -> bool:
@@ -83,6 +82,7 @@ class KvFollower:
 
     async def run(self) -> None:
         """Follow the stream until cancelled."""
+        forget = self._messaging.on_reconnect(self._on_reconnect)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow())
@@ -91,6 +91,7 @@ class KvFollower:
                 if self._members is not None:
                     tasks.create_task(self._list_members(self._members))
         finally:
+            forget()
             self._ready = False
             await self.release()
 

@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from headrace.broker.codec import encode as pack
+from headrace.broker.messages.base import Count, Place
 from headrace.router.errors import SnapshotCorrupt, SnapshotForeign, SnapshotTooNew
 from headrace.router.index.types import TIERS, Tier
 from headrace.router.kv_events.inventory import Packed, WorkerSlice
@@ -47,13 +48,13 @@ class Source(NamedTuple):
 class WorkerEntry(msgspec.Struct, frozen=True):
     """A worker in the header. `blocks`: the number of values that follow, by tier."""
 
-    worker: str
+    worker: Place
     epoch: int
     previous: int  # the epoch before, -1 when there was none
     n: int
-    seq: int
+    seq: Count
     complete: bool
-    blocks: dict[str, int]
+    blocks: dict[str, Count]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

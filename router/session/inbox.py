@@ -13,7 +13,7 @@ from headrace.broker.codec import decode, encode
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Cancel, Decided, Explain, Explanation, JobEvents, LoadReport, RouterControl
 from headrace.broker.places import place_name, reports_of
-from headrace.jetstream.ports import Message
+from headrace.jetstream.ports import Message, Subscription
 from headrace.router.session import metrics
 from headrace.router.session.deps import RouterDeps
 from headrace.router.session.held_request import HeldRequest
@@ -49,13 +49,22 @@ class RouterInbox:
         self._accuracy = accuracy
         self._release = release
         self._loop = asyncio.get_running_loop()
+        self._subscriptions: list[Subscription] = []
 
     async def subscribe(self) -> None:
         """Begin to receive."""
-        await self._messaging.subscribe(self._subjects.load_filter(self._pool), self.on_report)
-        await self._messaging.subscribe(self._subjects.events(self._pool), self.on_events)
-        await self._messaging.subscribe(self._subjects.cancel(self._pool), self.on_cancel)
-        await self._messaging.subscribe(self._subjects.control(self._router), self.on_control)
+        for subject, on_message in (
+            (self._subjects.load_filter(self._pool), self.on_report),
+            (self._subjects.events(self._pool), self.on_events),
+            (self._subjects.cancel(self._pool), self.on_cancel),
+            (self._subjects.control(self._router), self.on_control),
+        ):
+            self._subscriptions.append(await self._messaging.subscribe(subject, on_message))
+
+    async def unsubscribe(self) -> None:
+        """Receive nothing any more."""
+        while self._subscriptions:
+            await self._subscriptions.pop().unsubscribe()
 
     def on_report(self, message: Message) -> None:
         """Pass a worker's load report on to the scheduler."""

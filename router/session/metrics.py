@@ -41,6 +41,7 @@ PREFILL_QUEUE = Gauge(
 )
 SHED = Counter("headrace_router_shed_total", "Requests ended instead of placed", ["code"])
 DROPPED = Counter("headrace_router_dropped_total", "Requests that left the window in other ways", ["how"])
+SESSION_FAILURES = Counter("headrace_router_session_failures_total", "Sessions that an unexpected error ended", ["pool"])
 IN_FLIGHT = Gauge("headrace_router_placements_in_flight", "Placements not yet confirmed by the broker", ["pool"])
 RETRIES = Counter("headrace_router_placement_retries_total", "Placements sent again", ["why"])
 

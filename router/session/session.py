@@ -77,6 +77,7 @@ class RouterSession:
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._listed = False
+        self._forget_members: Callable[[], None] = lambda: None
         self._tasks = TaskScope()
         self._lease = self._make_lease()
         timing = deps.options.timing
@@ -149,8 +150,8 @@ class RouterSession:
         return self._deps.pool
 
     async def run(self) -> None:
-        """Serve until `drain` is through, or until cancelled."""
-        self._deps.members.on_change(self._on_members)
+        """Serve until `drain` is through, or until cancelled. Raises what one of its parts raises, and has stopped then."""
+        self._forget_members = self._deps.members.on_change(self._on_members)
         await self._inbox.subscribe()
         async with self._tasks as tasks:
             serving = [tasks.spawn(part) for part in (self._begin(), self._timers.run(), self._detector.run())]
@@ -160,6 +161,20 @@ class RouterSession:
             self._dispatcher.abandon()
             for task in serving:
                 task.cancel()
+
+    async def abandon(self) -> None:
+        """Let go of everything after `run` has failed.
+
+        Waiting requests are given back without asking the scheduler, which may be what has failed.  Without the lease workers
+        place requests themselves.
+        """
+        self._forget_members()
+        for held in self.window:
+            if held.waiting and self.window.claims_valid:
+                held.delivery.nak()
+            self.window.remove(held)
+        await self._lease.release()
+        await self._inbox.unsubscribe()
 
     async def _begin(self) -> None:
         """Wait until there is enough to decide by, then take the lease and work."""

@@ -60,8 +60,9 @@ class SimMessaging:
     def max_payload(self) -> int:
         return MAX_PAYLOAD
 
-    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
 
     async def drain(self) -> None:
         await self.close()

@@ -92,8 +92,9 @@ class FakeNats:
     def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
         self.sent.append(subject)
 
-    def on_reconnect(self, callback: Callable[[], Any]) -> None:
+    def on_reconnect(self, callback: Callable[[], Any]) -> Callable[[], None]:
         self.reconnected = callback
+        return lambda: None
 
 
 class FakeFollow:

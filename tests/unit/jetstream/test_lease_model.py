@@ -132,8 +132,9 @@ class Holder:
     def bucket(self, _name: str) -> Bucket:
         return self._bucket
 
-    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         self.reconnected = callback
+        return lambda: None
 
     def _gained(self) -> None:
         self.gains += 1
