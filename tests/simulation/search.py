@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tests.simulation.virtual.faults import Fault, ProcessFailed
 from tests.simulation.virtual.loop import Livelock
 from tests.simulation.virtual.network import SimConfig
-from tests.simulation.virtual.world import Fault, ProcessFailed, Violation, World
+from tests.simulation.virtual.world import Violation, World
 
 STORY_LINES = 150
 ALL_KINDS = ("crash", "crash", "powercut", "freeze", "freeze", "cut", "gap", "outage")

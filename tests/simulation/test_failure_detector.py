@@ -13,9 +13,9 @@ from headrace.broker.membership import failure_detector
 from tests.simulation.prefill.deployment import Deployment, Shape
 from tests.simulation.prefill.test_prefill import scenario
 from tests.simulation.search import explain, play
+from tests.simulation.virtual.faults import Fault
 from tests.simulation.virtual.network import CALM, SimConfig
 from tests.simulation.virtual.server import SimServer
-from tests.simulation.virtual.world import Fault
 
 SHAPE = Shape(prefill=0, decode=3, requests=4, lengths=(20,), max_tokens=(120,), first_s=4.0)
 

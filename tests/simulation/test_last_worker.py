@@ -16,8 +16,9 @@ from tests.simulation.protocol.deployment import Shape
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.protocol.router import real_scheduler
 from tests.simulation.search import explain, play
+from tests.simulation.virtual.faults import Fault
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import SimConfig
-from tests.simulation.virtual.world import Fault, Machine
 
 SEEDS = max(4, int(os.environ.get("HEADRACE_SEEDS", "5")) // 5)
 STREAMS = 48

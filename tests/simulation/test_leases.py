@@ -13,8 +13,10 @@ from headrace.jetstream.lease import LeaseKeeper
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, play
+from tests.simulation.virtual.faults import Fault
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM, SimConfig
-from tests.simulation.virtual.world import Fault, Machine, Violation, World
+from tests.simulation.virtual.world import Violation, World
 
 TTL_S = 3.0
 LOOK_S = 0.01

@@ -11,8 +11,8 @@ from tests.simulation.protocol.configs import scenario
 from tests.simulation.protocol.deployment import Deployment, Shape
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.search import explain, play
+from tests.simulation.virtual.faults import Fault
 from tests.simulation.virtual.network import CALM
-from tests.simulation.virtual.world import Fault
 
 pytestmark = pytest.mark.deep
 

@@ -5,8 +5,9 @@ import inspect
 import pytest
 
 from headrace.jetstream import ports
+from tests.simulation.virtual.bucket_client import SimBucket, SimWatch
 from tests.simulation.virtual.follow import SimFollow
-from tests.simulation.virtual.messaging import SimBucket, SimMessaging, SimSubscription, SimWatch
+from tests.simulation.virtual.messaging import SimMessaging, SimSubscription
 from tests.simulation.virtual.objects import SimObjects, SimObjectWriter
 from tests.simulation.virtual.pull import SimDelivery, SimPullLoop
 

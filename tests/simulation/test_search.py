@@ -10,8 +10,9 @@ from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import ConsumerSpec
 from headrace.jetstream.specs import StreamSpec
 from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, explain, minimise, play
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM, SimConfig
-from tests.simulation.virtual.world import Machine, Violation, World
+from tests.simulation.virtual.world import Violation, World
 
 JOBS = 3
 

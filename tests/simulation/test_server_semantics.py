@@ -9,8 +9,9 @@ from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.provision import ensure_topology
 from headrace.jetstream.subjects import Subjects
 from tests.simulation.scenarios import SCENARIOS, run, topology
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM
-from tests.simulation.virtual.world import Machine, World
+from tests.simulation.virtual.world import World
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -9,9 +9,11 @@ import uuid
 
 import pytest
 
+from tests.simulation.virtual.faults import ProcessFailed
 from tests.simulation.virtual.loop import EPOCH_S, Livelock
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM
-from tests.simulation.virtual.world import Machine, ProcessFailed, World
+from tests.simulation.virtual.world import World
 
 
 def run(main, *, seed=1, until_s=1000.0):

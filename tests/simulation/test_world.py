@@ -9,8 +9,10 @@ import pytest
 from headrace.jetstream.errors import NoResponder, NotConnected, PublishUnknown, RequestTimeout
 from headrace.jetstream.ports import ConsumerSpec
 from headrace.jetstream.specs import StreamSpec
+from tests.simulation.virtual.faults import Fault
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM, SimConfig
-from tests.simulation.virtual.world import Fault, Machine, Violation, World
+from tests.simulation.virtual.world import Violation, World
 
 WORK = StreamSpec(name="WORK", subjects=("work.>",), description="", retention="workqueue", discard="new")
 READER = ConsumerSpec(stream="WORK", name="R", filter_subjects=("work.>",), ack_wait_s=2.0)
@@ -79,7 +81,7 @@ def test_a_crash_inside_a_callback_drops_what_follows_in_it():
 
 
 def _plan(main):
-    from tests.simulation.virtual.world import Plan
+    from tests.simulation.virtual.machine import Plan
 
     return Plan(main, restart=False, restart_on_exit=False)
 

@@ -31,9 +31,10 @@ from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology, job_consumer
 from tests.simulation.search import Scenario
 from tests.simulation.virtual.loop import EPOCH_S
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import SimConfig
 from tests.simulation.virtual.objects import SimObject
-from tests.simulation.virtual.world import Machine, Violation, World
+from tests.simulation.virtual.world import Violation, World
 
 TTL_S = 3.0
 SUBJECTS = Subjects("hr")

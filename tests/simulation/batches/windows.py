@@ -29,8 +29,8 @@ from headrace.jetstream.ports import Delivery
 from headrace.jetstream.topology import JOB_ACK_WAIT_S, Topology, job_consumer
 from tests.simulation.batches.deployment import ENDPOINT, SUBJECTS, TENANT, Deployment, input_lines
 from tests.simulation.virtual.loop import EPOCH_S
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.objects import SimObject
-from tests.simulation.virtual.world import Machine
 
 SLOTS = 8
 LINE_S = 40.0

@@ -44,7 +44,8 @@ from tests.simulation.durable.jobs import SLUG, TENANT, Asked, JobWish, SimRende
 from tests.simulation.protocol.deployment import describe
 from tests.simulation.protocol.engine import SimEngine
 from tests.simulation.protocol.requests import POOL, RunNote, Wish
-from tests.simulation.virtual.world import Machine, Violation, World
+from tests.simulation.virtual.machine import Machine
+from tests.simulation.virtual.world import Violation, World
 
 SUBJECTS = Subjects("hr")
 TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0, load_gap_s=0.5)

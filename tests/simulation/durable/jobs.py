@@ -18,7 +18,8 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages import Generation, JobFault, ResultResponse, ResultTokens, Row
 from headrace.jetstream.subjects import slug
 from tests.simulation.protocol.requests import CARD, RunNote, Wish, tag_of, token
-from tests.simulation.virtual.world import Machine, Violation
+from tests.simulation.virtual.machine import Machine
+from tests.simulation.virtual.world import Violation
 
 SLUG = slug("m")
 TENANT = "t"

@@ -29,7 +29,8 @@ from headrace.workers.text.pipeline import TokenTable
 from tests.simulation.prefill.engine import LEASE_S, Cluster, ScriptedEngine, token
 from tests.simulation.protocol.deployment import SUBJECTS, TIMING
 from tests.simulation.protocol.requests import CARD, POOL
-from tests.simulation.virtual.world import Machine, Violation, World
+from tests.simulation.virtual.machine import Machine
+from tests.simulation.virtual.world import Violation, World
 
 TABLE = TokenTable.load(str(BUNDLED_TOKENIZER))
 GIVE_UP_S = 30.0

@@ -14,7 +14,8 @@ from typing import Any
 from headrace.workers.engine import Capabilities, DisaggStyle, EngineInfo, Fault, KvBatch, Load, Output, Role, Sink
 from headrace.workers.engine import Sequence as EngineSequence
 from headrace.workers.errors import UnsupportedByEngine
-from tests.simulation.virtual.world import Machine, Violation
+from tests.simulation.virtual.machine import Machine
+from tests.simulation.virtual.world import Violation
 
 TOKEN_S = 0.05
 PREFILL_S = 0.002  # per token

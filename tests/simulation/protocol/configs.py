@@ -9,8 +9,9 @@ from tests.simulation.protocol.deployment import GIVE_UP_S, SLOW_CLIENT_S, SPILL
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.protocol.router import real_scheduler
 from tests.simulation.search import Scenario
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM, SimConfig
-from tests.simulation.virtual.world import Machine, World
+from tests.simulation.virtual.world import World
 
 LENGTHS = (1, 4, 12, 40)
 FAULTS = ("crash", "crash", "powercut", "freeze", "cut", "gap", "drain", "outage", "cancel")

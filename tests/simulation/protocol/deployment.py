@@ -33,7 +33,8 @@ from headrace.router.session.ports import SchedulingPort
 from tests.simulation.protocol.engine import SimEngine
 from tests.simulation.protocol.requests import POOL, Request, RunNote, Wish
 from tests.simulation.protocol.router import random_scheduler, run_router
-from tests.simulation.virtual.world import Machine, Violation, World
+from tests.simulation.virtual.machine import Machine
+from tests.simulation.virtual.world import Violation, World
 
 SUBJECTS = Subjects("hr")
 TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0, load_gap_s=0.5)

@@ -10,7 +10,7 @@ from headrace.broker.messages import Finish, JobFault, LoadReport
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.worker.session import WorkerSession
 from tests.simulation.protocol.requests import Pipeline, RunNote, Wish, token
-from tests.simulation.virtual.world import Machine
+from tests.simulation.virtual.machine import Machine
 
 STEPS_S = (0.05, 0.05, 0.3)
 

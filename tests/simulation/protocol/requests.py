@@ -13,7 +13,8 @@ from headrace.broker.jobs import Job
 from headrace.broker.messages import Generation, Row
 from headrace.broker.models.cards import ModelCard
 from headrace.jetstream.subjects import pool_id
-from tests.simulation.virtual.world import Machine, Violation
+from tests.simulation.virtual.machine import Machine
+from tests.simulation.virtual.world import Violation
 
 if TYPE_CHECKING:
     from headrace.broker.ingress.stream import JobStream

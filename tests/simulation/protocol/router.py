@@ -17,7 +17,7 @@ from headrace.router.session.deps import RouterDeps
 from headrace.router.session.ports import SchedulingPort
 from headrace.router.session.session import RouterSession
 from headrace.router.settings import SessionOptions
-from tests.simulation.virtual.world import Machine
+from tests.simulation.virtual.machine import Machine
 from tests.support.router.scheduler import RandomScheduler
 
 

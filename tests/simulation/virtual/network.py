@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.jetstream.ports import Message
 
 if TYPE_CHECKING:
-    from tests.simulation.virtual.world import Machine, World
+    from tests.simulation.virtual.machine import Machine
+    from tests.simulation.virtual.world import World
 
 CORE = "core"  # the lane of core messages
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.ports import StoredMessage
-from tests.simulation.virtual.server import Pull, SimConsumer
+from tests.simulation.virtual.consumers import Pull, SimConsumer
 
 if TYPE_CHECKING:
     from tests.simulation.virtual.messaging import SimMessaging

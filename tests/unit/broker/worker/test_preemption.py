@@ -15,8 +15,8 @@ from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.tasks import TaskScope
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM
-from tests.simulation.virtual.world import Machine
 from tests.simulation.virtual.world import World as VirtualWorld
 from tests.unit.broker.protocol.test_preemption import batch_run
 from tests.unit.broker.worker.test_run_lifecycle import World

@@ -16,8 +16,9 @@ from headrace.broker.worker.reports import EventSender, LoadReporter
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.subjects import Subjects
+from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM
-from tests.simulation.virtual.world import Machine, World
+from tests.simulation.virtual.world import World
 
 
 class FakeMessaging:
