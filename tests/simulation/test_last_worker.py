@@ -12,9 +12,9 @@ import pytest
 
 from headrace.router.placement.suspects.lost_workers import LostWorkers
 from tests.simulation.protocol.configs import crowd, scenario
-from tests.simulation.protocol.deployment import Shape
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.protocol.router import real_scheduler
+from tests.simulation.protocol.shape import Shape
 from tests.simulation.search import explain, play
 from tests.simulation.virtual.faults import Fault
 from tests.simulation.virtual.machine import Machine

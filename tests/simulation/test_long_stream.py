@@ -8,8 +8,9 @@ import pytest
 
 from tests.simulation.protocol import engine as protocol_engine
 from tests.simulation.protocol.configs import scenario
-from tests.simulation.protocol.deployment import Deployment, Shape
+from tests.simulation.protocol.deployment import Deployment
 from tests.simulation.protocol.requests import Wish
+from tests.simulation.protocol.shape import Shape
 from tests.simulation.search import explain, play
 from tests.simulation.virtual.faults import Fault
 from tests.simulation.virtual.network import CALM

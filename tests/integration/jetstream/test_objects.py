@@ -1,32 +1,24 @@
 """Object stores against a real server, and the layout that the `nats` tool expects."""
 
 import asyncio
-import contextlib
-import hashlib
 import os
 import random
-import time
-import tracemalloc
 from typing import Any
 
 import nats
 import pytest
 
-from headrace.jetstream import object_writer, objects
+from headrace.jetstream import objects
 from headrace.jetstream.client import Connection
 from headrace.jetstream.embedded_server import EmbeddedServer
-from headrace.jetstream.errors import ObjectCorrupt, ObjectError, ObjectNotFound, RequestTimeout, TopologyError
-from headrace.jetstream.object_layout import CHUNK, INDEX, ObjectInfo, encode_index
+from headrace.jetstream.errors import ObjectCorrupt, ObjectNotFound, RequestTimeout, TopologyError
+from headrace.jetstream.object_layout import CHUNK, INDEX, encode_index
 from headrace.jetstream.object_writer import write_description
 from headrace.jetstream.objects import CHUNKS_PER_STEP, ObjectStore
 from headrace.jetstream.ports import ObjectBucket
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-
-
-@pytest.fixture
-def files(connection: Connection, subjects: Subjects) -> ObjectStore:
-    return connection.objects(subjects.bucket("files"))
+from tests.integration.jetstream.object_reads import range_of
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1, 3 * CHUNK])
@@ -153,11 +145,6 @@ async def test_one_that_is_replaced_while_it_is_read_is_the_new_one(
         await files.get("y")
 
 
-def chunk_counts(connection: Connection, subjects: Subjects) -> Any:
-    bucket = subjects.bucket("files")
-    return connection.subject_counts(f"OBJ_{bucket}", f"$O.{bucket}.C.>")
-
-
 async def test_a_range_is_read_without_the_chunks_behind_it(files: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     data = random.Random(9).randbytes(20 * CHUNK)
     async with files.writer("x") as writer:
@@ -174,29 +161,6 @@ async def test_a_range_is_read_without_the_chunks_behind_it(files: ObjectStore, 
     assert await range_of(files, "x", 3 * CHUNK - 2, 4) == data[3 * CHUNK - 2 :][:4]
     assert await range_of(files, "x", 3 * CHUNK, CHUNK) == data[3 * CHUNK :][:CHUNK]
     assert sizes == [2, 1]
-
-
-async def range_of(files: ObjectStore, name: str, offset: int, length: int | None = None) -> bytes:
-    return b"".join([piece async for piece in files.chunks(name, offset=offset, length=length)])
-
-
-async def test_pieces_of_any_size_make_an_object(files: ObjectStore) -> None:
-    data = random.Random(7).randbytes(5 * CHUNK + 321)
-    async with files.writer("x") as writer:
-        at = 0
-        for size in (0, 1, CHUNK - 1, CHUNK, 3, 2 * CHUNK + 5, len(data)):
-            await writer.write(memoryview(data)[at : at + size])
-            at += size
-        assert writer.size == len(data)
-        with pytest.raises(ObjectNotFound):
-            await files.info("x")
-        stored = await writer.commit(metadata={"purpose": "batch"})
-    assert (stored.size, stored.digest) == (len(data), hashlib.sha256(data).hexdigest())
-    assert await files.get("x") == data
-    found = await files.info("x")
-    assert found == stored
-    assert dict(found.metadata) == {"purpose": "batch"}
-    assert abs(found.stored - time.time()) < 60
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -273,102 +237,6 @@ async def test_chunks_that_were_stored_out_of_order_are_put_in_order(
     assert await range_of(files, "x", CHUNK, CHUNK) == parts[1]
 
 
-@pytest.mark.parametrize("how", ["left", "raised", "cancelled"])
-async def test_an_unfinished_object_leaves_nothing(
-    connection: Connection, subjects: Subjects, files: ObjectStore, how: str
-) -> None:
-    async def write() -> None:
-        with contextlib.suppress(LookupError):
-            await leave()
-
-    async def leave() -> None:
-        async with files.writer("x") as writer:
-            await writer.write(bytes(40 * CHUNK + 1))
-            if how == "raised":
-                raise LookupError
-            if how == "cancelled":
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
-                await asyncio.sleep(1)
-
-    await asyncio.wait([asyncio.ensure_future(write())])
-    assert await chunk_counts(connection, subjects) == {}
-    with pytest.raises(ObjectNotFound):
-        await files.get("x")
-
-
-async def test_a_closed_writer_takes_nothing_more(files: ObjectStore) -> None:
-    async with files.writer("x") as writer:
-        await writer.commit()
-        with pytest.raises(ObjectError, match="closed"):
-            await writer.write(b"more")
-    assert await files.get("x") == b""
-
-
-async def test_a_writer_that_paused_for_too_long_stores_nothing(files: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its chunks may have been swept meanwhile."""
-    async with files.writer("x") as writer:
-        await writer.write(bytes(CHUNK))
-        monkeypatch.setattr(object_writer, "LONGEST_PAUSE_S", -1.0)
-        with pytest.raises(RequestTimeout, match="'x'"):
-            await writer.commit()
-    with pytest.raises(ObjectNotFound):
-        await files.get("x")
-
-
-async def test_an_object_goes_on_over_a_restart_of_the_server(  # type: ignore[no-untyped-def]
-    own_server: EmbeddedServer, connect, subjects: Subjects
-) -> None:
-    connection = await connect(own_server, topology=Topology(subjects))
-    files = connection.objects(subjects.bucket("files"))
-    data = random.Random(10).randbytes(24 * CHUNK)
-    async with files.writer("x") as writer:
-        await writer.write(data[: 8 * CHUNK])
-        own_server.pause()
-        await writer.write(data[8 * CHUNK : 12 * CHUNK])  # on their way when the server dies
-        own_server.kill()
-        await own_server.start_async()
-        await writer.write(data[12 * CHUNK :])
-        await writer.commit()
-    assert await files.get("x") == data
-
-
-async def test_what_a_dead_writer_left_is_swept_and_nothing_else(
-    connection: Connection, subjects: Subjects, files: ObjectStore
-) -> None:
-    data = random.Random(11).randbytes(3 * CHUNK)
-    await files.put("kept", data)
-    async with files.writer("open") as live:
-        await live.write(bytes(CHUNK))
-        dead = files.writer("dead")
-        await dead.write(bytes(5 * CHUNK))
-        while dead._publishing:
-            await dead._stored()
-        while live._publishing:
-            await live._stored()
-        assert await files.sweep(idle_s=3600.0) == 0  # all of them are young
-        assert len(await chunk_counts(connection, subjects)) == 3
-        assert await files.sweep(idle_s=0.0) == 2  # the live one, too: a writer must not pause for as long as `idle_s`
-    assert list((await chunk_counts(connection, subjects)).values()) == [3]
-    assert await files.get("kept") == data
-    assert await files.sweep(idle_s=0.0) == 0
-
-
-async def test_a_sweep_asks_the_leader_before_it_removes(
-    connection: Connection, subjects: Subjects, files: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A listing may come from a server that lags behind and has not seen the description."""
-    await files.put("x", bytes(2 * CHUNK))
-
-    async def stale() -> list[ObjectInfo]:
-        return []
-
-    monkeypatch.setattr(files, "_infos", stale)
-    assert await files.sweep(idle_s=0.0) == 0
-    assert await files.get("x") == bytes(2 * CHUNK)
-
-
 async def test_objects_are_listed_by_prefix_without_the_deleted_ones(files: ObjectStore) -> None:
     for name in ("a/1", "a/2", "b/1"):
         await files.put(name, name.encode())
@@ -387,23 +255,3 @@ async def test_an_object_with_a_life_of_its_own_goes_with_its_chunks(connection:
     async with asyncio.timeout(20):
         while await connection.subject_counts(f"OBJ_{store.name}", ">"):
             await asyncio.sleep(0.1)
-
-
-@pytest.mark.slow
-async def test_two_hundred_megabytes_pass_in_bounded_memory(files: ObjectStore) -> None:
-    size, piece = 200 * 1024 * 1024, bytes(64 * 1024)
-    tracemalloc.start()
-    try:
-        async with files.writer("large") as writer:
-            for _ in range(size // len(piece)):
-                await writer.write(piece)
-            await writer.commit()
-        read = 0
-        async for chunk in files.chunks("large"):
-            read += len(chunk)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert read == size
-    assert peak < 20 * 1024 * 1024
-    await files.delete("large")

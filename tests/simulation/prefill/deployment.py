@@ -27,8 +27,8 @@ from headrace.workers.settings import WorkerSettings
 from headrace.workers.sim.answers.tokens import BUNDLED_TOKENIZER
 from headrace.workers.text.pipeline import TokenTable
 from tests.simulation.prefill.engine import LEASE_S, Cluster, ScriptedEngine, token
-from tests.simulation.protocol.deployment import SUBJECTS, TIMING
 from tests.simulation.protocol.requests import CARD, POOL
+from tests.simulation.protocol.shape import SUBJECTS, TIMING
 from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.world import Violation, World
 

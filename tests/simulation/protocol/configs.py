@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tests.simulation.protocol.deployment import GIVE_UP_S, SLOW_CLIENT_S, SPILL_BYTES, Deployment, Shape
+from tests.simulation.protocol.deployment import GIVE_UP_S, Deployment
 from tests.simulation.protocol.requests import Wish
 from tests.simulation.protocol.router import real_scheduler
+from tests.simulation.protocol.shape import SLOW_CLIENT_S, SPILL_BYTES, Shape
 from tests.simulation.search import Scenario
 from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.network import CALM, SimConfig

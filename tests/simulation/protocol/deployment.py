@@ -17,60 +17,26 @@ import msgspec
 from headrace.broker.codec import decode
 from headrace.broker.errors import AdmissionError, JobError
 from headrace.broker.ingress.ingress import Ingress
-from headrace.broker.membership.members import drained_key
 from headrace.broker.messages import HEADER_HISTORY, Claim, ClaimReply, DeadLetter, Generation, WorkerMember
 from headrace.broker.protocol.group_testing import POISON_WEIGHT
 from headrace.broker.protocol.resume import GENERATION
-from headrace.broker.protocol.run import Run, RunState
-from headrace.broker.settings import IngressSettings, SessionSettings, Timing
+from headrace.broker.protocol.run import Run
+from headrace.broker.settings import IngressSettings, SessionSettings
 from headrace.broker.worker.ports import EnginePorts
 from headrace.broker.worker.session import WorkerSession
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
-from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from headrace.router.session.ports import SchedulingPort
+from tests.simulation.protocol.crash_truth import CrashTruth
 from tests.simulation.protocol.engine import SimEngine
 from tests.simulation.protocol.requests import POOL, Request, RunNote, Wish
-from tests.simulation.protocol.router import random_scheduler, run_router
+from tests.simulation.protocol.router import run_router
+from tests.simulation.protocol.shape import SLOW_CLIENT_S, SPILL_BYTES, SUBJECTS, TIMING, Shape, Worker
 from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.world import Violation, World
 
-SUBJECTS = Subjects("hr")
-TIMING = Timing(lease_ttl_s=3.0, load_period_s=5.0, load_gap_s=0.5)
-SLOW_CLIENT_S = 6.0
-SPILL_BYTES = 2000
-AWAY_S = 3.0  # how long a judge's answer may be under way
 LOOK_S = 0.1
 GIVE_UP_S = 30.0  # a client that finds no room for so long goes away
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A deployment. `wishes` makes the requests of one ingress process from its random source."""
-
-    wishes: Callable[[Machine], list[Wish]]
-    workers: int = 2
-    ingresses: int = 1
-    routers: int = 0
-    slots: int = 3
-    shed: float = 0.0
-    scheduler: Callable[[Machine, float], SchedulingPort] = random_scheduler
-    poison_limit: int = 4  # crashes by one poison request
-    all_poison_limit: int = 1000  # crashes by all of them together
-    innocents_live: bool = False  # no innocent may end as poison
-    unsuspected: bool = False  # nothing that happens may look like the death of a worker
-    refused_unstarted: bool = False  # no request is refused that has given tokens
-    max_rows: int = 4096
-    parked_tokens: int = 4096
-    no_worker_wait_s: float = 0.0  # 0: a client that finds no worker tries again
-
-
-@dataclass(eq=False, slots=True)
-class Worker:
-    machine: Machine
-    session: WorkerSession
-    engine: SimEngine
 
 
 @dataclass(eq=False)
@@ -90,9 +56,11 @@ class Deployment:
     claimed: dict[str, set[str]] = field(default_factory=dict)  # by which workers
     promised: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by request and run
     attempts: dict[str, int] = field(default_factory=dict)  # the highest that started, inside a generation
-    absent: dict[str, float] = field(default_factory=dict)  # when a living worker was last seen without a lease
     closing: dict[str, asyncio.Event] = field(default_factory=dict)  # set once an ingress has drained
     drained: set[str] = field(default_factory=set)  # ingresses told to drain
+
+    def __post_init__(self) -> None:
+        self.truth = CrashTruth(self.world, self.workers, self.runs, self.claimed, self.left)
 
     def build(self) -> Deployment:
         world, shape = self.world, self.shape
@@ -244,7 +212,7 @@ class Deployment:
     def _check_outcome(self, request: Request) -> None:
         code, wish = request.outcome, request.wish
         if code == "poison":
-            real = self.real_crashes(request.id) | self.away(request.id)
+            real = self.truth.real_crashes(request.id) | self.truth.away(request.id)
             if len(real) < POISON_WEIGHT or (self.shape.innocents_live and not wish.poison):
                 raise Violation(f"innocent dead-lettered: {request.id} after {sorted(real)}")
             return
@@ -341,7 +309,7 @@ class Deployment:
 
         def checked(claim: Claim, now_s: float, **options: Any) -> ClaimReply:
             reply = on_claim(claim, now_s, **options)
-            crashed = self.real_crashes(claim.id) | self.away(claim.id)
+            crashed = self.truth.real_crashes(claim.id) | self.truth.away(claim.id)
             if reply.crashes > len(crashed):
                 self.world.violation(f"overcounted crashes of {claim.id}: {reply.crashes}, really {sorted(crashed)}")
             self.claimed.setdefault(claim.id, set()).add(claim.worker)
@@ -364,51 +332,10 @@ class Deployment:
         if sum(self.blown.values()) > self.shape.all_poison_limit + sum(self.beside.get(one, 0) for one in self.blown):
             raise Violation(f"poison goes on: {self.blown}")
 
-    def _holders(self, request_id: str) -> list[Worker]:
-        """Workers that have, or had when they died, this request beyond waiting for it to be claimed."""
-        return [
-            worker
-            for worker in self.workers.values()
-            if any(run.state is not RunState.WAITING for run in worker.session.state.runs.of(request_id))
-        ]
-
-    def _runners(self, request_id: str) -> list[Worker]:
-        names = {note.machine.id for note in self.runs.values() if note.request_id == request_id}
-        return [self.workers[name] for name in names | self.claimed.get(request_id, set())]
-
-    def real_crashes(self, request_id: str) -> set[str]:
-        """Workers that died undrained, or whose engine died, while they had claimed or started this request.
-
-        Without deduplication a second copy of an attempt may lie beside one that was run and given away before: a crash then
-        counts by the letter of the protocol, so having run it at any time is enough.
-        """
-        drained = self.world.server.buckets[SUBJECTS.bucket("state")]
-        crashed = {
-            w.machine.id
-            for w in (self._holders(request_id) if self.world.config.dedupe else self._runners(request_id))
-            if not w.machine.alive and w.machine.id not in self.left and drained.get(drained_key(w.machine.id)) is None
-        }
-        for worker in self.workers.values():
-            crashed |= {name for ids, name in worker.engine.deaths if request_id in ids}
-        return crashed
-
-    def _leaseless(self, worker: str) -> bool:
-        members = self.world.server.buckets[SUBJECTS.bucket("members")]
-        return members.get(SUBJECTS.worker_key(POOL, worker)) is None
-
-    def away(self, request_id: str) -> set[str]:
-        """Holders that live but could not be told from crashed ones a moment ago: their leases were gone."""
-        return {
-            w.machine.id
-            for w in self._runners(request_id)
-            if w.machine.alive
-            and (self._leaseless(w.machine.id) or self.world.now - self.absent.get(w.machine.id, -AWAY_S) < AWAY_S)
-        }
-
     def _look(self) -> None:
         for name, worker in self.workers.items():
-            if worker.machine.alive and self._leaseless(name):
-                self.absent[name] = self.world.now
+            if worker.machine.alive and self.truth.leaseless(name):
+                self.truth.absent[name] = self.world.now
         if self.shape.unsuspected:
             for message in self.world.server.streams[SUBJECTS.stream("MOVED")].messages.values():
                 if message.headers and HEADER_HISTORY in message.headers:

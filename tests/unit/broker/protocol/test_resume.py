@@ -8,7 +8,7 @@ from headrace.broker.messages import Claim, Finish, Frame, HistoryEntry, Row
 from headrace.broker.protocol.job_record import JobRecord
 from headrace.broker.protocol.judge import Judge
 from headrace.broker.protocol.resume import GENERATION, Resume
-from tests.unit.broker.protocol.test_judge import Port, Sink
+from tests.unit.broker.protocol.judge_bench import Port, Sink
 
 CRASH = HistoryEntry(1002, "w", 4)
 DONE = Finish(reason="stop")

@@ -1,66 +1,15 @@
-"""Tools and reasoning in chats: what reaches the template and the worker, and what parts look like to the client."""
+"""Tools and reasoning in chats: what of a request reaches the template and the worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from headrace.broker.codec import unpack_u32
-from headrace.broker.jobs import Job
-from headrace.broker.messages import Finish, Part, Row, TokenLogprob
-from headrace.broker.models.cards import ModelCard
-from tests.support.frontend.fakes import CARD, FILES, MODEL, Call, FakeIngress, FakeServed, Step, chat, end, frontend, post
+from tests.support.frontend.fakes import CARD, FILES, MODEL, FakeServed, chat, frontend, post
 from tests.unit.frontend.generation.test_plan import text_of
-
-TOOL_CARD = msgspec.structs.replace(CARD, tool_parser="hermes", context_length=4096)
-THINKER = msgspec.structs.replace(TOOL_CARD, reasoning_parser="think")
-TEMPLATE = "{{ tools | tojson if tools else '-' }}{% for m in messages %}<{{ m.role }}>{{ m | tojson }}{% endfor %}"
-
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-LARK = {
-    "type": "custom",
-    "custom": {"name": "patch", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}},
-}
-CLOCK = {"type": "function", "function": {"name": "clock", "description": "what time it is", "strict": True}}
-
-
-def serving(card: ModelCard = TOOL_CARD, script: Any = None) -> FakeIngress:
-    ingress = FakeIngress(script)
-    ingress.models.served[MODEL] = FakeServed(card, FILES | {"chat_template.jinja": TEMPLATE.encode()})
-    return ingress
-
-
-async def ask(card: ModelCard = TOOL_CARD, script: Any = None, **body: Any) -> tuple[Call, FakeIngress]:
-    ingress = serving(card, script)
-    return await post(frontend(ingress).app, chat(**body)), ingress
-
-
-async def job_of(card: ModelCard = TOOL_CARD, **body: Any) -> Job:
-    call, ingress = await ask(card, **body)
-    assert call.status == 200, call.body
-    return ingress.jobs[0]
-
-
-def parts(*tokens: list[Part], logprobs: bool = False, **finish: Any) -> Any:
-    """One row per token, each releasing these parts; then the end."""
-
-    def script(job: Job) -> Iterable[Step]:
-        for i, token in enumerate(tokens):
-            fin = end(**finish) if i == len(tokens) - 1 else None
-            said = [TokenLogprob(65, b"A", -0.5)] if logprobs else None
-            yield [Row("job", 1, 7, c, i, [65], [token or ""], said, fin) for c in range(job.choices)]
-
-    return script
-
-
-def tool(text: str = "", index: int = 0, call: str | None = None, name: str | None = None) -> Part:
-    return Part("tool", text, index, call, name)
-
+from tests.unit.frontend.generation.tools_bench import CLOCK, LARK, TEMPLATE, THINKER, TOOL_CARD, WEATHER, ask, job_of, serving
 
 # -- requests ------------------------------------------------------------------------------------------------
 
@@ -150,27 +99,6 @@ async def test_a_freeform_tool_is_a_function_with_one_text_to_model_and_worker()
     kept = await job_of(tools=[plain, LARK], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
     assert kept.generation.parse is not None
     assert [tool["function"]["name"] for tool in kept.generation.parse.tools] == ["say"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_of_a_freeform_tool_has_its_input_as_text(stream: bool) -> None:
-    said = parts(
-        [tool('{"inp', 0, "c0", "patch")], [tool('ut":"a\\', 0)], [tool('nb"}', 0)], [tool("{}", 1, "c1", "weather")],
-        reason="tool_calls",
-    )  # fmt: skip
-    call, _ = await ask(script=said, tools=[WEATHER, LARK], stream=stream)
-    assert call.status == 200, call.body
-    if not stream:
-        ChatCompletion.model_validate(call.json())
-        calls = call.json()["choices"][0]["message"]["tool_calls"]
-        assert calls[0] == {"type": "custom", "id": "c0", "custom": {"name": "patch", "input": "a\nb"}}
-        assert calls[1] == {"type": "function", "id": "c1", "function": {"name": "weather", "arguments": "{}"}}
-        return
-    deltas = [event["choices"][0]["delta"] for event in call.events() if event != "[DONE]"]
-    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
-    assert pieces[0] == {"index": 0, "id": "c0", "type": "custom", "custom": {"name": "patch", "input": ""}}
-    assert "".join(piece["custom"]["input"] for piece in pieces[:-1]) == "a\nb"
-    assert pieces[-1]["function"] == {"name": "weather", "arguments": "{}"}
 
 
 async def test_past_calls_of_freeform_tools_are_calls_of_functions_to_the_template() -> None:
@@ -271,134 +199,3 @@ STRICT = "{% for m in messages %}{% if m.role in ('system', 'user') %}<{{ m.role
 async def test_a_developers_words_reach_templates_that_do_not_know_the_role(template: str, role: str) -> None:
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
     assert await messages_seen(messages, template) == f"<{role}>be brief<user>hi"
-
-
-# -- answers -------------------------------------------------------------------------------------------------
-
-CALLING: tuple[list[Part], ...] = (
-    [Part("reasoning", "let me ")],
-    [Part("reasoning", "see"), Part("content", "Well")],
-    [],
-    [Part("content", ".")],
-    [tool(call="call-1", name="weather")],
-    [tool('{"city":')],
-    [tool('"Oslo"}'), tool("", 1, "call-2", "clock")],
-    [tool("{}", 1)],
-)
-
-
-async def whole(script: Any, card: ModelCard = THINKER, **body: Any) -> Any:
-    call, _ = await ask(card, script, **({"tools": [WEATHER, CLOCK]} | body))
-    assert call.status == 200, call.body
-    ChatCompletion.model_validate(call.json())
-    return call.json()
-
-
-async def streamed(script: Any, card: ModelCard = THINKER, **body: Any) -> list[Any]:
-    call, _ = await ask(card, script, stream=True, **({"tools": [WEATHER, CLOCK]} | body))
-    assert call.status == 200, call.body
-    events = call.events()
-    assert events.pop() == "[DONE]"
-    return events
-
-
-async def test_parts_become_the_message() -> None:
-    answer = await whole(parts(*CALLING, reason="tool_calls", reasoning_tokens=2))
-    (choice,) = answer["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    message = choice["message"]
-    assert message["content"] == "Well."
-    assert message["reasoning"] == message["reasoning_content"] == "let me see"
-    assert message["tool_calls"] == [
-        {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}},
-        {"id": "call-2", "type": "function", "function": {"name": "clock", "arguments": "{}"}},
-    ]
-    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
-
-
-async def test_everything_may_come_with_the_end() -> None:
-    def script(job: Job) -> Iterable[Step]:
-        tail = [part for token in CALLING for part in token]
-        yield [Row("job", 1, 7, 0, 0, [65, 65], ["", ""], None, Finish(reason="tool_calls", tail=tail))]
-
-    held = await whole(script)
-    message = (await whole(parts(*CALLING)))["choices"][0]["message"]
-    assert held["choices"][0]["message"] == message
-    events = await streamed(script)
-    assert [e["choices"][0]["delta"].get("content") for e in events] == ["", "Well.", None]
-
-
-async def test_content_is_null_where_there_are_only_calls() -> None:
-    only = parts([tool("{}", 0, "c", "clock")], reason="tool_calls")
-    assert (await whole(only))["choices"][0]["message"]["content"] is None
-    # where a tool had to be called vLLM's server gives an empty text
-    assert (await whole(only, tool_choice="required"))["choices"][0]["message"]["content"] == ""
-    plain = (await whole(parts([Part("content", "hi")])))["choices"][0]["message"]
-    assert (plain["content"], plain["reasoning"], "tool_calls" in plain) == ("hi", None, False)
-
-
-async def test_the_stream_says_the_same_as_the_whole_answer() -> None:
-    script = parts(*CALLING, reason="tool_calls")
-    events = await streamed(script)
-    state = ChatCompletionStreamState()
-    for event in events:
-        state.handle_chunk(ChatCompletionChunk.model_validate(event))
-    message = state.get_final_completion().choices[0].message
-    expected = (await whole(script))["choices"][0]["message"]
-    assert message.content == expected["content"]
-    assert message.tool_calls is not None
-    calls = [(c.id, c.type, c.function.name, c.function.arguments) for c in message.tool_calls]
-    assert calls == [(c["id"], c["type"], c["function"]["name"], c["function"]["arguments"]) for c in expected["tool_calls"]]
-    said = [e["choices"][0]["delta"] for e in events]
-    assert "".join(d.get("reasoning_content", "") for d in said) == expected["reasoning_content"]
-    assert "".join(d.get("reasoning", "") for d in said) == expected["reasoning"]
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
-async def test_argument_pieces_are_streamed_as_they_come() -> None:
-    deltas = [e["choices"][0]["delta"] for e in await streamed(parts(*CALLING))]
-    calls = [d["tool_calls"] for d in deltas if "tool_calls" in d]
-    assert calls == [
-        [{"index": 0, "id": "call-1", "type": "function", "function": {"name": "weather", "arguments": ""}}],
-        [{"index": 0, "function": {"arguments": '{"city":'}}],
-        [
-            {"index": 0, "function": {"arguments": '"Oslo"}'}},
-            {"index": 1, "id": "call-2", "type": "function", "function": {"name": "clock", "arguments": ""}},
-        ],
-        [{"index": 1, "function": {"arguments": "{}"}}],
-    ]
-
-
-async def test_tokens_without_text_are_told_where_they_were_asked_for() -> None:
-    script = parts(*CALLING, logprobs=True)
-    events = await streamed(script, logprobs=True, return_token_ids=True, n=2)
-    for choice in range(2):
-        ids = [i for e in events for c in e["choices"] if c["index"] == choice for i in c.get("token_ids", ())]
-        assert len(ids) == len(CALLING)
-    assert len(await streamed(script)) == len([t for t in CALLING if t]) + 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_hidden_reasoning_is_not_given_away_by_its_tokens(stream: bool) -> None:
-    body: dict[str, Any] = {"logprobs": True, "return_token_ids": True, "include_reasoning": False}
-    script = parts([], [Part("content", "hi")], logprobs=True)
-    answers = await streamed(script, **body) if stream else [await whole(script, **body)]
-    choices = [c for answer in answers for c in answer["choices"]]
-    assert all(c["logprobs"] is None and "token_ids" not in c for c in choices)
-
-
-async def test_an_echoed_message_comes_before_the_answer() -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am "}]
-    body: dict[str, Any] = {"messages": messages, "echo": True, "continue_final_message": True, "add_generation_prompt": False}
-    answer = await whole(parts([Part("content", "here")]), **body)
-    assert answer["choices"][0]["message"]["content"] == "I am here"
-    events = await streamed(parts([Part("content", "here")]), **body)
-    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == "I am here"
-    other = await whole(parts([Part("content", "here")]), echo=True)
-    assert other["choices"][0]["message"]["content"] == "here"
-
-
-async def test_prompt_ids_come_once_and_beside_the_choices() -> None:
-    call, ingress = await ask(THINKER, parts(*CALLING), stream=True, return_token_ids=True)
-    told = [e["prompt_token_ids"] for e in call.events()[:-1] if "prompt_token_ids" in e]
-    assert told == [unpack_u32(ingress.jobs[0].generation.token_ids)]

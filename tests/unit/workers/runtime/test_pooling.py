@@ -18,7 +18,7 @@ from headrace.workers.engine import Capabilities, EngineInfo, Pooled, PoolItem
 from headrace.workers.errors import EngineDead, EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine
 from headrace.workers.runtime.runtime import Runtime
 from tests.support.runtime_bench import INFO, TABLE, FakeEngine, FakeSession
-from tests.unit.broker.protocol.test_judge import Port, Sink, frame, opened
+from tests.unit.broker.protocol.judge_bench import Port, Sink, frame, opened
 from tests.unit.broker.protocol.test_runs import FakeDelivery
 
 EMBEDDER = replace(INFO, kinds=("embedding",))

@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headrace.broker.messages import Sampling
 from headrace.workers.engine import EngineConfig, EngineInfo, KvEvent, Output, Role, Sequence
 from headrace.workers.trtllm.engine import TrtllmEngine
 from tests.support import tensorrt_llm_stand_in as stand_in
+
+versions = pytest.mark.parametrize("version", stand_in.VERSIONS)
 
 PROMPT = list(range(100, 180))  # 80 tokens: two and a half blocks of 32
 
@@ -116,3 +120,19 @@ class CacheView:
 
     def tier(self, tier: str) -> list[tuple[int, ...]]:
         return [self.tokens[name] for (one, name) in self.held if one == tier]
+
+
+def inventory(bench: EngineBench) -> list[KvEvent]:
+    started = bench.engine._started
+    return started.feeds[0].inventory() if started is not None and started.feeds is not None else []
+
+
+async def follow(bench: EngineBench, view: CacheView, met: Any, *, rank: int = 0) -> None:
+    """Read the engine's KV events until what they say is as expected."""
+    async with asyncio.timeout(10):
+        async for batch in bench.engine.kv_events(rank):
+            view.apply(batch)
+            view.numbers.append(batch.number)
+            view.partial = batch.partial
+            if met(view):
+                return

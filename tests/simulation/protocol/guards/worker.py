@@ -1,0 +1,160 @@
+"""Rules of a worker, each with a way to take it out of force."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.broker.messages import Abort, ClaimReply
+from headrace.broker.protocol import clearance, group_testing, judge, runs
+from headrace.broker.protocol.job_record import JobRecord
+from headrace.broker.protocol.judge import Judge
+from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.runs import RunTable
+from headrace.broker.protocol.trial import ORDINARY, Turn
+from headrace.broker.worker import run_admission, token_outbox
+from headrace.broker.worker.inbox import JudgeInbox
+from headrace.broker.worker.lapses import Lapses
+from headrace.broker.worker.run_admission import RunAdmission
+from headrace.broker.worker.state import WorkerState
+from headrace.jetstream.ports import Delivery
+from tests.simulation.protocol.guards.registry import guard
+from tests.simulation.virtual.messaging import SimMessaging
+
+
+@guard
+def runs_are_keyed_by_sequence(patch: pytest.MonkeyPatch) -> None:
+    remove = RunTable.remove
+
+    def redelivered(self: RunTable, delivery: Delivery) -> bool:
+        if (old := self._by_seq.pop(delivery.stream_seq, None)) is not None:
+            self._by_seq[-old.run] = old
+        return False
+
+    def remove_any(self: RunTable, run: Run) -> bool:
+        newer = self._by_seq.get(run.seq)
+        if -run.run in self._by_seq:
+            self._by_seq[run.seq] = self._by_seq.pop(-run.run)
+        done = remove(self, run)
+        if newer is not None and newer is not run:
+            self._by_seq[newer.seq] = newer
+        return done
+
+    patch.setattr(RunTable, "redelivered", redelivered)
+    patch.setattr(RunTable, "remove", remove_any)
+
+
+@guard
+def a_missing_consumer_is_made_again(patch: pytest.MonkeyPatch) -> None:
+    real = SimMessaging.pull
+
+    def pull(self: SimMessaging, *args: Any, **options: Any) -> Any:
+        return real(self, *args, **(options | {"on_missing": None}))
+
+    patch.setattr(SimMessaging, "pull", pull)
+
+
+@guard
+def a_payload_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    real = run_admission.fetch_payload
+
+    async def fetch_once(messaging: Any, subjects: Any, envelope: Any, *, wanted: Any) -> bytes:
+        tries = iter((True, True, True))
+        return await real(messaging, subjects, envelope, wanted=lambda: wanted() and next(tries, False))
+
+    patch.setattr(run_admission, "fetch_payload", fetch_once)
+
+
+@guard
+def an_abort_names_a_run(patch: pytest.MonkeyPatch) -> None:
+    def on_abort(self: JudgeInbox, control: Abort) -> None:
+        for ref in control.runs:
+            for run in self._state.runs.of(ref.id):
+                self._runs.drop(run, how="stale")
+
+    patch.setattr(JudgeInbox, "on_abort", on_abort)
+
+
+@guard
+def an_end_is_confirmed_before_it_is_acked(patch: pytest.MonkeyPatch) -> None:
+    real = Run.end
+
+    def end(self: Run, now_s: float) -> None:
+        real(self, now_s)
+        self.delivery.ack()
+
+    patch.setattr(Run, "end", end)
+
+
+@guard
+def an_unanswered_end_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(token_outbox.TokenOutbox, "repeat_end", lambda self, run, now_s, every_s: False)
+
+
+@guard
+def a_lapsed_worker_asks_its_judges(patch: pytest.MonkeyPatch) -> None:
+    def recheck(self: Lapses) -> None:
+        for run in self._state.runs:
+            if run.state is RunState.LAPSED and self._lease.held:
+                self._runs.drop(run, how="lapsed")
+
+    patch.setattr(Lapses, "recheck", recheck)
+
+
+@guard
+def suspects_run_in_groups_that_are_small_enough(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(runs, "turn_of_suspect", lambda run, suspects, others, overdue: Turn(run.limit))
+
+
+@guard
+def ordinary_runs_do_not_start_beside_suspects(patch: pytest.MonkeyPatch) -> None:
+    real = RunTable.turn
+
+    def turn(self: RunTable, run: Run, *, overdue: bool = False) -> Turn | None:
+        return real(self, run, overdue=overdue) if run.suspect else ORDINARY
+
+    patch.setattr(RunTable, "turn", turn)
+
+
+@guard
+def a_suspect_is_not_granted_without_a_promise(patch: pytest.MonkeyPatch) -> None:
+    real = Judge.on_claim
+
+    def on_claim(self: Judge, claim: Any, now_s: float, **options: Any) -> ClaimReply:
+        reply = real(self, msgspec.structs.replace(claim, beside=True), now_s, **options)
+        return msgspec.structs.replace(reply, limit=0)
+
+    patch.setattr(Judge, "on_claim", on_claim)
+
+
+@guard
+def groups_shrink(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(group_testing, "SHRINK", 1)
+
+
+@guard
+def progress_clears(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobRecord, "clear", lambda self: None)
+
+
+@guard
+def progress_clears_only_well_past_the_crash(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clearance, "CLEAR_TOKENS", 0)
+    patch.setattr(judge, "clear_after_s", lambda clearances: 0.0)
+
+
+@guard
+def a_dead_engine_starts_nothing(patch: pytest.MonkeyPatch) -> None:
+    async def turn_of(self: RunAdmission, run: Run, began_s: float) -> Turn | None:
+        while run.state is RunState.WAITING and (turn := self._state.runs.turn(run, overdue=True)) is None:
+            await asyncio.sleep(0.1)
+        if run.state is not RunState.WAITING:
+            return None
+        run.claim()
+        return turn
+
+    patch.setattr(RunAdmission, "_turn_of", turn_of)
+    patch.setattr(WorkerState, "engine_dead", property(lambda self: False, lambda self, value: None), raising=False)
