@@ -29,7 +29,7 @@ from headrace.broker.messages.prefill import PrefillCheck, PrefillDone, PrefillD
 from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.protocol.run import RunState
-from headrace.broker.worker.operator_commands import Inspector, OperatorCommands
+from headrace.broker.worker.operating.operator_commands import Inspector, OperatorCommands
 from headrace.broker.worker.reply import reply
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState

@@ -19,9 +19,7 @@ from headrace.broker.membership.mover import Mover
 from headrace.broker.messages import WorkerMember
 from headrace.broker.prefill.client import PrefillClient
 from headrace.broker.prefill.server import PrefillExecutor, PrefillServer
-from headrace.broker.worker.adapters import AdapterChanges
 from headrace.broker.worker.consumers import WorkerConsumers
-from headrace.broker.worker.drain import Drainer
 from headrace.broker.worker.frames import FrameSender
 from headrace.broker.worker.gone_judges import GoneJudges
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
@@ -29,12 +27,16 @@ from headrace.broker.worker.isolation import IsolationMover
 from headrace.broker.worker.janitor_election import JanitorElection
 from headrace.broker.worker.judge_client import JudgeClient
 from headrace.broker.worker.lapses import Lapses
-from headrace.broker.worker.operations import WorkerOperations
-from headrace.broker.worker.operator_commands import AdminInbox, Inspector, OperatorCommands
+from headrace.broker.worker.operating.adapters import AdapterChanges
+from headrace.broker.worker.operating.drain import Drainer
+from headrace.broker.worker.operating.evacuation import Evacuation
+from headrace.broker.worker.operating.operations import WorkerOperations
+from headrace.broker.worker.operating.operator_commands import AdminInbox, Inspector, OperatorCommands
+from headrace.broker.worker.operating.role_change import RoleChange
+from headrace.broker.worker.operating.withdrawal import Withdrawal
 from headrace.broker.worker.ports import EnginePorts, RunSink
 from headrace.broker.worker.preemption import Preemption
 from headrace.broker.worker.reports import EventSender, LoadReporter
-from headrace.broker.worker.role_change import RoleChange
 from headrace.broker.worker.run_admission import RunAdmission, WorkIntake
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.self_placement import SelfPlacer
@@ -42,7 +44,6 @@ from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker.timers import WorkerTimers
 from headrace.broker.worker.token_outbox import TokenOutbox
 from headrace.broker.worker.trial import Trial
-from headrace.broker.worker.withdrawal import Withdrawal
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.lease import LeaseKeeper
@@ -84,7 +85,7 @@ class WorkerSession:
         gone_judges = GoneJudges(deps, state, members, runs, tasks)
         self._timers = WorkerTimers(deps, state, lease, outbox, self._lapses, trial, gone_judges)
         self._drainer = Drainer(deps, state, lease, mover, runs, prefill, stop_taking=self.stop_taking)
-        withdrawal = Withdrawal(deps, state, lease, mover, runs, prefill)
+        withdrawal = Withdrawal(deps, state, lease, runs, Evacuation(state, mover, runs, prefill))
         role_change = RoleChange(state, withdrawal, set_role=engine.set_role)
         adapters = AdapterChanges(deps, state, lease, runs, engine.adapters)
         self.commands = OperatorCommands(deps, state, self._drainer, role_change, adapters, tasks)

@@ -12,8 +12,8 @@ from headrace.broker.messages.prefill import PrefillDone, PrefillState, PrefillT
 from headrace.broker.prefill import server
 from headrace.broker.prefill.client import Asked, PrefillClient
 from headrace.broker.prefill.server import PrefillServer
+from headrace.broker.worker.operating.withdrawal import Withdrawal
 from headrace.broker.worker.run_lifecycle import RunLifecycle
-from headrace.broker.worker.withdrawal import Withdrawal
 from headrace.workers.handover.decode_side import RemotePrefillRun
 from headrace.workers.runtime.runs import Runs
 from tests.simulation.prefill.test_prefill import SCENARIOS

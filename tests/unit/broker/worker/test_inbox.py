@@ -11,7 +11,7 @@ from headrace.broker.messages import Abort, Answers, Cancel, Done, Drain, Inspec
 from headrace.broker.messages.prefill import AnyWorkerControl, PrefillCheck, PrefillDrop, PrefillState
 from headrace.broker.protocol.run import Run
 from headrace.broker.worker.inbox import JudgeInbox, PrefillInbox, WorkerInbox
-from headrace.broker.worker.operator_commands import Inspector
+from headrace.broker.worker.operating.operator_commands import Inspector
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.ports import Message

@@ -25,9 +25,9 @@ from headrace.broker.messages import (
     Wake,
     WorkerCommand,
 )
+from headrace.broker.worker.operating.withdrawal import Withdrawal
 from headrace.broker.worker.ports import EngineOperations
 from headrace.broker.worker.state import WorkerState
-from headrace.broker.worker.withdrawal import Withdrawal
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import HeadraceError
 

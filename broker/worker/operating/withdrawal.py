@@ -10,16 +10,12 @@ import asyncio
 from typing import Any, Literal
 
 from headrace.broker.codec import encode
-from headrace.broker.membership.mover import Mover
-from headrace.broker.prefill.server import PrefillServer
-from headrace.broker.protocol.run import RunState
 from headrace.broker.retry import until_done
+from headrace.broker.worker.operating.evacuation import Evacuation
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper
-
-POLL_S = 0.05
 
 Reason = Literal["role", "sleep", "pause"]
 _STANDS = {"role": "is changing its role", "sleep": "sleeps: wake it first", "pause": "is paused: resume it first"}
@@ -29,48 +25,34 @@ class Withdrawal:
     """Withdraws one worker, for one reason at a time (`WorkerState.withdrawn`)."""
 
     def __init__(
-        self,
-        deps: WorkerDeps,
-        state: WorkerState,
-        lease: LeaseKeeper,
-        mover: Mover,
-        runs: RunLifecycle,
-        prefill: PrefillServer | None,
+        self, deps: WorkerDeps, state: WorkerState, lease: LeaseKeeper, runs: RunLifecycle, evacuation: Evacuation
     ) -> None:
         self._retry_s = deps.timing.retry_s
         self._state = state
         self._lease = lease
-        self._mover = mover
         self._runs = runs
-        self._prefill = prefill
+        self._evacuation = evacuation
 
     async def begin(self, reason: Reason) -> None:
         """Take nothing more, announce it, and move what is stored for this worker and not started."""
-        state = self._state
-        state.withdrawn = reason
+        self._state.withdrawn = reason
         await self.announce(draining=True)
-        state.changed()
-        for run in state.runs:
-            if run.state is RunState.WAITING:
-                await self._runs.move(run, suspect=None, reason=reason)
-        held = {run.seq for run in state.runs}
-        await self._mover.move_all(state.worker, died=False, reason=reason, keep=held)
+        self._state.changed()
+        await self._evacuation.move_unstarted(reason)
 
     async def empty(self, grace_s: float) -> None:
         """Wait for the runs within the grace period, then move the rest. Jobs for other workers end likewise."""
         state = self._state
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
-        while len(state.runs) and loop.time() < deadline:
-            await asyncio.sleep(POLL_S)
+        await self._evacuation.wait(deadline)
         for run in state.runs:
             await self._runs.move(run, suspect=None, reason=state.withdrawn)
         await self.leave_prefills(max(0.0, deadline - loop.time()))
 
     async def leave_prefills(self, grace_s: float) -> None:
         """Finish the prompts that are computed for other workers within the grace period, and give the rest back."""
-        if self._prefill is not None:
-            await self._prefill.leave(grace_s)
+        await self._evacuation.leave_prefills(grace_s)
 
     async def announce(self, **changes: Any) -> None:
         """Change fields of the lease's value and publish it. A drain that begins meanwhile announces itself."""

@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.messages import WorkerMember
 from headrace.broker.protocol.run import Run, RunState
 from headrace.broker.settings import SessionSettings
-from headrace.broker.worker.drain import Drainer
+from headrace.broker.worker.operating.drain import Drainer
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.subjects import Subjects

@@ -9,12 +9,12 @@ from headrace.broker.codec import decode_worker_command
 from headrace.broker.errors import WireError
 from headrace.broker.messages import Done, Inspection, LoadAdapter, Operated, UnloadAdapter, WorkerCommand
 from headrace.broker.prefill.server import PrefillServer
-from headrace.broker.worker.adapters import AdapterChanges
-from headrace.broker.worker.drain import Drainer
-from headrace.broker.worker.operations import WorkerOperations
+from headrace.broker.worker.operating.adapters import AdapterChanges
+from headrace.broker.worker.operating.drain import Drainer
+from headrace.broker.worker.operating.operations import WorkerOperations
+from headrace.broker.worker.operating.role_change import RoleChange
 from headrace.broker.worker.ports import KvPort
 from headrace.broker.worker.reply import reply
-from headrace.broker.worker.role_change import RoleChange
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper

@@ -12,16 +12,15 @@ from headrace.broker.membership.members import drained_key
 from headrace.broker.membership.mover import Mover
 from headrace.broker.prefill.server import PrefillServer
 from headrace.broker.protocol.crashes import ENGINE_DEATH, NAMED_DEATH
-from headrace.broker.protocol.run import Run, RunState
+from headrace.broker.protocol.run import Run
 from headrace.broker.retry import until_done
+from headrace.broker.worker.operating.evacuation import Evacuation
 from headrace.broker.worker.run_lifecycle import RunLifecycle
 from headrace.broker.worker.state import WorkerState
 from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.lease import LeaseKeeper
 
 log = structlog.get_logger()
-
-POLL_S = 0.05
 
 
 class Drainer:
@@ -46,6 +45,7 @@ class Drainer:
         self._mover = mover
         self._runs = runs
         self._prefill = prefill
+        self._evacuation = Evacuation(state, mover, runs, prefill)
         self._stop_taking = stop_taking
         self.done = asyncio.Event()
 
@@ -59,12 +59,10 @@ class Drainer:
         await self._announce()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
-        await self._move_unstarted()
-        while len(state.runs) and loop.time() < deadline:
-            await asyncio.sleep(POLL_S)
+        await self._evacuation.move_unstarted("drain")
+        await self._evacuation.wait(deadline)
         await self._hand_over(reason="drain")
-        if self._prefill is not None:
-            await self._prefill.leave(max(0.0, deadline - loop.time()))
+        await self._evacuation.leave_prefills(max(0.0, deadline - loop.time()))
         self.done.set()
 
     async def engine_died(self, why: str, named: Collection[str] = ()) -> None:
@@ -99,14 +97,6 @@ class Drainer:
             await self._lease.update(encode(self._state.member))
 
         await until_done(announce, event="drain.retry", retry_s=self._retry_s, worker=self._state.worker)
-
-    async def _move_unstarted(self) -> None:
-        """Move at once what is stored for this worker but not running yet: it does not wait for the grace period."""
-        for run in self._state.runs:
-            if run.state is RunState.WAITING:
-                await self._runs.move(run, suspect=None, reason="drain")
-        held = {run.seq for run in self._state.runs}
-        await self._mover.move_all(self._state.worker, died=False, reason="drain", keep=held)
 
     async def _hand_over(self, *, reason: str, suspect: str | None = None, blamed: Collection[Run] = ()) -> None:
         for run in self._state.runs:

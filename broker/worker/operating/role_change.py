@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from headrace.broker.worker.operating.withdrawal import Withdrawal
 from headrace.broker.worker.state import WorkerState
-from headrace.broker.worker.withdrawal import Withdrawal
 from headrace.jetstream.errors import HeadraceError
 
 log = structlog.get_logger()
