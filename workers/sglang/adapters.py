@@ -6,18 +6,11 @@ load apart by an id of its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from headrace.workers.engine import EngineConfig
-from headrace.workers.errors import EngineError, EngineStartFailed
-
-ADAPTERS_ARG = "adapters"
-ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
-CONFIG = "adapter_config.json"
+from headrace.workers.lora_adapters import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +23,10 @@ class Adapter:
     modules: tuple[str, ...]
 
 
-def adapters_of(config: EngineConfig) -> dict[str, Adapter]:
-    """Read the adapters of the engine's settings. Raises EngineStartFailed with the reason."""
-    given = config.args.get(ADAPTERS_ARG) or {}
-    if not isinstance(given, Mapping):
-        raise EngineStartFailed(f"{ADAPTERS_ARG} must be a map of names to folders, got {given!r}")
-    found = {}
-    for name, folder in given.items():
-        if not name or not isinstance(folder, str):
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} must name a folder, got {folder!r}")
-        if name == config.served_name:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} is the name of the model itself")
-        try:
-            found[name] = read_adapter(name, folder)
-        except EngineError as error:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {error}") from None
-    return found
-
-
-def read_adapter(name: str, folder: str) -> Adapter:
-    """Read an adapter's configuration. Raises EngineError if the folder has no adapter."""
-    path = Path(folder) / CONFIG
-    try:
-        about = json.loads(path.read_bytes())
-        rank, modules = about["r"], about.get("target_modules") or ()
-    except OSError as error:
-        raise EngineError(f"{name!r} is no adapter: cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineError(f"{path} is no adapter's configuration: {error!r}") from None
-    if not isinstance(rank, int) or rank < 1:
-        raise EngineError(f"{name!r} has rank {rank!r}; it must be 1 or more")
-    return Adapter(name, folder, rank, (modules,) if isinstance(modules, str) else tuple(modules))
+def read_adapter(name: str, folder: str, _number: int = 0) -> Adapter:
+    """Read an adapter from its folder. Raises EngineError if there is none."""
+    config = read_config(name, folder)
+    return Adapter(name, folder, config.rank, config.modules)
 
 
 def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from headrace.workers.engine import WIDEST_BEAM_SEARCH, Capabilities, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS, adapters_of
+from headrace.workers.lora_adapters import ADAPTER_OPERATIONS, adapters_of
+from headrace.workers.sglang.adapters import read_adapter
 from headrace.workers.sglang.convert import GUIDED
 from headrace.workers.sglang.disagg_rendezvous import (
     bootstrap_address,
@@ -43,7 +44,7 @@ def describe(engine: Any, config: EngineConfig, version: str) -> EngineInfo:
         eos_token_ids=_eos_ids(manager),
         kinds=("chat", "completion") if model.is_generation else ("embedding",),
         step_tokens=_step_tokens(args),
-        adapters=tuple(adapters_of(config)),
+        adapters=tuple(adapters_of(config, read_adapter)),
         **_handovers(engine, version),
         beam_width=WIDEST_BEAM_SEARCH if model.is_generation else 0,
         default_sampling={} if not model.is_generation else _default_sampling(model),

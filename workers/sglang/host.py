@@ -16,8 +16,9 @@ import structlog
 
 from headrace.workers.engine import EngineInfo, Fault, Output, PoolItem, Sequence
 from headrace.workers.errors import EngineError, EngineOverloaded, RequestInvalid, UnsupportedByEngine, WorkerError
+from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
 from headrace.workers.sglang import convert
-from headrace.workers.sglang.adapters import ADAPTER_OPERATIONS, read_adapter
+from headrace.workers.sglang.adapters import read_adapter
 from headrace.workers.sglang.describe import honours_seeds
 from headrace.workers.sglang.disagg_rendezvous import as_transfer_failed, bootstrap_fields, role_of
 from headrace.workers.sglang.frames import Frames

@@ -16,7 +16,8 @@ import msgspec
 
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.sglang.adapters import ADAPTERS_ARG, adapters_of, lora_args
+from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
+from headrace.workers.sglang.adapters import lora_args, read_adapter
 
 CPU_PAGE_SIZE = 32
 CPU_MAX_SEQUENCES = 32
@@ -106,7 +107,7 @@ def server_args(
         "schedule_low_priority_values_first": True,  # as requests here mean it, and as vLLM has it
         "enable_metrics": True,
     }
-    args |= lora_args(adapters_of(config))
+    args |= lora_args(adapters_of(config, read_adapter))
     if kv_events is not None:
         args["kv_events_config"] = msgspec.json.encode(kv_events).decode()
     args |= rendezvous or {}

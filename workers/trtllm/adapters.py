@@ -7,18 +7,13 @@ naming it; each load gets a new number, because weights are cached by it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from headrace.workers.engine import EngineConfig
-from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.errors import EngineError, UnsupportedByEngine
+from headrace.workers.lora_adapters import read_config, unknown_adapter
 
-ADAPTERS_ARG = "adapters"
-ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
-CONFIG = "adapter_config.json"
 LEAST_ROOM = 4  # adapters on the GPU; as many again in host memory
 
 
@@ -32,24 +27,9 @@ class Adapter:
     number: int
 
 
-def adapters_of(config: EngineConfig) -> dict[str, Adapter]:
-    """Read the adapters of the engine's settings. Raises EngineStartFailed with the reason."""
-    given = config.args.get(ADAPTERS_ARG) or {}
-    if not isinstance(given, Mapping):
-        raise EngineStartFailed(
-            f'{ADAPTERS_ARG} must be a map of names to folders, such as {{"fr": "/models/fr"}}, got {given!r}'
-        )
-    found = {}
-    for number, (name, folder) in enumerate(given.items(), 1):
-        if not name or not isinstance(folder, str):
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} must name a folder, got {folder!r}")
-        if name == config.served_name:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} is the name of the model itself")
-        try:
-            found[name] = Adapter(name, folder, _read_rank(name, Path(folder)), number)
-        except EngineError as error:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {error}") from None
-    return found
+def read_adapter(name: str, folder: str, number: int) -> Adapter:
+    """Read an adapter from its folder. Raises EngineError if there is none."""
+    return Adapter(name, folder, read_config(name, folder).rank, number)
 
 
 def lora_settings(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
@@ -63,20 +43,6 @@ def lora_settings(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
         "max_loras": room,
         "max_cpu_loras": 2 * room,
     }
-
-
-def _read_rank(name: str, folder: Path) -> int:
-    """Read an adapter's rank. Raises EngineError if the folder has no adapter."""
-    path = folder / CONFIG
-    try:
-        rank = json.loads(path.read_bytes())["r"]
-    except OSError as error:
-        raise EngineError(f"{name!r} is no adapter: cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"{path} is no adapter's configuration: {error!r}") from None
-    if not isinstance(rank, int) or rank < 1:
-        raise EngineError(f"{name!r} has rank {rank!r}, which must be a number from 1 on")
-    return rank
 
 
 class Adapters:
@@ -106,11 +72,12 @@ class Adapters:
             if there.folder == folder:
                 return
             raise EngineError(f"the adapter {name!r} is loaded from {there.folder} already; unload it first")
-        rank = _read_rank(name, Path(folder))
-        if rank > self._most_rank:
-            raise EngineError(f"{name!r} has rank {rank}; this TensorRT-LLM was started with max_lora_rank={self._most_rank}")
+        adapter = read_adapter(name, folder, self._last + 1)
+        if adapter.rank > self._most_rank:
+            most = self._most_rank
+            raise EngineError(f"{name!r} has rank {adapter.rank}; this TensorRT-LLM was started with max_lora_rank={most}")
         self._last += 1
-        self._there[name] = Adapter(name, folder, rank, self._last)
+        self._there[name] = adapter
         self.names_by_number[self._last] = name
 
     def unload(self, name: str) -> None:
@@ -123,6 +90,5 @@ class Adapters:
             return None
         adapter = self._there.get(name)
         if adapter is None:
-            served = ", ".join(self._there) or "none"
-            raise RequestInvalid(f"this worker has no adapter {name!r}; it has: {served}", param="model")
+            raise unknown_adapter(name, self._there)
         return self._api.LoRARequest(lora_name=name, lora_int_id=adapter.number, lora_path=adapter.folder)

@@ -33,8 +33,8 @@ from headrace.workers.engine import (
 )
 from headrace.workers.errors import EngineDead, EngineOverloaded, RequestInvalid, TransferFailed, UnsupportedByEngine
 from headrace.workers.health.process_guard import ProcessTree
+from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
 from headrace.workers.trtllm import convert, handover
-from headrace.workers.trtllm.adapters import ADAPTER_OPERATIONS
 from headrace.workers.trtllm.encoder import media_fields
 from headrace.workers.trtllm.kv_feed import KvFeed, KvFeeds
 from headrace.workers.trtllm.polling import keep_polling

@@ -13,7 +13,8 @@ from typing import Any
 
 from headrace.workers.engine import EngineConfig, Role
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.trtllm.adapters import ADAPTERS_ARG, Adapter, lora_settings
+from headrace.workers.lora_adapters import ADAPTERS_ARG
+from headrace.workers.trtllm.adapters import Adapter, lora_settings
 from headrace.workers.trtllm.logits import PROCESSORS_ARG
 
 OWN_ARGS = frozenset({ADAPTERS_ARG, PROCESSORS_ARG})

@@ -15,8 +15,9 @@ from typing import Any
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.engine import EngineConfig, EngineInfo, Role
 from headrace.workers.errors import EngineStartFailed, WorkerError
+from headrace.workers.lora_adapters import adapters_of
 from headrace.workers.text.tokens import token_table
-from headrace.workers.trtllm.adapters import Adapters, adapters_of
+from headrace.workers.trtllm.adapters import Adapters, read_adapter
 from headrace.workers.trtllm.convert import Model
 from headrace.workers.trtllm.installed_check import Installed, load_installed
 from headrace.workers.trtllm.kv_feed import KvFeeds
@@ -56,7 +57,7 @@ class _Built:
 async def start_trtllm(config: EngineConfig) -> Started:
     """Import TensorRT-LLM, load the model and serve a first request. Raises EngineStartFailed."""
     prepare_environment()
-    known_adapters = adapters_of(config)
+    known_adapters = adapters_of(config, read_adapter)
     processors = LogitsProcessors.of(config)
     installed = await run_in_thread(load_installed, name="trtllm-import")
     built = await run_in_thread(lambda: _build(config, installed), name="trtllm-start")
@@ -110,7 +111,7 @@ def _build(config: EngineConfig, installed: Installed) -> _Built:
         installed.api,
         known=frozenset(TorchLlmArgs.model_fields),
         max_seq_len=files.context_length or FALLBACK_LENGTH,
-        adapters=adapters_of(config),
+        adapters=adapters_of(config, read_adapter),
     )
     if config.role not in roles_of(args):
         able = ", ".join(sorted(roles_of(args)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.workers.engine import Capabilities, DisaggStyle, Role
 from headrace.workers.engine_support import EngineSupport, words
-from headrace.workers.trtllm.adapters import ADAPTER_OPERATIONS
+from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
 from headrace.workers.trtllm.convert import GUIDED
 
 _MOST = Capabilities(

@@ -6,18 +6,13 @@ model is found then, and no request waits for a file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from headrace.workers.engine import EngineConfig
-from headrace.workers.errors import EngineError, EngineStartFailed, RequestInvalid, UnsupportedByEngine
+from headrace.workers.errors import EngineError, EngineStartFailed, UnsupportedByEngine
+from headrace.workers.lora_adapters import read_config, unknown_adapter
 
-ADAPTERS_ARG = "adapters"
-ADAPTER_OPERATIONS = frozenset({"load_adapter", "unload_adapter"})
-CONFIG = "adapter_config.json"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 _AGAIN = "\x1f"  # separates an adapter's name from the number of its earlier loads; no name has it
 
@@ -49,38 +44,9 @@ def public_name(name: str | None) -> str | None:
     return None if name is None else name.partition(_AGAIN)[0]
 
 
-def adapters_of(config: EngineConfig) -> dict[str, Adapter]:
-    """Read the adapters of the engine's settings. Raises EngineStartFailed with the reason."""
-    given = config.args.get(ADAPTERS_ARG) or {}
-    if not isinstance(given, Mapping):
-        raise EngineStartFailed(
-            f'{ADAPTERS_ARG} must be a map of names to folders, such as {{"fr": "/models/fr"}}, got {given!r}'
-        )
-    found = {}
-    for number, (name, folder) in enumerate(given.items(), 1):
-        if not name or not isinstance(folder, str):
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} must name a folder, got {folder!r}")
-        if name == config.served_name:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {name!r} is the name of the model itself")
-        try:
-            found[name] = Adapter(name, folder, read_rank(name, Path(folder)), number)
-        except EngineError as error:
-            raise EngineStartFailed(f"{ADAPTERS_ARG}: {error}") from None
-    return found
-
-
-def read_rank(name: str, folder: Path) -> int:
-    """Read an adapter's rank. Raises EngineError if the folder has no adapter."""
-    path = folder / CONFIG
-    try:
-        rank = json.loads(path.read_bytes())["r"]
-    except OSError as error:
-        raise EngineError(f"{name!r} is no adapter: cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"{path} is no adapter's configuration: {error!r}") from None
-    if not isinstance(rank, int) or not 1 <= rank <= _RANKS[-1]:
-        raise EngineError(f"{name!r} has rank {rank!r}; 1 to {_RANKS[-1]} are possible")
-    return rank
+def read_adapter(name: str, folder: str, number: int, turn: int = 0) -> Adapter:
+    """Read an adapter from its folder. Raises EngineError if there is none, or one of a rank that vLLM does not support."""
+    return Adapter(name, folder, read_config(name, folder, most_rank=_RANKS[-1]).rank, number, turn)
 
 
 def lora_args(adapters: Mapping[str, Adapter]) -> dict[str, Any]:
@@ -138,11 +104,10 @@ class Adapters:
             return
         if there is not None:
             raise EngineError(f"the adapter {name!r} is loaded from {there.folder} already; unload it first")
-        rank = read_rank(name, Path(folder))
-        if rank > self._most_rank:
-            raise EngineError(f"{name!r} has rank {rank}; this vLLM was started with max_lora_rank={self._most_rank}")
+        adapter = read_adapter(name, folder, self._last + 1, self._turns.get(name, 0))
+        if adapter.rank > self._most_rank:
+            raise EngineError(f"{name!r} has rank {adapter.rank}; this vLLM was started with max_lora_rank={self._most_rank}")
         self._last += 1
-        adapter = Adapter(name, folder, rank, self._last, self._turns.get(name, 0))
         await _add(self._llm, adapter)
         self._turns[name] = adapter.turn + 1
         self._there[name] = adapter
@@ -163,6 +128,5 @@ class Adapters:
             return None
         adapter = self._there.get(name)
         if adapter is None:
-            served = ", ".join(self._there) or "none"
-            raise RequestInvalid(f"this worker has no adapter {name!r}; it has: {served}", param="model")
+            raise unknown_adapter(name, self._there)
         return adapter.request()

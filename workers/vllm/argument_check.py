@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from headrace.workers.lora_adapters import ADAPTERS_ARG
 from headrace.workers.plain_types import check_plain_types
-from headrace.workers.vllm.adapters import ADAPTERS_ARG
 from headrace.workers.vllm.settings import check_names
 from headrace.workers.vllm.transfer.connector import MODE_ARG
 

@@ -34,9 +34,10 @@ from headrace.workers.engine import (
 from headrace.workers.errors import EngineDead, EngineOverloaded, TransferFailed, UnsupportedByEngine, WorkerError
 from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.kv.zmq_listener import ZmqKvListener
+from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
 from headrace.workers.text.tokens import token_table
 from headrace.workers.vllm import convert
-from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS, Adapters
+from headrace.workers.vllm.adapters import Adapters
 from headrace.workers.vllm.core_death import CORE_GONE, CoreDeath
 from headrace.workers.vllm.kv_listener import KvListener
 from headrace.workers.vllm.load_meter import LoadMeter

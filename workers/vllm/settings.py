@@ -15,7 +15,8 @@ from typing import Any
 
 from headrace.workers.engine import EngineConfig
 from headrace.workers.errors import EngineStartFailed
-from headrace.workers.vllm.adapters import ADAPTERS_ARG, adapters_of, lora_args
+from headrace.workers.lora_adapters import ADAPTERS_ARG, adapters_of
+from headrace.workers.vllm.adapters import lora_args, read_adapter
 from headrace.workers.vllm.pooling import pools
 from headrace.workers.vllm.transfer.connector import EXTENSION, MODE_ARG, connector_config
 
@@ -95,7 +96,7 @@ def engine_args(config: EngineConfig, *, kv_events: Mapping[str, Any] | None = N
         "enable_prefix_caching": None if pools(config) else True,  # whether a model that pools can use it, vLLM knows
         "enable_logging_iteration_details": True,  # not to log them: load reports tell what a step did
     }
-    args |= lora_args(adapters_of(config))
+    args |= lora_args(adapters_of(config, read_adapter))
     if kv_events is not None:
         from vllm.config.kv_events import KVEventsConfig
 

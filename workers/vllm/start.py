@@ -15,8 +15,9 @@ from headrace.workers.blocking import run_in_thread
 from headrace.workers.download_progress import growth_reported
 from headrace.workers.engine import WIDEST_BEAM_SEARCH, EngineConfig, EngineInfo
 from headrace.workers.errors import EngineStartFailed, WorkerError
+from headrace.workers.lora_adapters import adapters_of
 from headrace.workers.model_check import hub_folder
-from headrace.workers.vllm.adapters import Adapters, adapters_of, load_adapters
+from headrace.workers.vllm.adapters import Adapters, load_adapters, read_adapter
 from headrace.workers.vllm.forked_core import forked_core, may_fork
 from headrace.workers.vllm.load_meter import LoadMeter
 from headrace.workers.vllm.media_support import NO_MEDIA, MediaSupport, offered_media
@@ -64,7 +65,7 @@ async def start_vllm(config: EngineConfig, meter: LoadMeter, kv_events: Mapping[
 
     `kv_events`: where vLLM is to publish its KV events.
     """
-    adapters = adapters_of(config)
+    adapters = adapters_of(config, read_adapter)
     prepare_environment(config, os.environ)
     with _download_reported(config):
         started = await run_in_thread(lambda: _build(config, meter, kv_events), name="vllm-start")

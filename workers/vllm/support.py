@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.workers.engine import Capabilities, DisaggStyle, Role
 from headrace.workers.engine_support import EngineSupport, words
-from headrace.workers.vllm.adapters import ADAPTER_OPERATIONS
+from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
 from headrace.workers.vllm.convert import GUIDED
 from headrace.workers.vllm.operations import OPERATIONS
 
