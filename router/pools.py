@@ -6,10 +6,8 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from headrace.broker import metrics
-from headrace.broker.codec import decode
-from headrace.broker.errors import WireError
-from headrace.broker.models.cards import ModelCard, check_card_key
+from headrace.broker.models.cards import ModelCard
+from headrace.broker.models.stored_card import readable_card
 from headrace.jetstream.ports import Change, Messaging
 from headrace.jetstream.subjects import Subjects
 
@@ -41,12 +39,8 @@ class Pools:
     def _on_card(self, change: Change) -> None:
         if change.value is None or change.key in self._known:
             return
-        try:
-            card = decode(ModelCard, change.value)
-            check_card_key(card, change.key)
-        except WireError as error:
-            metrics.MALFORMED.labels("card").inc()
-            log.error("card.malformed", pool=change.key, error=str(error))
+        card = readable_card(change.key, change.value)
+        if card is None:
             return
         if self._namespace is not None and card.namespace != self._namespace:
             return

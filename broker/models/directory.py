@@ -14,11 +14,12 @@ import structlog
 
 from headrace.broker import metrics
 from headrace.broker.codec import decode, encode
-from headrace.broker.errors import BrokerUnavailable, UnknownModel, WireError
+from headrace.broker.errors import BrokerUnavailable, UnknownModel
 from headrace.broker.failed_deliveries import note_failure
 from headrace.broker.membership.members import Members
-from headrace.broker.models.cards import CardFile, ModelCard, check_card_key
+from headrace.broker.models.cards import CardFile, ModelCard
 from headrace.broker.models.served_pools import LATELY_S, ServedPools
+from headrace.broker.models.stored_card import readable_card
 from headrace.broker.spill import sha256_hex
 from headrace.jetstream.errors import JetStreamError, ObjectCorrupt, ObjectNotFound, RequestTimeout, RevisionConflict
 from headrace.jetstream.ports import Change, Messaging, ObjectBucket
@@ -227,12 +228,8 @@ class ModelDirectory:
         self._lost.pop(change.key, None)
         card = None
         if change.value is not None:
-            try:
-                card = decode(ModelCard, change.value)
-                check_card_key(card, change.key)
-            except WireError as error:
-                metrics.MALFORMED.labels("card").inc()
-                log.error("card.malformed", pool=change.key, error=str(error))
+            card = readable_card(change.key, change.value)
+            if card is None:
                 return
             if self._namespace is not None and card.namespace != self._namespace:
                 return

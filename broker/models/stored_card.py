@@ -1,0 +1,24 @@
+"""Decodes a card as it lies in the bucket, for readers that go on without one that is malformed."""
+
+from __future__ import annotations
+
+import structlog
+
+from headrace.broker import metrics
+from headrace.broker.codec import decode
+from headrace.broker.errors import WireError
+from headrace.broker.models.cards import ModelCard, check_card_key
+
+log = structlog.get_logger()
+
+
+def readable_card(key: str, value: bytes) -> ModelCard | None:
+    """Decode the card that is stored under `key`. Returns None for a malformed one, which is logged and counted."""
+    try:
+        card = decode(ModelCard, value)
+        check_card_key(card, key)
+    except WireError as error:
+        metrics.MALFORMED.labels("card").inc()
+        log.error("card.malformed", pool=key, error=str(error))
+        return None
+    return card
