@@ -1,7 +1,7 @@
 """Defines every exception that can leave `broker/batches/`.
 
 BrokerError
-└── BatchError
+└── BatchesError
     ├── BatchUnknown           no batch of that id is stored for the tenant
     ├── BatchChangeRefused     the batch is in a state from which it cannot go to the wanted one
     ├── BatchQuotaExceeded     the tenant has as many batches as it may

@@ -15,7 +15,7 @@ from headrace.broker.durable.names import job_token
 from headrace.broker.messages import JobProgress
 from headrace.client.client import Client, ClientOptions
 from headrace.client.errors import UnknownJob
-from headrace.client.listing import ListedJob
+from headrace.client.listing import ListedJob, find_open
 from headrace.commands.control_client import columns, connected
 from headrace.config.settings import Settings
 from headrace.errors import EXIT_FAILURE, EXIT_OK, CommandError
@@ -55,7 +55,7 @@ def show_job(settings: Settings, job: str, *, tenant: str) -> int:
             return json.dumps(
                 {"status": result.status, "tokens": msgspec.to_builtins(result.tokens), **result.line()}, indent=1
             )
-        if any(one.id == job and one.status is None for one in await client.jobs(limit=10_000)):
+        if await find_open(connection, names, client.tenant, job) is not None:
             raise CommandError(f"job {job!r} has not ended: headrace jobs watch {job}")
         raise CommandError(f"there is no job {job!r} of this tenant, and no result of one")
 

@@ -75,7 +75,7 @@ def direct(model_dir: Path, prompts: list[list[int]], tmp_path_factory: pytest.T
         **FEWER_PROCESSES,
     }
     order = {"model": str(model_dir), "args": ARGS, "prompts": prompts, "max_tokens": DIRECT_TOKENS}
-    return asked_once(tmp_path_factory, "direct", order, environ=environ, timeout_s=180)
+    return asked_once(tmp_path_factory, "direct", order, environ=environ, timeout_s=600)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,7 +15,9 @@ from headrace.broker.durable.stored_jobs import StoredJobs
 from headrace.broker.errors import Overloaded
 from headrace.broker.messages import HEADER_BATCH, HEADER_JOB, HEADER_STREAM
 from headrace.jetstream.client import Connection
+from headrace.jetstream.errors import QueueFull
 from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
 
 BODY = b'{"model": "m"}'
 
@@ -84,6 +87,18 @@ async def test_lines_of_a_batch_of_the_tenant_are_left_to_the_quotas_of_batches(
     await publish(connection, subjects, "claims", **{HEADER_BATCH: "batch_2"})
     assert await QueueQuotas(connection, subjects, QuotaLimits(jobs=1), is_line=is_line).sweep() == 1
     assert list(await refused(connection, subjects, "t", "a", "line", "claims")) == ["claims"]
+
+
+@pytest.mark.parametrize(("caps", "scope"), [({"job_cap": 2}, "subject"), ({"job_bytes": 220}, "bytes")])
+async def test_the_stream_refuses_a_direct_publisher_before_anything_is_stored(
+    connect: Callable[..., Awaitable[Connection]], subjects: Subjects, caps: dict[str, int], scope: str
+) -> None:
+    connection = await connect(topology=Topology(subjects, **caps))
+    await publish(connection, subjects, "a", "b")
+    with pytest.raises(QueueFull) as caught:
+        await publish(connection, subjects, "c")
+    assert caught.value.scope == scope
+    assert await waiting(connection, subjects) == 2
 
 
 @pytest.mark.parametrize("limits", [QuotaLimits(jobs=2), QuotaLimits(bytes=30)])
