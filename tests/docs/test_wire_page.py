@@ -10,6 +10,8 @@ import pytest
 from headrace.broker import messages
 from headrace.broker.messages import durable, placements, prefill
 from headrace.broker.models import cards
+from headrace.jetstream.subjects import Subjects
+from headrace.jetstream.topology import Topology
 from tests.docs.blocks import ROOT
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
@@ -42,3 +44,13 @@ def test_every_header_of_a_job_is_on_the_page() -> None:
     headers = [value for name, value in vars(durable).items() if name.startswith("HEADER_")]
     assert len(headers) >= 8
     assert [header for header in headers if f"`{header}`" not in PAGE] == []
+
+
+def test_every_place_and_subject_is_on_the_page_or_in_the_architecture() -> None:
+    both = PAGE + (ROOT / "docs" / "architecture.md").read_text()
+    topology = Topology(subjects=Subjects("hr"))
+    places = [spec.name for spec in (*topology.streams(), *topology.buckets(), *topology.object_stores())]
+    assert [name for name in places if not re.search(rf"\b{name}\b", both)] == []
+    kinds = {subject.split(".")[1] for stream in topology.streams() for subject in stream.subjects if subject.startswith("hr.")}
+    kinds |= {"out", "ev", "ctl", "adm", "cancel", "find", "jobev"}
+    assert [kind for kind in sorted(kinds) if f"`hr.{kind}." not in both] == []
