@@ -1,7 +1,7 @@
 """Reads the results of all requests and gives what one engine step has brought to the sink in one call.
 
 TensorRT-LLM has an async iterator per request. One task reads each; what all of them have read in one turn of the event loop
-leaves together.
+leaves together, and apart where that turn has found several steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.workers.engine import Output, Sink
+from headrace.workers.engine_steps import EngineSteps
 from headrace.workers.trtllm.convert import Model, ReadProgress, to_output
 
 
@@ -42,12 +43,10 @@ class ResultStreams:
     """The readers of all running requests. Used on the event loop only."""
 
     def __init__(self, sink: Sink, model: Model, handlers: Handlers) -> None:
-        self._sink = sink
         self._model = model
         self._handlers = handlers
-        self._batch: list[Output] = []
+        self._steps = EngineSteps(sink)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
 
     def follow(self, request: StreamedRequest) -> None:
         """Read a request's result until its end."""
@@ -56,10 +55,8 @@ class ResultStreams:
         request.task.add_done_callback(self._tasks.discard)
 
     def give(self, output: Output) -> None:
-        """Add an output to the batch of this turn of the event loop."""
-        if not self._batch:
-            self._loop.call_soon(self._flush)
-        self._batch.append(output)
+        """Give an output to the sink at the end of this turn of the event loop."""
+        self._steps.add(output)
 
     def drop(self, requests: list[StreamedRequest]) -> None:
         """Stop reading these; nothing of them reaches the sink any more."""
@@ -68,7 +65,7 @@ class ResultStreams:
             request.closed = True
             if request.task is not None:
                 request.task.cancel()
-        self._batch[:] = [output for output in self._batch if output.id not in ids]
+        self._steps.drop(ids)
 
     async def close(self) -> None:
         """Stop reading all, and wait for the readers."""
@@ -77,12 +74,7 @@ class ResultStreams:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._batch.clear()
-
-    def _flush(self) -> None:
-        batch, self._batch = self._batch, []
-        if batch:
-            self._sink(batch)
+        self._steps.clear()
 
     async def _read(self, request: StreamedRequest) -> None:
         try:

@@ -1,12 +1,12 @@
 """Batches the deltas of an engine step for many sequences into one call of the sink.
 
-vLLM puts each request's delta into that request's own collector, all of a step without yielding to the event loop. They are
-taken there instead of waking a task per request: the first delta of a step schedules the flush, which finds them all.
+vLLM puts each request's delta into that request's own collector, all of a step without yielding to the event loop, and of
+several steps where that was late. They are taken there instead of waking a task per request: the first delta schedules the call
+of the sink, which finds them all.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from headrace.workers.engine import Fault, Output, Sequence, Sink
+from headrace.workers.engine_steps import EngineSteps
 
 _log = structlog.get_logger()
 
@@ -52,12 +53,10 @@ class StepBatcher:
         sink: Sink,
         handlers: DeltaHandlers,
     ) -> None:
-        self._sink = sink
+        self._steps = EngineSteps(sink)
         self._convert = handlers.convert
         self._on_error = handlers.on_error
         self._on_end = handlers.on_end
-        self._batch: list[Output] = []
-        self._loop = asyncio.get_running_loop()
 
     def attach(self, collector: Any, run: EngineRequest) -> None:
         """Take what is in vLLM's `collector` now and everything put into it from now on."""
@@ -85,11 +84,8 @@ class StepBatcher:
         if output is None or output.finish is not None or output.fault is not None:
             run.closed = True
             self._on_end(run.sequence.id)
-        if output is None:
-            return
-        if not self._batch:
-            self._loop.call_soon(self._flush)
-        self._batch.append(output)
+        if output is not None:
+            self._steps.add(output)
 
     def _converted(self, run: EngineRequest, item: Any) -> Output:
         try:
@@ -102,9 +98,4 @@ class StepBatcher:
 
     def drop(self, ids: frozenset[str]) -> None:
         """Drop the batched outputs of these sequences, so that none of them reaches the sink any more."""
-        self._batch[:] = [output for output in self._batch if output.id not in ids]
-
-    def _flush(self) -> None:
-        batch, self._batch = self._batch, []
-        if batch:
-            self._sink(batch)
+        self._steps.drop(ids)

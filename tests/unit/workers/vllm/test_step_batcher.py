@@ -66,7 +66,7 @@ async def test_a_delta_that_came_before_the_attachment_is_not_lost() -> None:
     _, collector = bench.run("a", early=1)
     collector.put(2)
     await asyncio.sleep(0)
-    assert [output.ids for output in bench.calls[0]] == [[1], [2]]
+    assert [[output.ids for output in call] for call in bench.calls] == [[[1]], [[2]]]
 
 
 async def test_the_last_output_ends_the_run_and_nothing_follows() -> None:
