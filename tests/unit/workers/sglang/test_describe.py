@@ -93,12 +93,14 @@ def test_a_step_without_chunks_has_the_most_tokens_of_a_prefill(folder: Path, ch
     assert describe(engine(folder, chunked_prefill_size=chunk), config(folder), "0").step_tokens == 4096
 
 
-def test_a_model_of_vectors_serves_nothing_else(folder: Path) -> None:
-    made = engine(folder, generates=False)
+@pytest.mark.parametrize("is_embedding", [True, False], ids=["by its setting", "by its files alone"])
+def test_a_model_of_vectors_serves_nothing_else(folder: Path, is_embedding: bool) -> None:
+    made = engine(folder, generates=False, is_embedding=is_embedding)
     info = describe(made, config(folder), "0")
     assert (info.kinds, info.default_sampling) == (("embedding",), {})
     able = capabilities(made)
     assert (able.resume, able.logprobs, able.guided, able.seeds) == (False, False, frozenset(), False)
+    assert (able.beam_search, info.beam_width) == (False, 0)
 
 
 def test_a_model_without_a_tokenizer_file_is_refused(tmp_path: Path) -> None:
