@@ -14,27 +14,22 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import openai
 import pytest
 
-from headrace.broker.codec import decode, encode, pack_u32
-from headrace.broker.errors import WireError
-from headrace.broker.messages import Generation, LoadReport, WorkerMember
-from headrace.broker.messages.prefill import PrefillJob, PrefillTaken
-from headrace.commands.control import live_workers
+from headrace.broker.codec import encode, pack_u32
+from headrace.broker.messages import Generation
+from headrace.broker.messages.prefill import PrefillJob
 from headrace.jetstream.client import Connection, ConnectOptions
 from headrace.jetstream.errors import QueueFull
-from headrace.jetstream.ports import Message
-from headrace.jetstream.subjects import Subjects
 from headrace.workers.sim.answers.tokens import expected_text
+from tests.support.handovers import SUBJECTS, Taken, failures, no_block_is_kept, once_taken, workers
 from tests.support.nixl_peer import needs_nixl
 from tests.support.up_process import RunningUp
 
 pytestmark = [pytest.mark.fault, needs_nixl]
 
-SUBJECTS = Subjects()
 TIMING = '{"prefill_tokens_per_s": 2000, "decode_base_s": 0.01, "transfer_per_descriptor_s": 1.0}'
 ALWAYS = ("--mode", "disagg", "--prefill", "always", "--routers", "0", "--engine-arg", f"timing_overrides={TIMING}")
 PROMPT = list(range(1000, 3000))  # a second to compute
@@ -82,67 +77,8 @@ class Asking:
         assert self.text == expected_text(self.prompt, self.max_tokens)
 
 
-def workers(up: RunningUp) -> dict[str, WorkerMember]:
-    """Ready workers by name."""
-
-    async def ask() -> dict[str, WorkerMember]:
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
-        async with await Connection.connect(options, subjects=SUBJECTS) as connection:
-            return {m.worker.rpartition("-")[0]: m for m in await live_workers(connection, SUBJECTS) if not m.draining}
-
-    return asyncio.run(ask())
-
-
-class Taken(NamedTuple):
-    """A request whose prompt a prefill worker has begun to compute."""
-
-    asking: Asking
-    prefill: WorkerMember
-    decode: WorkerMember
-
-
-def ask(up: RunningUp) -> Taken:
-    """Ask, and wait until the prompt is being computed: a busy machine may take its time until then."""
-
-    async def until_taken() -> Taken:
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
-        async with await Connection.connect(options, subjects=SUBJECTS) as connection, asyncio.timeout(30):
-            members = {member.worker: member for member in await live_workers(connection, SUBJECTS)}
-            taken: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-
-            def on_control(message: Message) -> None:
-                with suppress(WireError):
-                    told = decode(PrefillTaken, message.data)
-                    if not taken.done():
-                        taken.set_result((told.worker, message.subject.rpartition(".")[2]))
-
-            await connection.subscribe(f"{SUBJECTS.prefix}.ctl.*", on_control)
-            await connection.barrier()
-            asking = Asking(up)
-            prefill, decoding = await taken
-            return Taken(asking, members[prefill], members[decoding])
-
-    return asyncio.run(until_taken())
-
-
-def blocks_used(up: RunningUp) -> dict[str, int]:
-    """KV blocks that sequences or hand-overs hold, by worker, as its next load report says."""
-
-    async def ask() -> dict[str, int]:
-        found: dict[str, int] = {}
-        options = ConnectOptions(servers=(up.state()["nats"]["url"],))
-        async with await Connection.connect(options, subjects=SUBJECTS) as connection:
-            live = await live_workers(connection, SUBJECTS)
-
-            def on_report(message: Message) -> None:
-                report = decode(LoadReport, message.data)
-                found[report.worker] = report.blocks_used + report.running
-
-            await connection.subscribe(SUBJECTS.load_filter(live[0].pool), on_report)
-            await asyncio.sleep(0.5)
-        return {member.worker: found[member.worker] for member in live}
-
-    return asyncio.run(ask())
+def ask(up: RunningUp) -> Taken[Asking]:
+    return once_taken(up, lambda: Asking(up))
 
 
 def begin(start: Callable[..., RunningUp], *flags: str, prefill: int = 1, decode_workers: int = 1) -> RunningUp:
@@ -150,14 +86,6 @@ def begin(start: Callable[..., RunningUp], *flags: str, prefill: int = 1, decode
     up.until("all have joined", lambda: len(workers(up)) == prefill + decode_workers)
     up.until("all have met", lambda: len(up.events("peer.met")) == prefill * decode_workers)
     return up
-
-
-def no_block_is_kept(up: RunningUp, names: int) -> None:
-    up.until("no block is kept", lambda: len(used := blocks_used(up)) >= names and not any(used.values()))
-
-
-def failures(up: RunningUp) -> list[str]:
-    return [event["reason"] for event in up.events("prefill.failed")]
 
 
 def test_a_prompt_is_computed_elsewhere_and_its_blocks_are_let_go(start: Callable[..., RunningUp]) -> None:
