@@ -57,7 +57,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install serve test test-fast test-clients coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
+.PHONY: help install serve test test-fast test-engines test-clients coverage coverage-gate lint format types contracts docs-check wheels wheels-check test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,9 +85,12 @@ test: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minil
 	}; \
 	run -m 'not engine and not fault' $(IN_THREE) --ignore=tests/engines --ignore=tests/faults; \
 	run -m 'fault and not engine' $(IN_FOUR) $(foreach other,docs engines simulation unit,--ignore=tests/$(other)); \
-	run -m engine $(IN_TWO) $(foreach other,docs faults integration simulation unit,--ignore=tests/$(other)); \
+	run -m 'engine and not long_engine' $(IN_TWO) $(foreach other,docs faults integration simulation unit,--ignore=tests/$(other)); \
 	[ $$all -ne 5 ] || echo 'no test was run' >&2; \
 	exit $$all
+
+test-engines: $(VENV)/.test $(VENV)/.engine $(VENV)/.sglang $(VENV)/.nixl $(VENV)/.minilm ## all tests with a real engine, those too that `make test` leaves out
+	$(BIN)/pytest -m engine $(IN_TWO) tests/engines $(ARGS)
 
 # Searches try a fifth of their examples here, and the protocol is played with fewer seeds. The folders left out have nothing to run.
 # Two runs side by side: most of what computes in one process, to which xdist would add 15 s of processor time, and what mostly waits

@@ -84,7 +84,7 @@ def capabilities(engine: Any) -> Capabilities:
         logprobs=True,
         prompt_logprobs=True,
         beam_search=True,
-        guided=GUIDED if args.grammar_backend != "none" else frozenset(),
+        guided=frozenset() if args.grammar_backend == "none" or args.skip_tokenizer_init else GUIDED,
         lora="dynamic" if args.enable_lora else "none",
         cache_salt=True,
         priority=priority,
@@ -150,5 +150,9 @@ def _tokenizer_folder(tokenizer: str, revision: str | None) -> Path:
         cached = try_to_load_from_cache(tokenizer, "tokenizer.json", revision=revision)
         folder = Path(cached).parent if isinstance(cached, str) else folder
     if not (folder / "tokenizer.json").is_file():
-        raise EngineStartFailed(f"{tokenizer} has no tokenizer.json; Headrace needs a tokenizer in that form")
+        raise EngineStartFailed(
+            f"{tokenizer} has no tokenizer.json, and Headrace needs a tokenizer in that form: requests come as token ids. "
+            "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER) writes it where transformers can convert the model's "
+            "own; give that folder as tokenizer_path"
+        )
     return folder

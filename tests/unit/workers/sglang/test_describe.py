@@ -27,6 +27,7 @@ def engine(folder: Path, *, generates: bool = True, snapshots: tuple[int, ...] =
         "enable_deterministic_inference": False,
         "is_embedding": not generates,
         "grammar_backend": "xgrammar",
+        "skip_tokenizer_init": False,
         "disaggregation_mode": "null",
         "disable_overlap_schedule": False,
         **args,
@@ -104,8 +105,9 @@ def test_a_model_of_vectors_serves_nothing_else(folder: Path, is_embedding: bool
 
 
 def test_a_model_without_a_tokenizer_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineStartFailed, match=r"has no tokenizer\.json"):
+    with pytest.raises(EngineStartFailed, match=r"has no tokenizer\.json") as told:
         describe(engine(tmp_path), config(tmp_path), "0")
+    assert "tokenizer_path" in str(told.value), "it says what to do"
 
 
 def test_abilities_follow_from_the_settings(folder: Path) -> None:
@@ -116,6 +118,7 @@ def test_abilities_follow_from_the_settings(folder: Path) -> None:
     able = capabilities(engine(folder, grammar_backend="none", **given))
     assert (able.lora, able.priority, able.seeds, able.guided) == ("dynamic", True, True, frozenset())
     assert "load_adapter" in able.operations
+    assert not capabilities(engine(folder, skip_tokenizer_init=True)).guided, "its grammars are made for a tokenizer's words"
     assert honours_seeds(engine(folder, **given))
     assert not plain.resume_penalties, "with the overlap schedule tokens are counted a step late"
     assert not plain.resume_repetition
