@@ -1,4 +1,6 @@
-"""The engine contract, with the real SGLang, started with all that the bundled model can have."""
+"""The engine contract, with the real SGLang, started with all that the bundled model can have; and the tokens, refusals and
+metrics that only SGLang has.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from prometheus_client import generate_latest
 
+from headrace.broker.messages import Sampling
 from headrace.workers.engine import Engine, EngineConfig
+from headrace.workers.errors import EngineStartFailed, RequestInvalid
 from headrace.workers.sglang.engine import SglangEngine
 from headrace.workers.sglang.support import SUPPORT
 from tests.engine_contract.caching import CachingContract
@@ -20,6 +26,7 @@ from tests.engine_contract.life import HealthContract, KilledContract, descendan
 from tests.engine_contract.operations import GeneratingOperationsContract
 from tests.engine_contract.options import OptionsContract
 from tests.engine_contract.subject import Means, Subject, started
+from tests.engines.conftest import DIRECT_TOKENS
 from tests.engines.test_vllm_adapters import write_adapter
 
 pytestmark = [
@@ -44,14 +51,18 @@ ARGS = {
 
 
 async def kill(engine: Engine) -> None:
-    """Kill every process of SGLang, as a lack of memory would one of them."""
+    """Kill what computes, as a lack of memory would: SGLang then ends its other processes itself."""
     assert isinstance(engine, SglangEngine)
-    for pid in engine._processes.alive():
-        os.kill(pid, signal.SIGKILL)
+    processes = engine._processes.alive()
+    (scheduler,) = [pid for pid in processes if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(scheduler, signal.SIGKILL)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def subject(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
+async def subject(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, direct_sglang: list[list[int]]
+) -> AsyncIterator[Subject]:
+    """Depends on `direct_sglang` only so that the two engines are not up at the same time."""
     folder = tmp_path_factory.mktemp("adapters")
     adapters = tuple(str(write_adapter(folder / name, model_dir, seed=n)) for n, name in enumerate(("one", "other")))
     means = Means(adapters=adapters, kill=kill, start_s=420.0, least_rank=0)
@@ -67,6 +78,32 @@ class TestSglang(GeneratingContract, OptionsContract, CachingContract, Generatin
 async def test_these_settings_show_every_ability_that_sglang_declares(subject: Subject) -> None:
     assert subject.declared | SUPPORT.untried.keys() == SUPPORT.words
     assert not subject.declared & SUPPORT.untried.keys()
+
+
+async def test_greedy_tokens_equal_those_of_sglang_itself(
+    subject: Subject, prompts: list[list[int]], direct_sglang: list[list[int]]
+) -> None:
+    for prompt, expected in zip(prompts, direct_sglang, strict=True):
+        assert await subject.ids(prompt, Sampling(temperature=0.0, max_tokens=DIRECT_TOKENS)) == expected
+    assert "Paris" in subject.text(direct_sglang[0])
+
+
+async def test_what_sglang_itself_refuses_is_a_refused_request(subject: Subject, prompts: list[list[int]]) -> None:
+    with pytest.raises(RequestInvalid, match="top_p"):
+        await subject.submit(prompts[0], Sampling(max_tokens=4, top_p=2.0))
+    late = (await subject.run(prompts[0], guided={"regex": "[a-z"}))[-1].fault
+    assert late is not None
+    assert (late.code, late.retriable) == ("invalid_request", False)
+
+
+async def test_its_own_metrics_are_among_the_workers(subject: Subject) -> None:
+    assert b"sglang:" in generate_latest()
+
+
+async def test_a_setting_that_it_lacks_stops_the_start(model_dir: Path) -> None:
+    args: dict[str, Any] = {"pagesize": 1}
+    with pytest.raises(EngineStartFailed, match="page_size"):
+        await SglangEngine().start(EngineConfig(model=str(model_dir), served_name="x", args=args), lambda outputs: None)
 
 
 class TestEnd(KilledContract):

@@ -22,6 +22,7 @@ from tests.engines.support.sglang_args import ARGS, needs_sglang
 pytestmark = [
     needs_sglang,
     pytest.mark.engine,
+    pytest.mark.long_engine,  # `make test` has a deployment of two such engines: test_sglang_served_disagg.py
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("default"),  # SGLang and torch warn about themselves

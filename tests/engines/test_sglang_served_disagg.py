@@ -134,6 +134,7 @@ def undisturbed(apart: RunningUp) -> str:
 
 
 @pytest.mark.fault
+@pytest.mark.long_engine  # engines start again
 def test_a_prefill_worker_that_is_killed_while_it_computes_costs_time_only(apart: RunningUp, undisturbed: str) -> None:
     before = len(handed_over(apart))
     taken = once_taken(apart, lambda: Stream(apart, "prefill killed"))
@@ -148,6 +149,7 @@ def test_a_prefill_worker_that_is_killed_while_it_computes_costs_time_only(apart
 
 
 @pytest.mark.fault
+@pytest.mark.long_engine  # engines start again
 def test_the_stream_of_a_killed_decode_worker_goes_on_when_it_is_replaced(apart: RunningUp, undisturbed: str) -> None:
     before = handed_over(apart)
     taken = once_taken(apart, lambda: Stream(apart, "decode killed"))

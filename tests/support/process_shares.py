@@ -19,7 +19,15 @@ BENCH = (
 )  # one engine in the tests' own process
 
 # Groups of tests/engines, the longest first: the last one should not be one that the other process waits for.
-FIRST = ("served", "test_embeddings.py", "test_vllm_disagg.py", "test_vllm_killed_mid_stream.py", "test_served_disagg.py")
+FIRST = (
+    "served",
+    "test_sglang_served.py",
+    "test_sglang_contract.py",
+    "test_embeddings.py",
+    "test_vllm_disagg.py",
+    "test_vllm_two_workers.py",
+    "test_served_disagg.py",
+)
 LAST = ("test_vllm_adapters.py", "test_bundled_model.py")
 
 NO_KILLS = ("tests/docs/", "tests/simulation/", "tests/unit/")  # the Makefile's run of tests that kill leaves them out

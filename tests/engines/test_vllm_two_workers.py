@@ -1,5 +1,7 @@
-"""One of two real vLLM engines is killed under several streams: each stream ends as it would have without that, and no process
-of the engine is left.
+"""Two real vLLM workers under a router: prompts go where their beginning is cached, and when one engine is killed under several
+streams, each stream ends as it would have without that, and no process of the engine is left.
+
+The tests run in their order: the last one kills a worker.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ import pytest
 from tests.engine_contract.life import descendants
 from tests.engines.conftest import ARGS
 from tests.engines.support.killed_streams import GUIDED, KINDS, PENALIZED, SLOTS, Requests, must_go_on, undisturbed
+from tests.engines.support.prefix_routing import must_follow_the_cache
 from tests.faults.test_workers_come_and_go import holders
 from tests.support.up_process import RunningUp
 
-pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 ENGINES_START_S = 300.0
 
@@ -31,6 +34,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[R
     try:
         up.until("ready", lambda: up.state()["ready"], ENGINES_START_S)
         up.until("both workers joined", lambda: len(holders(up)) == 2, ENGINES_START_S)
+        up.until("the router works", lambda: bool(up.events("router.ready")))
         yield up
         up.process.terminate()
         assert up.process.wait(60) == 0, up.log()
@@ -44,6 +48,11 @@ def kill_worker(pid: int) -> list[int]:
     return processes
 
 
+def test_prompts_go_to_the_worker_whose_cache_has_their_beginning(two: RunningUp) -> None:
+    must_follow_the_cache(two)
+
+
+@pytest.mark.fault
 async def test_streams_of_a_killed_engine_go_on_with_the_next_token_or_say_why_not(two: RunningUp) -> None:
     async with openai.AsyncOpenAI(base_url=f"{two.state()['url']}/v1", api_key="none", max_retries=0, timeout=200) as api:
         requests = Requests(continued=KINDS, refused=(*GUIDED, *PENALIZED))
