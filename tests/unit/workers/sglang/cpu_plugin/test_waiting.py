@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.workers.sglang.cpu_plugin import waiting
+
+
+@pytest.mark.parametrize(("idle", "pauses"), [(False, [waiting.PAUSE_S]), (True, [])], ids=["it waits", "it has nothing"])
+def test_only_a_scheduler_that_waits_for_pages_is_paused(
+    idle: bool, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=slept.append))
+    turns: list[object] = []
+    scheduler = SimpleNamespace(is_fully_idle=lambda: idle)
+    waiting.pause(turns.append, scheduler)
+    assert (turns, slept) == ([scheduler], pauses)
