@@ -3,11 +3,10 @@
     python -m benchmarks.nixl_transfer [--mib 64] [--rounds 15] [--blocks 64,256,1024,4096] [--cpu] [--json]
 
 Per case and round, in random order: bare NIXL moving one range of all bytes, bare NIXL moving the same ranges as we do, and
-ours (`headrace.workers.sim.transfer.nixl.agent.Agent`, polled from an event loop as its docstring says).  Bare NIXL is a
-plain `initialize_xfer`
-through its bindings with a tight loop around the status.  It has our progress settings: with those of NIXL's Python class two
-progress threads would keep two cores busy and slow everybody down.  Printed are medians; `share` is our speed by that of bare
-NIXL with one range, `alike` by that of bare NIXL with the same ranges.
+ours (`headrace.workers.sim.transfer.nixl.agent.Agent`, polled from an event loop as its docstring says).  Bare NIXL is a plain
+`initialize_xfer` through its bindings with a tight loop around the status.  It has our progress settings: with those of NIXL's
+Python class two progress threads would keep two cores busy and slow every process down.  Printed are medians; `share` is our
+speed by that of bare NIXL with one range, `alike` by that of bare NIXL with the same ranges.
 """
 
 from __future__ import annotations

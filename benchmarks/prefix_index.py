@@ -269,7 +269,7 @@ def main() -> None:
     check({name: build(name, args.workers) for name in who}, load)
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in who}
     gc.collect()
-    gc.freeze()  # the load's millions of ints are nobody's cost
+    gc.freeze()  # the load's millions of ints are no cost of the index
     for turn in range(args.rounds):
         for name in [*who[turn % len(who) :], *who[: turn % len(who)]]:
             rounds[name].append(measure(build(name, args.workers), load))

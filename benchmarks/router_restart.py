@@ -4,7 +4,7 @@
     .venv/bin/python -m benchmarks.router_restart --blocks 1000000 --index pure --json out.json
 
 A nats-server of its own on this machine. The index is filled, a snapshot is made while events go on, and events are left
-behind it in the stream. Then `headrace router` is started, as anybody would start it: it imports what it needs, connects,
+behind it in the stream. Then `headrace router` is started, as a user would start it: it imports what it needs, connects,
 restores, replays, takes its lease, and says `router.ready`, which is when the time is taken. Its metrics tell that all blocks
 are there. The workers are leases that this process keeps. A stopwatch on the loop of the process that makes the snapshot
 notes its longest wait.

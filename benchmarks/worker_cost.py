@@ -43,7 +43,7 @@ MAX_PAYLOAD = 1 << 20
 
 
 class StoredMessage:
-    """A delivery that nobody has to be told about."""
+    """A delivery whose ack goes nowhere."""
 
     num_delivered, pending = 1, 0
 

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 def fault_of_failure(error: Exception) -> JobFault:
-    """Return the fault that a client is told for an error nobody has foreseen, without its text, which may hold anything."""
+    """Return the fault that a client is told for an unforeseen error, without its text, which may hold anything."""
     return JobFault("engine_error", f"the request failed inside Headrace ({type(error).__name__})")
 
 

@@ -1,6 +1,6 @@
 """The state of a worker's or router's process as an orchestrator asks for it: does it live, is it ready, is it healthy.
 
-The event loop publishes a standing every half second, and whoever answers questions reads the last one from another thread.  So
+The event loop publishes a standing every half second, and questions are answered with the last one, from another thread.  So
 answers come while the loop is busy, cost it nothing, and its silence itself is an answer: a loop that has published nothing for
 `SILENCE_S` hangs, and the process has to be started again.
 """

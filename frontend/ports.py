@@ -134,7 +134,7 @@ class StoredJobPort(Protocol):
         """Return a reader of a job's events from number `first` on."""
 
     async def begun(self, tenant: str, token: str, /) -> bool:
-        """Say whether a carrier has taken the job's stream. Raises a JetStreamError."""
+        """Return whether a carrier has taken the job's stream. Raises a JetStreamError."""
 
     async def known(self, tenant: str, token: str, /) -> JobResult | None:
         """Return the result of a job, None if none is seen. Raises a JetStreamError."""

@@ -61,7 +61,7 @@ class RuleBook:
         self._publish |= {API + call for call in calls}
 
     def everything(self) -> None:
-        """Let the login do all there is to do with the deployment, and answer everybody."""
+        """Let the login do all there is to do with the deployment, and answer every request."""
         self._publish |= {f"{self.p}.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", "$O.>", "_INBOX.>"}
         self._subscribe |= {f"{self.p}.>", "$JS.EVENT.>", "$KV.>"}
 

@@ -1,7 +1,7 @@
 """Makes NIXL's progress thread pause between two polls.
 
 NIXL's Python class starts a thread that looks for transfers without ever pausing: a whole core per engine, also while nothing
-is transferred.  Beside a GPU that is a core nobody misses.  Where the engines themselves compute on the cores it is not: one
+is transferred.  Beside a GPU that core is not missed.  Where the engines themselves compute on the cores it is not: one
 prefill and one decode engine would leave each other nothing.  The bindings have a setting for it (`pthrDelay`), which the class
 overwrites with 0; so the class is given a config object that does not take that.
 

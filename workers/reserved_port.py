@@ -9,7 +9,7 @@ from contextlib import ExitStack
 def reserve_port(stack: ExitStack, host: str, port: int) -> int:
     """Bind a port until `stack` is closed, 0 = any free one, and return it. Raises OSError, OverflowError.
 
-    Whoever allows the reuse of addresses can listen on it all the same, because this socket does so, too, and never listens.
+    A process that allows the reuse of addresses can listen on it all the same: this socket does so, too, and never listens.
     """
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     held = stack.enter_context(socket.socket(family, kind))

@@ -101,7 +101,7 @@ class World(PoolWorld):
         self.clock.at(self.clock.now_s + JOB_S + decision.wait_s, self._patience, served)
 
     def _patience(self, served: Served) -> None:
-        """Nobody has taken the job: it is computed here."""
+        """Compute the job here, because no prefill worker has taken it."""
         for queue in (self.queue, *(node.named for node in self.prefills)):
             if served in queue:
                 queue.remove(served)

@@ -6,7 +6,7 @@ wakes every millisecond: the longest gap between two wakings is how long the loo
 held the interpreter, or by other programs on the machine.  Two more columns tell which, also on a machine that is busy with
 other things.  `process` counts of each gap no more than the CPU time that all threads of the server used in it: what a machine
 with nothing else to do would see, or more, where threads computed beside the loop without holding it up.  `loop` counts no more
-than the CPU time of the loop's own thread, which it cannot blame on anybody.
+than the CPU time of the loop's own thread, for which no other process is to blame.
 
     python -m benchmarks.ingress.abuse [--only NAME …] [--rounds 3]
 """

@@ -4,8 +4,8 @@ Both with the bundled model's tokenizer and chat template, in this process, with
 without the memory of prefixes, in turn, so that the ratio holds on a busy machine; each figure is the median of some rounds.
 
 The loop is watched by a task that asks for its turn again and again.  How long it waits says too much on a busy machine, where
-everybody waits for a processor; so of every wait only as much counts as this thread and the pool's have computed in it, which
-is what they could have held the interpreter for.  Linux only.
+every process waits for a processor; so of every wait only as much counts as this thread and the pool's have computed in it,
+which is what they could have held the interpreter for.  Linux only.
 
     python benchmarks/ingress/prompt_cost.py [--sizes 10000,30000,100000] [--rounds 9] [--long 10000,100000,1000000]
 """

@@ -62,7 +62,7 @@ class BatchOwner:
         metrics.CARRIED.set(0)
 
     async def _give_up(self, seen: BatchRecord) -> None:
-        """Leave a batch to whoever takes it first. One that cannot be given up waits for the end of the lease."""
+        """Leave a batch to the first frontend that takes it. One that cannot be given up waits for the end of the lease."""
         for _ in range(GIVE_UP_TRIES):
             try:
                 stored = await self._parts.store.read(seen.tenant, seen.id)

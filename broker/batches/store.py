@@ -91,7 +91,7 @@ class BatchView:
         return closing(record.status) if record is not None else None
 
     def has(self, tenant: str, batch_id: str) -> bool:
-        """Say whether a tenant has a batch of this id that has not ended."""
+        """Return whether a tenant has a batch of this id that has not ended."""
         record = self._records.get(batch_id)
         return record is not None and record.tenant == tenant and not record.final
 

@@ -31,7 +31,7 @@ def name_of_key(tenant: str, key: str) -> str:
 
 
 def is_made_for(name: str, tenant: str) -> bool:
-    """Say whether a frontend made this name for a job of this tenant."""
+    """Return whether a frontend made this name for a job of this tenant."""
     made = _MADE.match(name)
     return made is not None and _checked(made[1], tenant) == name
 

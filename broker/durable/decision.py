@@ -27,12 +27,12 @@ Ended = JobStatus | Literal["retry"]
 
 
 def has_entries(job: StoredJob, num_delivered: int) -> bool:
-    """Say whether this delivery of a job writes entries: a plain job does so from its second delivery on."""
+    """Return whether this delivery of a job writes entries: a plain job does so from its second delivery on."""
     return job.durable or num_delivered > 1
 
 
 def asks_carriers(num_delivered: int, state: JobState) -> bool:
-    """Say whether another carrier may have the job, so that all have to be asked."""
+    """Return whether another carrier may have the job, so that all have to be asked."""
     return num_delivered > 1 or bool(state.takes)
 
 

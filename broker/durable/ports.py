@@ -23,7 +23,7 @@ class RenderedJob(Protocol):
 
     @property
     def open(self) -> bool:
-        """More rows are needed."""
+        """True while more rows are needed."""
 
     def take(self, rows: list[Row]) -> list[bytes]:
         """Take rows. Returns the events that they make for the clients of a durable stream; a plain job makes none."""
@@ -56,7 +56,7 @@ class JobRenderer(Protocol):
     """Renders stored jobs: checks the body, applies the template, makes token ids."""
 
     def serves(self, model_slug: str) -> bool:
-        """Say whether a model of this slug has a card here."""
+        """Return whether a model of this slug has a card here."""
 
     async def render(self, job: StoredJob, run: str) -> RenderedJob:
         """Render a job for the run of this id. Its answer's own id and time come from the job, so they are the same each time.

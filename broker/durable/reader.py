@@ -1,6 +1,6 @@
 """Reads the events of a job's durable stream from any number on: replays those that are stored, then follows.
 
-Readers need no carrier: they see what was appended, whoever did so. Event numbers count inside the job; an entry may hold
+Readers need no carrier: they see what was appended by any writer. Event numbers count inside the job; an entry may hold
 several events, and a reader may begin in the middle of one.
 """
 
@@ -130,5 +130,5 @@ class JobReader:
                 await follow.close()
 
     async def begun(self, tenant: str, token: str) -> bool:
-        """Say whether entries of a job are seen. Raises JetStreamError."""
+        """Return whether entries of a job are seen. Raises JetStreamError."""
         return bool(await self._messaging.last_messages(self._subjects.stream("RSP"), [self._subjects.rsp(tenant, token)]))

@@ -36,7 +36,7 @@ class StoredJobs:
         return self._reader.events(tenant, token, first=first)
 
     async def begun(self, tenant: str, token: str) -> bool:
-        """Say whether entries of a job are seen. Raises JetStreamError."""
+        """Return whether entries of a job are seen. Raises JetStreamError."""
         return await self._reader.begun(tenant, token)
 
     async def known(self, tenant: str, token: str) -> JobResult | None:

@@ -118,17 +118,17 @@ def new_part_id() -> str:
 
 
 def is_file_id(text: str) -> bool:
-    """Say whether a file can have this id."""
+    """Return whether a file can have this id."""
     return _FILE_ID.match(text) is not None
 
 
 def is_upload_id(text: str) -> bool:
-    """Say whether an upload can have this id."""
+    """Return whether an upload can have this id."""
     return _UPLOAD_ID.match(text) is not None
 
 
 def is_part_id(text: str) -> bool:
-    """Say whether a part can have this id."""
+    """Return whether a part can have this id."""
     return _PART_ID.match(text) is not None
 
 

@@ -143,7 +143,10 @@ class WorkerWait:
         return min((held.until_s for group in self._held.values() for held in group.values()), default=None)
 
     def _comes(self, wanted: _Wanted) -> bool:
-        """A worker is being woken. Its weights may take longer than a request is held; the request's deadline still ends it."""
+        """Return True while a worker is being woken.
+
+        Its weights may take longer than a request is held; the request's deadline still ends it.
+        """
         return self._members.waking(wanted.pool, wanted.adapter)
 
     def _refuse(self, wanted: _Wanted, held: _Held, now_s: float) -> None:

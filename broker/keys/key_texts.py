@@ -1,7 +1,7 @@
 """Makes the texts of API keys, and the hashes by which they are known.
 
 A key is `hr_sk_<public id>_<secret>`: the id of 8 characters may be shown and logged, the secret has 256 random bits. So a
-plain SHA-256 is enough to keep it from whoever reads the store.
+plain SHA-256 is enough to keep it from any reader of the store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Describes API keys as records: whom they stand for, what they may do, how much, and for how long."""
+"""Describes API keys as records: the tenant that each stands for, what it may do, how much, and for how long."""
 
 from __future__ import annotations
 

@@ -311,8 +311,8 @@ class ModelDirectory:
     def _precedence(self, card: ModelCard) -> tuple[bool, bool, bool, float, str]:
         """Order the cards that want one name: a card cannot take the name of a model that is served.
 
-        First the pool that a model of this name and namespace has, then whoever has the name now, then one with workers, then
-        the oldest card.
+        First the pool that a model of this name and namespace has, then the one that has the name now, then one with workers,
+        then the oldest card.
         """
         return (
             card.pool != pool_id(card.model, card.namespace),

@@ -34,4 +34,4 @@ class CrashRecorder(Protocol):
     """Stores the crashes of a request whose state outlives its judge."""
 
     def recorded(self, crashes: Sequence[HistoryEntry]) -> bool:
-        """Say whether all of these are stored. If not, begin to store them; the claim is answered `wait` until then."""
+        """Return whether all of these are stored. If not, begin to store them; the claim is answered `wait` until then."""

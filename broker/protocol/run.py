@@ -138,7 +138,7 @@ class Run:
         self.state = RunState.WAITING
         self.choices: list[ChoiceLog] = []
         self.resent_s = 0.0
-        self.due_s = inf  # its deadline on the loop's clock, which does not jump; set by whoever reads the wall clock
+        self.due_s = inf  # its deadline on the loop's clock, which does not jump; set by the caller that reads the wall clock
         self.prefill: PrefillDecision | None = None  # of the router, if it has decided
         self.rank: int | None = None  # data-parallel rank of the engine; None = it has only one
         self.kept = False  # a batch run that makes way for nothing, because it was placed for the share of batch work
@@ -212,7 +212,7 @@ class Run:
 
     @property
     def ahead(self) -> bool:
-        """Every open choice has gone so far beyond what earlier attempts emitted that the judge may clear the job."""
+        """True once every open choice has gone so far beyond what earlier attempts emitted that the judge may clear the job."""
         return all(log.settled or log.fin is not None or len(log.ids) - log.start >= CLEAR_TOKENS for log in self.choices)
 
     @property
@@ -253,7 +253,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Every choice has ended, or one of them has ended the whole job with a fault."""
+        """True once every choice has ended, or one of them has ended the whole job with a fault."""
         fault = False
         whole = True
         for log in self.choices:

@@ -51,7 +51,7 @@ class IsolationMover:
         runs: RunLifecycle,
         tasks: TaskScope,
     ) -> None:
-        """The waiting for co-runners runs in `tasks`. It is longer than the period of load reports."""
+        """`tasks` runs the waiting for co-runners, which is longer than the period of load reports."""
         self._messaging = deps.messaging
         self._subject = deps.subjects.load_filter(state.pool)
         self._patience_s = deps.timing.trial_patience_s
@@ -89,7 +89,7 @@ class IsolationMover:
         await asyncio.gather(*(self._runs.move(run, suspect=None, reason=REASON) for run in neighbours))
 
     def _movable(self, run: Run) -> bool:
-        """Another worker could continue this run."""
+        """Return True if another worker could continue this run."""
         able = self._members.having(self._state.pool, run.envelope.adapter)
         there = any(member.worker != self._state.worker for member in able)
         return there and (run.state is RunState.WAITING or (run.state is RunState.RUNNING and self._executor.resumable(run)))

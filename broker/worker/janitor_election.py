@@ -20,7 +20,7 @@ class JanitorElection:
         self._members = members
 
     def elected(self) -> bool:
-        """Say whether this worker moves ownerless work: it is the rendezvous-first live worker, and there is no router."""
+        """Return whether this worker moves ownerless work: it is the rendezvous-first live worker, and there is no router."""
         pool, worker = self._state.pool, self._state.worker
         if not self._lease.held or self._members.has_router(pool):
             return False

@@ -24,7 +24,7 @@ class Executor(Protocol):
         """Abort a run in the engine and free its blocks. Called once for every started run, finished ones too."""
 
     def resumable(self, run: Run) -> bool:
-        """Say whether another worker could continue this run where it stands."""
+        """Return whether another worker could continue this run where it stands."""
 
     def park(self, run: Run) -> None:
         """Stop the engine's sequences and keep the logs: the lease is lost, and enough has been decoded ahead."""

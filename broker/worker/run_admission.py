@@ -83,7 +83,7 @@ class RunAdmission:
         self._runs.drop(run, how="failed")
 
     def _starts_at_once(self, run: Run) -> bool:
-        """A first attempt of a first delivery with nothing to ask takes no round trip before its first token."""
+        """Return True for a first attempt of a first delivery with nothing to ask: its first token waits for no round trip."""
         return (
             run.attempt == 1
             and run.delivery.num_delivered == 1

@@ -121,7 +121,7 @@ class SelfPlacer:
         return self._state.room + (0 if request_class in BATCH_CLASSES else self._preemption.slots)
 
     def _may_place(self) -> bool:
-        """The lease is held, the worker takes requests, and no router lease is live in its pool."""
+        """Return True while the lease is held, the worker takes requests, and no router lease is live in its pool."""
         return (
             self.enabled
             and self._lease.held

@@ -67,7 +67,7 @@ class WorkerState:
 
     @property
     def taking(self) -> bool:
-        """New work is taken: the worker neither leaves nor is withdrawn."""
+        """True while new work is taken: the worker neither leaves nor is withdrawn."""
         return not self.draining and not self.withdrawn
 
     @property
@@ -87,7 +87,7 @@ class WorkerState:
         return 0 if self.runs.on_trial else self.free_slots - len(self._placed)
 
     def usable(self, adapter: str) -> bool:
-        """The engine has this adapter, or none is needed."""
+        """Return True if the engine has this adapter, or none is needed."""
         return not adapter or adapter in self.member.adapters or adapter in self.unloading
 
     # Requests that the worker places on itself, on their way from REQ to its own consumer.

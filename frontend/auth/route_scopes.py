@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.broker.keys.records import Scope
 
-OPEN = "open"  # for everybody: probes
+OPEN = "open"  # needs no key: probes
 ANY = "any"  # for every key
 
 _PROBES = frozenset({"/live", "/ready", "/health", "/ping"})

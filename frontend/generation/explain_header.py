@@ -31,7 +31,7 @@ class Explained:
 
     @property
     def journey(self) -> Journey | None:
-        """None: the answers below are followed one by one."""
+        """Return None: the answers below are followed one by one."""
         return None
 
     async def rows(self) -> list[Row]:

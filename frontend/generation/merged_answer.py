@@ -66,7 +66,7 @@ class MergedAnswer:
 
     @property
     def journey(self) -> Journey | None:
-        """None: the answers below are followed one by one."""
+        """Return None: the answers below are followed one by one."""
         return None
 
     async def rows(self) -> list[Row]:

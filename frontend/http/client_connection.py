@@ -35,7 +35,7 @@ class Watcher(Protocol):
     """An observer that is called when the client of a connection leaves."""
 
     def left(self) -> None:
-        """The client has closed the connection."""
+        """Note that the client has closed the connection."""
 
 
 class Board(Protocol):

@@ -27,7 +27,7 @@ def stream_body(body: bytes) -> bytes:
 
 
 def asks(body: bytes, name: str) -> bool:
-    """Say whether a field of a body is true."""
+    """Return whether a field of a body is true."""
     fields = _fields(body)
     return fields is not None and fields.get(name) == _TRUE
 

@@ -137,7 +137,7 @@ class DurableApi:
         )
 
     async def _is_stored(self, tenant: str, name: str) -> bool:
-        """Say whether a job of this name has begun or ended. One that waits in the queue is published again, and is one job."""
+        """Return whether a job of this name has begun or ended. One that waits in the queue is published again: one job."""
         return await self._jobs.begun(tenant, name) or await self._jobs.known(tenant, name) is not None
 
     def _first_token(self, asked: _Asked, began: float) -> Callable[[], None]:

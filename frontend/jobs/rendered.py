@@ -48,7 +48,7 @@ class RenderedAnswer:
 
     @property
     def open(self) -> bool:
-        """More rows are needed."""
+        """True while more rows are needed."""
         return self._error is None and self._writer.open > 0
 
     def take(self, rows: list[Row]) -> list[bytes]:

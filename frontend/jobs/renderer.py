@@ -59,7 +59,7 @@ class ApiRenderer:
         self._settings = settings
 
     def serves(self, model_slug: str) -> bool:
-        """Say whether a model, or an alias or adapter that has a worker, is of this slug."""
+        """Return whether a model, or an alias or adapter that has a worker, is of this slug."""
         return any(slug(name) == model_slug for name in (*self._models.names(), *self._models.listed_names()))
 
     async def render(self, job: StoredJob, run: str) -> RenderedAnswer:

@@ -19,7 +19,7 @@ def chosen_name(value: str) -> str:
 
 
 def is_token(value: str) -> bool:
-    """Say whether a value can be the token of a job."""
+    """Return whether a value can be the token of a job."""
     return _TOKEN.match(value) is not None
 
 

@@ -182,7 +182,7 @@ class Conversations:
 
 
 def _has(record: ConversationRecord, turn: str) -> bool:
-    """Say whether a conversation has items of a turn."""
+    """Return whether a conversation has items of a turn."""
     return bool(turn) and any(turn in item_id for item_id in record.item_ids)
 
 

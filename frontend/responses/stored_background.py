@@ -2,7 +2,7 @@
 
 The record is in the store from the beginning, `queued`. While the job is open its state and events are read from the job's
 stream; the first two events are those of the record. The carrier stores the final record with all events. A job that ended
-without its carrier (cancelled, expired) is closed by whoever reads it, as its result says.
+without its carrier (cancelled, expired) is closed by its reader, as its result says.
 """
 
 from __future__ import annotations

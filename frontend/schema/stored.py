@@ -23,7 +23,7 @@ class Page(msgspec.Struct, kw_only=True):
 
 
 class ExpiresAfter(msgspec.Struct, kw_only=True):
-    """For how long a file is kept after its creation."""
+    """The life of a file, from its creation on."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=2_592_000)]

@@ -173,7 +173,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def needs_bundled_model(settings: Settings) -> bool:
-    """Tell whether a worker with these settings runs the bundled model."""
+    """Return whether a worker with these settings runs the bundled model."""
     return settings["worker.engine"] in MODEL_ENGINES and settings["worker.model"] is None
 
 

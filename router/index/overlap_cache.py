@@ -2,8 +2,8 @@
 
 The chains form a forest, for requests that begin alike share their first blocks: each *run* (blocks that no request leaves
 half-way) is matched against the index once for all requests that pass through it.  A run watches its blocks as far as any
-worker has them, and the one after: nothing else that is stored or removed can change how far anybody reaches.  A change in a
-watched block marks the run and its requests; only those are worked out again, when somebody asks, and only for the workers
+worker has them, and the one after: nothing else that is stored or removed can change how far a worker reaches.  A change in a
+watched block marks the run and its requests; only those are worked out again, when they are asked for, and only for the workers
 that changed.
 """
 

@@ -1,4 +1,4 @@
-"""Long work in slices, so that the rest of the process gets its turn in between."""
+"""Does long work in slices, so that the rest of the process gets its turn in between."""
 
 from __future__ import annotations
 

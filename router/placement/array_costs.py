@@ -18,7 +18,7 @@ from headrace.router.placement.worker_view import WorkerView
 
 @dataclass(slots=True)
 class Costs:
-    """Per candidate (row) and worker (column); infinite where the worker may not take it."""
+    """Costs per candidate (row) and worker (column); infinite where the worker may not take it."""
 
     cost: Floats  # by the best way, whether or not there is room for it
     choice: Floats

@@ -166,8 +166,8 @@ class SchedulerSettings:
             most=0.9,
         ),
     ] = 0.02
-    batch_lookahead_s: float = 0.01  # a worker with less than this much prefill before it may get a batch request …
-    batch_quiet_s: float = 5.0  # … and one with less than `lookahead`, if the pool has had no interactive work for so long
+    batch_lookahead_s: float = 0.01  # a worker with less prefill than this may get a batch request
+    batch_quiet_s: float = 5.0  # without interactive work for so long, one with less than `lookahead` may get one
     spare_slots: int = 0  # requests that may be on their way to a worker whose slots are full
     thrift: float = 0.25  # cost of prefill work to requests that may come, even while nothing waits
     congestion: float = 5.0  # cost of prefill work to requests that wait, per waiting request and worker

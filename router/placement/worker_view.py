@@ -1,4 +1,4 @@
-"""All workers at one moment, as a decision sees them: plain lists, and the same as arrays on demand.
+"""Describes all workers at one moment, as a decision sees them: plain lists, and the same as arrays on demand.
 
 The choice among a few requests is quicker without arrays (`scalar_choice.py`), among many with them (`array_costs.py`); both
 must see the same numbers.

@@ -12,7 +12,7 @@ class RequestCredit:
     """Owns the credit of the pull loops of one session.
 
     Each class has a window of its own: a window full of ordinary requests must not keep urgent and moved ones out.  Those of
-    batch requests are small, because nobody waits for their first token.
+    batch requests are small, because no client waits for their first token.
     """
 
     def __init__(self, options: SessionOptions, state: RouterState) -> None:

@@ -1,4 +1,4 @@
-"""Figures of a replay."""
+"""Measures a replay: hit rates, waits and balance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Unluckiest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Figures of a replay. Rates are parts of 1; hits are in blocks."""
+    """Measures a replay: hit rates, waits and balance. Rates are parts of 1; hits are in blocks."""
 
     policy: str
     routers: int

@@ -2,7 +2,7 @@
 
 vLLM and SGLang have the same framing: topic, number of the batch (8 bytes, big endian, from 0 at the engine's start), payload.
 The socket is bound to a free port of the loopback address, so there is no race for a port, and the engine cannot publish before
-anyone listens. Any process on this machine can connect to it, so messages without the worker's random topic are dropped.
+a reader is connected. Any process on this machine can connect to it, so messages without the worker's random topic are dropped.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ INVALID = "invalid_request"  # the code of a fault that is the client's, as of a
 
 
 class Outputs:
-    """Everything goes to the sink at once; flushing it is left to the caller."""
+    """Passes outputs on to the sink at once; flushing it is left to the caller."""
 
     def __init__(self, sink: RunSink, sequences: Sequences) -> None:
         self._sink = sink

@@ -128,7 +128,7 @@ class Runtime:
         return len(self.sequences.active) + len(self.raw) + len(self._pooling)
 
     def _waiting(self) -> bool:
-        """A sequence may wait for another worker: on either side of a hand-over."""
+        """Return True if a sequence may wait for another worker: on either side of a hand-over."""
         handed_over = (choice.first_token for choice in self.sequences.active.values())
         return len(self.raw) > 0 or any(token is not None and not token.done() for token in handed_over)
 

@@ -75,12 +75,12 @@ class FabricMember:
     # -- for the worker --------------------------------------------------------------------------------------
 
     def meet(self, peers: Mapping[str, bytes]) -> None:
-        """See `Engine.meet`."""
+        """Meet peers, as `Engine.meet` does."""
         self._wire.endpoint.meet(peers)
         self._wake()
 
     def set_role(self, role: Role) -> None:
-        """See `Engine.set_role`. What is on offer stays on offer."""
+        """Change the role, as `Engine.set_role` does. Blocks on offer stay on offer."""
         if role not in ROLES:
             raise UnsupportedByEngine(f"the simulator has no role {role.value!r}")
         if self._scheduler.ids:
@@ -90,7 +90,7 @@ class FabricMember:
         self._wire.role = role
 
     def release_sequence(self, sequence_id: str, params: Mapping[str, Any] | None) -> None:
-        """See `Engine.release`."""
+        """Release offered blocks, as `Engine.release` does."""
         if params is None:
             self._scheduler.release(sequence_id, "nobody fetches the blocks")
             self._wake()

@@ -186,5 +186,5 @@ def _arguments(function: Any) -> frozenset[str] | None:
 
 
 def takes(function: Any, name: str) -> bool:
-    """Tell whether a callable names this argument. For what later release lines have and earlier ones lack."""
+    """Return whether a callable names this argument. For what later release lines have and earlier ones lack."""
     return name in (_arguments(function) or frozenset())

@@ -28,7 +28,7 @@ class Adapter:
     turn: int = 0
 
     def request(self) -> Any:
-        """vLLM's `LoRARequest`.
+        """Make vLLM's `LoRARequest`.
 
         vLLM knows cached blocks by the adapter's name and keeps them when it is unloaded: the next one of that name must not
         find them.

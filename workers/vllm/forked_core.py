@@ -22,7 +22,7 @@ from typing import Any
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 CHOSEN = os.environ.get(METHOD)
-"""What the operator has set it to: read before anybody here does."""
+"""The operator's setting, read before this module changes it."""
 
 _forking: ContextVar[bool] = ContextVar("forking", default=False)
 

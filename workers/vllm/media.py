@@ -237,7 +237,7 @@ def check_pixels(items: Seq[Item], *, most: int) -> None:
         try:
             with Image.open(io.BytesIO(item.data)) as image:
                 width, height = image.size
-        except Exception:  # whoever decodes it says what is wrong  # noqa: S112
+        except Exception:  # its decoder says what is wrong  # noqa: S112
             continue
         left -= width * height
         if left < 0:

@@ -96,7 +96,7 @@ def _tokenizer(model: str, args: Mapping[str, Any]) -> Any:
 
 
 def _compose(tokenizer: Any, model_type: str | None, *, tool: str | None = None, reasoning: str | None = None) -> Any:
-    """vLLM's parser class for both kinds together, tried on this tokenizer; None for none. Raises EngineStartFailed."""
+    """Make vLLM's parser class for both kinds together, and try it on this tokenizer. Raises EngineStartFailed."""
     from vllm.parser import ParserManager
 
     harmony = model_type == HARMONY
@@ -117,7 +117,7 @@ def _compose(tokenizer: Any, model_type: str | None, *, tool: str | None = None,
 
 
 def _harmony_vocabulary() -> None:
-    """gpt-oss is read with the vocabulary of the harmony library, which an old version of it would fetch from the internet."""
+    """Load the harmony library's vocabulary for gpt-oss, which an old version of it would fetch from the internet."""
     from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 
     try:

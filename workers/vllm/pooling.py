@@ -123,7 +123,7 @@ class VllmPooling:
 
 
 def to_pooling_params(item: PoolItem, *, segments: bool) -> Any:
-    """vLLM's `PoolingParams`. `segments`: the model tells the texts of a pair by token types, and no other takes these.
+    """Make vLLM's `PoolingParams`. `segments`: the model tells the texts of a pair by token types, and no other takes these.
 
     Raises RequestInvalid for settings that vLLM has no place for."""
     from vllm import PoolingParams

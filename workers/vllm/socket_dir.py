@@ -53,7 +53,7 @@ class SocketFolder:
 
 def _remove_abandoned(place: Path) -> None:
     for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's; or somebody else removes it too, or it is in use
+        with suppress(OSError):  # another user's; or another process removes it too, or it is in use
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

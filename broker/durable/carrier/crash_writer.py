@@ -22,7 +22,7 @@ class CrashWriter:
         self._due: set[HistoryEntry] = set()
 
     def recorded(self, crashes: Sequence[HistoryEntry]) -> bool:
-        """Say whether all of these are stored. Those that are not will be."""
+        """Return whether all of these are stored. Those that are not will be."""
         missing = set(crashes) - self._stored
         if missing - self._due:
             self._due |= missing

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 READS_AFTER_A_LOSS = 3
 MOST_BYTES = 64 * 1024  # of a job that its dead letter keeps
-GATHER_S = 0.01  # for results of lines of batches, which nobody waits for: they and their acks leave in one write each
+GATHER_S = 0.01  # for results of lines of batches, for which no client waits: they and their acks leave in one write each
 
 
 class JobEnder:

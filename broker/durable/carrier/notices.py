@@ -1,4 +1,4 @@
-"""Tells those who listen how a job goes on: progress on its own subject, and a copy of its result for its publisher."""
+"""Announces how a job goes on: progress on its own subject, and a copy of its result for its publisher."""
 
 from __future__ import annotations
 

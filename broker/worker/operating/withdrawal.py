@@ -69,7 +69,7 @@ class Withdrawal:
         )
 
     def end(self) -> None:
-        """Take work again. Whoever ends a withdrawal has announced it before; after an error the lease may say otherwise."""
+        """Take work again. The caller has announced it before; after an error the lease may say otherwise."""
         self._state.withdrawn = ""
         self._state.changed()
 

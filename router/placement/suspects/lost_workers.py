@@ -1,6 +1,6 @@
 """Counts the workers that a pool has lost and that are due back.
 
-A worker that leaves without having announced it has died, and whoever runs it starts another in its place.  How soon, a router
+A worker that leaves without having announced it has died, and its supervisor starts another in its place.  How soon, a router
 does not know; after `DUE_BACK_S` it counts on that no more.
 """
 

@@ -1,4 +1,4 @@
-"""Choose the answer of a sequence: drawn words, or the text that the request prescribes."""
+"""Chooses the answer of a sequence: drawn words, or the text that the request prescribes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer_to(
     media: Seq[MediaSpan] = (),
     taint: int = 0,
 ) -> SimAnswer:
-    """Choose the answer. It is a pure function of the arguments; emitted tokens and everything else of a resume do not count.
+    """Chooses the answer. It is a pure function of the arguments; emitted tokens and everything else of a resume do not count.
 
     Raises RequestInvalid or UnsupportedByEngine.
     """

@@ -1,4 +1,4 @@
-"""Any text in tokens of a tokenizer: for answers that the simulator is told to give.
+"""Spells any text in tokens of a tokenizer: for answers that the simulator is told to give.
 
 Added tokens (`<think>`, `<|im_end|>`) are found by their text, what lies between them is cut greedily: always the longest token
 that fits. That is rarely how the tokenizer's own merges would cut it, but the tokens' bytes put together are the text.

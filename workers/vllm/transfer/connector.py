@@ -114,9 +114,10 @@ def check_role(role: Role, transfer: ConnectorChoice | None, connector: str | No
 
 
 def handover_word(mode: Mode, version: str, vllm_config: Any) -> str:
-    """Equal for engines that vLLM lets work together: mode, vLLM's version, type of the numbers, block size, and a digest.
+    """Return a word that is equal for engines that vLLM lets work together.
 
-    The digest is over the rest of what vLLM compares at their first contact; the model's name or path is in it as it was given.
+    It has the mode, vLLM's version, the type of the numbers, the block size, and a digest. The digest is over the
+    rest of what vLLM compares at their first contact; the model's name or path is in it as it was given.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     rest = (

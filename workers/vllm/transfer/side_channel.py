@@ -1,7 +1,7 @@
 """Reserves the side channel's address, at which vLLM gives other engines its memory's metadata: a port per engine process.
 
 vLLM takes it from two environment variables and listens in a thread; if the port is taken that thread dies and the start never
-ends.  So the port is reserved first: a bound socket keeps it from everybody else until vLLM has started, and as both allow
+ends.  So the port is reserved first: a bound socket keeps it from other processes until vLLM has started, and as both allow
 the reuse of addresses and ours never listens, vLLM can bind it all the same.
 """
 

@@ -117,9 +117,9 @@ class HandoverExtension:
 
         shaking_hands = worker._ensure_handshake(engine, host, port, tp_size, pp_size=pp_size)
         if shaking_hands is None:
-            with suppress(Exception):  # whoever is gone holds no blocks
+            with suppress(Exception):  # a peer that is gone holds no blocks
                 tell()
-        else:  # in the thread that shakes hands; if that fails nobody is there to be told, and vLLM logs it
+        else:  # in the thread that shakes hands; a failure there reaches no caller, and vLLM logs it
             shaking_hands.add_done_callback(tell)
 
 

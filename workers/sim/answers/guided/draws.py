@@ -1,4 +1,4 @@
-"""Random decisions drawn from a key: the same key gives the same decisions."""
+"""Draws decisions from a key: the same key gives the same decisions."""
 
 from __future__ import annotations
 

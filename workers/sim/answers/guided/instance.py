@@ -1,4 +1,4 @@
-"""Values that a JSON schema allows.
+"""Makes values that a JSON schema allows.
 
 The depth of a value is limited by a budget of levels. Alternatives, optional properties and items that need more levels than
 are left are not taken, so a recursive schema ends wherever it can.

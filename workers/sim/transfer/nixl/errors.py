@@ -1,4 +1,4 @@
-"""Every exception that can leave `workers/sim/transfer/nixl/`.
+"""Defines every exception that can leave `workers/sim/transfer/nixl/`.
 
 WorkerError
 ├── EngineStartFailed

@@ -83,7 +83,7 @@ class TransferQueue:
         self._sweep()
 
     def advance(self) -> None:
-        """See what has ended, and post what fits into a turn."""
+        """Find what has ended, and post what fits into a turn."""
         for job in self._jobs:
             self._check(job)
         until_s = self._clock() + TURN_S
@@ -113,7 +113,7 @@ class TransferQueue:
     # -- one transfer ----------------------------------------------------------------------------------------
 
     def _check(self, job: TransferJob) -> None:
-        """See which parts have arrived."""
+        """Find which parts have arrived."""
         if job.transfer.state != "active":
             return
         moving: list[int] = []
