@@ -108,10 +108,12 @@ def _check_sglang(settings: Settings) -> None:
 
 
 def _check_trtllm(settings: Settings) -> None:
+    from headrace.workers.trtllm.argument_check import check_arguments
     from headrace.workers.trtllm.installed_check import check_package
 
     _named(settings, "worker.engine", check_package)
     _check_model_path(settings)
+    _named(settings, "worker.engine_args", lambda: check_arguments(settings["worker.engine_args"]))
 
 
 def _check_model_path(settings: Settings) -> None:

@@ -12,6 +12,7 @@ import pytest
 from headrace.cli import main
 from headrace.config.options import all_options
 from headrace.workers.errors import EngineStartFailed
+from tests.support import tensorrt_llm_stand_in as stand_in
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +115,23 @@ def test_tensorrt_llm_that_is_not_installed_is_said_with_what_the_machine_lacks(
     told = capsys.readouterr().err
     assert "worker.engine = 'trtllm' (--engine): TensorRT-LLM cannot run here." in told
     assert "The Python package tensorrt_llm is not installed." in told
+
+
+@pytest.mark.parametrize("command", ["up --port 0", "worker --nats nats://127.0.0.1:1 --log-format json"])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model ./nope", "worker.model = './nope' (--model): there is no folder"),
+        ("--engine-arg max_batchsize=8", "TensorRT-LLM has no setting 'max_batchsize'; close to it: max_batch_size"),
+    ],
+)
+def test_settings_of_tensorrt_llm_are_checked_before_it_is_imported(
+    command: str, flags: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stand_in.installed():
+        assert main([*command.split(), "--engine", "trtllm", *flags.split()]) == 78
+        assert "tensorrt_llm" not in sys.modules
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("vllm")
