@@ -17,6 +17,7 @@ from headrace.jetstream.core.api import CONSUMER_NOT_FOUND, CONSUMER_NOT_MADE, S
 from headrace.jetstream.core.direct_get import Reader
 from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.natspy import errors as nats_errors
+from headrace.jetstream.core.origin import INBOXES, SubjectPattern, from_stream
 from headrace.jetstream.core.publish import Mux
 from headrace.jetstream.core.raw_client import CoreClient, Tap
 from headrace.jetstream.dial import abandon, check_server, dial, given_up_on_error
@@ -46,8 +47,8 @@ class Connection:
         self._core = core
         inbox = f"{options.inbox}.{NUID().next().decode()}"
         self._inbox = inbox
-        self._mux = Mux(core, inbox)
-        self.api = JsApi(self)
+        self._mux = Mux(core, inbox, api_prefix=options.js_api)
+        self.api = JsApi(self, prefix=options.js_api, steward=options.steward or "")
         self.reader = Reader(core, self.api, inbox)
         self._connected_since_s = 0.0
         self._reconnect_callbacks: list[Callable[[], Awaitable[None]]] = []
@@ -203,8 +204,14 @@ class Connection:
         return (await self._mux.request(subject, data, timeout_s=timeout_s)).data
 
     async def subscribe(self, subject: str, on_message: Callable[[Message], None], *, queue: str = "") -> CoreSubscription:
+        sent_to = SubjectPattern(subject)
+
         def handler(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-            on_message(Message(subject.decode(), data, reply.decode(), wire.decode_headers(headers) if headers else None))
+            if not sent_to.covers(subject) or (headers is not None and from_stream(headers)):
+                metrics.DROPPED.labels("not_published").inc()  # the server's answer to a question, not a message of a process
+                return
+            answer_at = reply.decode() if reply.startswith(INBOXES) else ""  # and at no other subject: it is not the asker's
+            on_message(Message(subject.decode(), data, answer_at, wire.decode_headers(headers) if headers else None))
 
         return CoreSubscription(self._core, self._core.tap(subject, handler, queue=queue))
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 DEFAULT_INBOX = "_INBOX"
+API = "$JS.API"
 SCHEMES = ("nats", "tls")
 
 
@@ -37,6 +38,13 @@ class ConnectOptions:
     inbox_prefix: Annotated[
         str | None, Setting("Subject prefix for replies, where permissions ask for one.", "--nats-inbox-prefix")
     ] = None  # None = DEFAULT_INBOX
+    js_prefix: Annotated[
+        str | None,
+        Setting("Prefix of the JetStream API in the account of this login, where it is not $JS.API.", "--nats-js-prefix"),
+    ] = None  # None = that of an account with JetStream
+    steward: Annotated[
+        str | None, Setting("Subject at which consumers are asked for, by a login that may not make them itself.")
+    ] = None
     connect_timeout_s: Annotated[
         float, Setting("Longest wait for one connection attempt.", "--nats-connect-timeout", least=0.1, most=300)
     ] = 5.0
@@ -48,6 +56,8 @@ class ConnectOptions:
             scheme, separator, _ = server.partition("://")
             if separator and scheme not in SCHEMES:
                 raise ConnectError(f"a NATS server is reached at nats:// or tls://, not as in {_without_secret(server)}")
+        if not self.inbox.startswith(DEFAULT_INBOX):
+            raise ConnectError(f"the prefix of inboxes must begin with {DEFAULT_INBOX}, got {self.inbox_prefix!r}")
         if not self.connect_timeout_s > 0:
             raise ConnectError(f"the connect timeout must be positive, got {self.connect_timeout_s!r}")
 
@@ -55,6 +65,11 @@ class ConnectOptions:
     def inbox(self) -> str:
         """The subject prefix for replies, or its default."""
         return self.inbox_prefix or DEFAULT_INBOX
+
+    @property
+    def js_api(self) -> str:
+        """The prefix of the JetStream API, or its default."""
+        return self.js_prefix or API
 
     @property
     def address(self) -> str:
@@ -150,6 +165,8 @@ def parse_context(values: Any, *, where: str, name: str | None = None) -> Connec
         tls_key=text("key"),
         tls_first=bool(values.get("tls_first", False)),
         inbox_prefix=text("inbox_prefix"),
+        js_prefix=text("jetstream_api_prefix"),
+        steward=text("headrace_steward"),
     )
 
 

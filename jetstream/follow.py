@@ -165,7 +165,7 @@ class StreamFollow:
         if not self._consumer or len(self._buffer) >= self._batch or missing < max(1, self._batch // 2):
             return
         request = {"batch": missing, "expires": wire.nanoseconds(EXPIRES_S), "idle_heartbeat": wire.nanoseconds(HEARTBEAT_S)}
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._consumer}"
+        subject = self._session.api.subject(f"CONSUMER.MSG.NEXT.{self.stream}.{self._consumer}")
         if self._outstanding == 0:
             self._heard_at = asyncio.get_running_loop().time()
         if self._core.send_now(wire.pub(subject, msgspec.json.encode(request), self._inbox)):
@@ -177,7 +177,8 @@ class StreamFollow:
             self._tap = None
         if self._consumer and self._core.up:
             # The answer is not awaited: a consumer that this request does not reach expires by inactivity.
-            self._core.send_now(wire.pub(f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._consumer}", b""))
+            deletion = self._session.api.subject(f"CONSUMER.DELETE.{self.stream}.{self._consumer}")
+            self._core.send_now(wire.pub(deletion, b""))
         self._consumer = ""
         self._outstanding = 0
 

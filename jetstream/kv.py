@@ -16,6 +16,7 @@ from headrace.jetstream.core.natspy import NUID
 from headrace.jetstream.core.server_session import ServerSession
 from headrace.jetstream.errors import RevisionConflict, SubjectError, TopologyError
 from headrace.jetstream.ports import Change, Entry, KeyState, StoredMessage
+from headrace.jetstream.pulled_watch import PulledWatch
 from headrace.jetstream.watch import BucketWatch
 
 DELETE_MARKER_TTL_S = 30.0
@@ -78,7 +79,8 @@ class KvBucket:
         return [Entry(m.subject[cut:], m.data, m.seq) for m in stored if not is_marker(m)]
 
     def watch(self, on_change: Callable[[Change], None], pattern: str = ">") -> BucketWatch:
-        return BucketWatch(self._session, self._stream, self._prefix, check_pattern(pattern), on_change)
+        kind = PulledWatch if self._session.api.steward else BucketWatch
+        return kind(self._session, self._stream, self._prefix, check_pattern(pattern), on_change)
 
     async def _last(self, key: str) -> StoredMessage | None:
         return await self._session.reader.message(self._stream, last_of=self._prefix + check_key(key))

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import nkeys
 
+from headrace.jetstream.core.api import API
 from headrace.jetstream.errors import ConnectError
-from headrace.jetstream.permissions import Permissions, permissions
+from headrace.jetstream.permissions import PARTS_API, Permissions, permissions
 from headrace.jetstream.roles import Login
 from headrace.jetstream.topology import Topology
 
 SEED = ".nk"
 CONTEXT = ".json"
+API_EXPORT = f"{API}.>"
 
 
 class LoginFileUnusable(ConnectError):
@@ -59,14 +61,19 @@ def user_key(folder: Path, login: Login) -> str:
         raise LoginFileUnusable(f"the login file {path} cannot be used: {error}") from None
 
 
-def write_context(folder: Path, login: Login, *, url: str, tls: Mapping[str, str] | None = None) -> Path:
-    """Write the context of a login and return its path. `tls`: `ca`, `cert` and `key`, as far as they are needed."""
+def write_context(folder: Path, login: Login, *, url: str, prefix: str, tls: Mapping[str, str] | None = None) -> Path:
+    """Write the context of a login to a deployment with this prefix, and return its path.
+
+    `tls`: `ca`, `cert` and `key`, as far as they are needed.
+    """
     path = folder / (login.name + CONTEXT)
     context = {
         "description": f"headrace {login.name}",
         "url": url,
         "nkey": str((folder / (login.name + SEED)).absolute()),
         "inbox_prefix": login.inbox,
+        "jetstream_api_prefix": PARTS_API,
+        **({"headrace_steward": login.steward(prefix)} if login.role != "operator" else {}),
         **(tls or {}),
     }
     fresh = path.with_suffix(".new")
@@ -79,18 +86,33 @@ def write_context(folder: Path, login: Login, *, url: str, tls: Mapping[str, str
     return path
 
 
-def users_config(topology: Topology, keys: Mapping[Login, str]) -> str:
-    """Return the `authorization` block of a server's configuration: a user with allow-lists for each login."""
-    lines = ["authorization {", "  users = ["]
+def accounts_config(topology: Topology, keys: Mapping[Login, str]) -> str:
+    """Return the accounts of a server's configuration: one with the streams, and one with a user for each login.
+
+    The account of the streams has no user. What parts may do there is exported, and their allow-lists say which of them may do
+    what; answers of the server stay in the account of the parts.
+    """
+    exported = [API_EXPORT, "$JS.ACK.>", *_stored(topology)]
+    account = topology.subjects.prefix.upper()
+    lines = ["accounts {", f"  {account}: {{", "    jetstream: enabled", "    exports: ["]
+    for subject in exported:
+        kind = ", response_type: stream" if subject == API_EXPORT else ""  # a pull and a batch have many answers
+        lines.append(f"      {{ service: {json.dumps(subject)}, accounts: [{account}_PARTS]{kind} }}")
+    lines += ["    ]", "  }", f"  {account}_PARTS: {{", "    imports: ["]
+    for subject in exported:
+        to = f", to: {json.dumps(f'{PARTS_API}.>')}" if subject == API_EXPORT else ""
+        lines.append(f"      {{ service: {{ account: {account}, subject: {json.dumps(subject)} }}{to} }}")
+    lines += ["    ]", "    users: ["]
     for login, key in sorted(keys.items()):
-        lines += [
-            f"    # {login.name}",
-            "    {",
-            f"      nkey: {key}",
-            *_permission_lines(permissions(topology, login)),
-            "    }",
-        ]
-    return "\n".join([*lines, "  ]", "}"]) + "\n"
+        allowed = _permission_lines(permissions(topology, login))
+        lines += [f"      # {login.name}", "      {", f"        nkey: {key}", *allowed, "      }"]
+    return "\n".join([*lines, "    ]", "  }", "}"]) + "\n"
+
+
+def _stored(topology: Topology) -> list[str]:
+    """Return the subjects of all streams that parts publish to."""
+    subjects = {subject for spec in topology.all_streams() for subject in spec.subjects}
+    return sorted(subject for subject in subjects if not subject.startswith("$JS."))
 
 
 def _permission_lines(allowed: Permissions) -> list[str]:

@@ -7,8 +7,7 @@ of what a role does with a stream, bucket or object store (`RuleBook`), so that 
 No login has the server's response permissions (`allow_responses`): a login that may publish and subscribe to any one subject
 could send itself a message with the reply subject of its choice, and then write there.  Inboxes are listed instead.
 
-**In one account these lists are no boundary against a holder of a login who means harm** (docs/security.md).  They keep out
-those without a login, and the mistakes of honest parts.
+Consumers are made by a steward (`headrace.jetstream.steward`): `Permissions.consumers` has those that a login may ask for.
 """
 
 from __future__ import annotations
@@ -16,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.jetstream.core.api import API
+from headrace.jetstream.core.api import CONSUMER_CREATE
 from headrace.jetstream.roles import Login, RoleName, inboxes
 from headrace.jetstream.subjects import MOVED_CLASSES, REQUEST_CLASSES
 from headrace.jetstream.topology import Topology
 
+PARTS_API = "JS.HR.API"  # the JetStream API in the account of the parts, which has no JetStream of its own
+
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The subjects that a login may publish and subscribe to, sorted."""
+    """The subjects that a login may publish and subscribe to, and the consumers that it may have, sorted."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    consumers: tuple[str, ...] = ()  # calls that make a consumer, which the steward makes for the login
 
 
 class RuleBook:
@@ -37,12 +39,16 @@ class RuleBook:
         self.s = topology.subjects
         self.p = topology.subjects.prefix
         self.pool = login.pool
+        self._steward = login.steward(self.p)
         self._publish: set[str] = set()
+        self._consumers: set[str] = set()
         self._subscribe: set[str] = {f"{login.inbox}.>"}
 
     def permissions(self) -> Permissions:
         """Return what was collected."""
-        return Permissions(tuple(sorted(self._publish)), tuple(sorted(self._subscribe)))
+        if self._consumers:
+            self._publish.add(self._steward)
+        return Permissions(*(tuple(sorted(found)) for found in (self._publish, self._subscribe, self._consumers)))
 
     def tell(self, *subjects: str) -> None:
         """Let the login publish to these subjects of the deployment, without its prefix."""
@@ -58,12 +64,13 @@ class RuleBook:
 
     def api(self, *calls: str) -> None:
         """Let the login make these calls of the JetStream API."""
-        self._publish |= {API + call for call in calls}
+        self._consumers |= {call for call in calls if call.startswith(CONSUMER_CREATE)}
+        self._publish |= {f"{PARTS_API}.{call}" for call in calls if not call.startswith(CONSUMER_CREATE)}
 
     def everything(self) -> None:
         """Let the login do all there is to do with the deployment, and answer every request."""
-        self._publish |= {f"{self.p}.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", "$O.>", "_INBOX.>"}
-        self._subscribe |= {f"{self.p}.>", "$JS.EVENT.>", "$KV.>"}
+        self._publish |= {f"{self.p}.>", f"{PARTS_API}.>", "$JS.ACK.>", "$KV.>", "$O.>", "_INBOX.>"}
+        self._subscribe |= {f"{self.p}.>"}
 
     # Streams:
 
@@ -108,8 +115,11 @@ class RuleBook:
         """Let the login follow the changes of these buckets."""
         for kind in kinds:
             bucket = self.s.bucket(kind)
-            self.api(f"CONSUMER.CREATE.KV_{bucket}.*.$KV.{bucket}.>", f"CONSUMER.DELETE.KV_{bucket}.*")
-            self._publish.add(f"$JS.FC.KV_{bucket}.>")
+            self.api(
+                f"CONSUMER.CREATE.KV_{bucket}.*.$KV.{bucket}.>",
+                f"CONSUMER.MSG.NEXT.KV_{bucket}.*",
+                f"CONSUMER.DELETE.KV_{bucket}.*",
+            )
 
     def record(self, kind: str, *keys: str) -> None:
         """Let the login write these keys of a bucket."""

@@ -83,7 +83,7 @@ class StreamPull:
             group="" if options.priority is None else GROUP,
             priority=options.priority or 0,
         )
-        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._next_subject = session.api.subject(f"CONSUMER.MSG.NEXT.{stream}.{consumer}")
         self._tap: Tap | None = None
         self._inbox = ""
         self._generations = count(1)

@@ -45,6 +45,10 @@ class Login:
         """The prefix of the subjects at which its replies arrive."""
         return f"{INBOX}.{self.role}.{self.scope}" if self.scope else f"{INBOX}.{self.role}._"
 
+    def steward(self, prefix: str) -> str:
+        """Return the subject at which it asks for consumers."""
+        return f"{prefix}.steward.{self.role}.{self.scope or '_'}"
+
     @property
     def pool(self) -> str:
         """The pool as it stands in subjects: its token, or the wildcard."""

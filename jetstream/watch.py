@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -111,7 +112,8 @@ class BucketWatch:
         self._drop_tap()
         if self._consumer:
             # The answer is not awaited: a consumer that this request does not reach expires by inactivity.
-            self._core.send_now(wire.pub(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b""))
+            deletion = self._session.api.subject(f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
+            self._core.send_now(wire.pub(deletion, b""))
             self._consumer = ""
 
     async def _start_over(self) -> None:
@@ -128,17 +130,14 @@ class BucketWatch:
         config = {
             "name": name,
             "description": "a watch of headrace",
-            "deliver_subject": inbox,
             "deliver_policy": "last_per_subject",
             "ack_policy": "none",
-            "max_deliver": 1,
             "filter_subject": self._filter,
             "replay_policy": "instant",
-            "flow_control": True,
-            "idle_heartbeat": wire.nanoseconds(HEARTBEAT_S),
             "inactive_threshold": wire.nanoseconds(INACTIVE_S),
             "mem_storage": True,
             "num_replicas": 1,
+            **self._delivery(inbox),
         }
         metrics.WATCH_LISTINGS.inc()
         try:
@@ -151,8 +150,21 @@ class BucketWatch:
             log.info("watch.start_failed", filter=self._filter, error=str(error))
             self._broken = True
             return
+        self._started(inbox)
         if not answer.get("num_pending", 0) and self._next_delivery == 1:
             self._end_of_listing()
+
+    def _delivery(self, inbox: str) -> dict[str, Any]:
+        """Return the part of the consumer's configuration that says how changes arrive at `inbox`."""
+        return {
+            "deliver_subject": inbox,
+            "max_deliver": 1,
+            "flow_control": True,
+            "idle_heartbeat": wire.nanoseconds(HEARTBEAT_S),
+        }
+
+    def _started(self, inbox: str) -> None:
+        """Note that the consumer was made."""
 
     # Received messages:
 

@@ -35,11 +35,11 @@ class ServerLogins:
         """Make the seeds that are missing and return what the server's configuration needs to know. Raises StartFailed."""
         if not self.wanted:
             return ""
-        from headrace.jetstream.logins import make_keys, users_config
+        from headrace.jetstream.logins import accounts_config, make_keys
         from headrace.jetstream.topology import Topology
 
         try:
-            return users_config(Topology(subjects(self._settings)), make_keys(self._folder, self._logins()))
+            return accounts_config(Topology(subjects(self._settings)), make_keys(self._folder, self._logins()))
         except ConnectError as error:
             raise StartFailed(str(error)) from None
 
@@ -51,7 +51,7 @@ class ServerLogins:
 
         try:
             for login in self._logins():
-                write_context(self._folder, login, url=url)
+                write_context(self._folder, login, url=url, prefix=self._settings["prefix"])
         except ConnectError as error:
             raise StartFailed(str(error)) from None
 

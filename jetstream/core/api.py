@@ -23,7 +23,8 @@ from headrace.jetstream.errors import (
     TopologyError,
 )
 
-API = "$JS.API."
+API = "$JS.API"  # prefix of the calls in an account that has JetStream itself
+CONSUMER_CREATE = "CONSUMER.CREATE."
 
 STREAM_NOT_FOUND = 10059
 STREAM_IN_USE = 10058  # the name exists with another configuration
@@ -76,23 +77,40 @@ class Caller(Protocol):
 
 
 class JsApi:
-    """The JetStream API over one connection."""
+    """The JetStream API over one connection.
 
-    def __init__(self, caller: Caller, *, timeout_s: float = 5.0) -> None:
+    With a `steward` consumers are not made by a call of this login, but asked for at that subject
+    (`headrace.jetstream.steward`).
+    """
+
+    def __init__(self, caller: Caller, *, prefix: str = API, steward: str = "", timeout_s: float = 5.0) -> None:
         self._caller = caller
+        self._prefix = f"{prefix}."
         self._timeout_s = timeout_s
+        self.steward = steward
+
+    def subject(self, call: str) -> str:
+        """Return the subject of a call."""
+        return self._prefix + call
 
     async def call(self, subject: str, body: Any = None, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Call the API. Raises ApiError, JetStreamDisabled, AccessDenied, RequestTimeout, NotConnected."""
-        data = b"" if body is None else msgspec.json.encode(body)
+        asked = self.steward if self.steward and subject.startswith(CONSUMER_CREATE) else ""
+        if asked:
+            data = msgspec.json.encode({"call": subject, "body": body})
+        else:
+            data = b"" if body is None else msgspec.json.encode(body)
+        to = asked or self._prefix + subject
         try:
-            raw = await self._caller.request(API + subject, data, timeout_s=timeout_s or self._timeout_s)
+            raw = await self._caller.request(to, data, timeout_s=timeout_s or self._timeout_s)
         except NoResponder:
+            if asked:
+                raise RequestTimeout(f"no steward answers on {asked}, which makes the consumers of this login") from None
             raise JetStreamDisabled(
-                f"JetStream does not answer on {API}{subject}: it is not enabled for this server or account"
+                f"JetStream does not answer on {to}: it is not enabled for this server or account"
             ) from None
         except RequestTimeout:
-            raise RequestTimeout(f"the JetStream API did not answer {API}{subject} in time") from None
+            raise RequestTimeout(f"the JetStream API did not answer {to} in time") from None
         fault = _answer.decode(raw).error
         if fault is not None:
             if fault.err_code in NOT_ENABLED:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.jetstream.core import wire
-from headrace.jetstream.core.api import API, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
+from headrace.jetstream.core.api import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError, JsApi
 from headrace.jetstream.core.raw_client import CoreClient, RawHandler
 from headrace.jetstream.errors import JetStreamError, NotConnected, RequestTimeout, TopologyError
 from headrace.jetstream.ports import StoredMessage, StreamState
@@ -234,7 +234,9 @@ class Reader:
         reply = self._prefix + number.decode()
         try:
             async with asyncio.timeout(timeout_s):
-                if not self._core.send_now(wire.pub(f"{API}DIRECT.GET.{stream}", msgspec.json.encode(query), reply)):
+                if not self._core.send_now(
+                    wire.pub(self._api.subject(f"DIRECT.GET.{stream}"), msgspec.json.encode(query), reply)
+                ):
                     raise NotConnected(f"not connected, {stream} was not read")
                 await end
         except TimeoutError:

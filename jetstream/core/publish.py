@@ -83,8 +83,9 @@ class _Disconnected(JetStreamError):
 class Mux:
     """Multiplexes the calls of one connection that expect one answer each."""
 
-    def __init__(self, core: CoreClient, inbox: str) -> None:
+    def __init__(self, core: CoreClient, inbox: str, *, api_prefix: str = api.API) -> None:
         self._core = core
+        self._api_prefix = api_prefix
         self._loop = asyncio.get_running_loop()
         # A token of its own: the server would deliver what arrives at `<inbox>.<reader>` a second time to `<inbox>.*`.
         self._prefix = f"{inbox}.a."
@@ -246,7 +247,7 @@ class Mux:
         """Return True if the server answers and knows no stream for the subject, so that more tries are useless."""
         try:
             names = await self.request(
-                f"{api.API}STREAM.NAMES", msgspec.json.encode({"subject": subject}), timeout_s=RETRY_MAX_S
+                f"{self._api_prefix}.STREAM.NAMES", msgspec.json.encode({"subject": subject}), timeout_s=RETRY_MAX_S
             )
         except JetStreamError:
             return False

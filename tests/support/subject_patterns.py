@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.jetstream.permissions import PARTS_API
 from headrace.jetstream.roles import ROLES
 from headrace.jetstream.subjects import REQUEST_CLASSES
 from headrace.jetstream.topology import Topology
@@ -108,16 +109,16 @@ def stored_subjects(topology: Topology, pool: str) -> list[str]:
     return found
 
 
-def api_calls(topology: Topology) -> list[str]:
-    """Return every call of the JetStream API on every stream of the deployment."""
-    found = [f"$JS.API.{call}" for call in PLAIN_CALLS]
+def api_calls(topology: Topology, api: str = PARTS_API) -> list[str]:
+    """Return every call of the JetStream API on every stream of the deployment, and the server's other subjects of a stream."""
+    found = [f"{api}.{call}" for call in PLAIN_CALLS]
     for spec in topology.all_streams():
-        found += [f"$JS.API.{call}.{spec.name}" for call in STREAM_CALLS]
-        found += [f"$JS.API.{call}.{spec.name}.c1" for call in CONSUMER_CALLS]
+        found += [f"{api}.{call}.{spec.name}" for call in STREAM_CALLS]
+        found += [f"{api}.{call}.{spec.name}.c1" for call in CONSUMER_CALLS]
         found += [f"$JS.ACK.{spec.name}.c1.1.1.1.1.0", f"$JS.FC.{spec.name}.c1.x"]
         for subject in spec.subjects:
-            found.append(f"$JS.API.CONSUMER.CREATE.{spec.name}.c1.{subject}")
-            found.append(f"$JS.API.DIRECT.GET.{spec.name}.{subject.replace('>', 'x').replace('*', 'x')}")
+            found.append(f"{api}.CONSUMER.CREATE.{spec.name}.c1.{subject}")
+            found.append(f"{api}.DIRECT.GET.{spec.name}.{subject.replace('>', 'x').replace('*', 'x')}")
     return found
 
 

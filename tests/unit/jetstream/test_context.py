@@ -29,7 +29,7 @@ def test_a_context_of_the_nats_tool_is_read_by_name(home: Path) -> None:
         "creds": "",
         "ca": "/ca.pem",
         "tls_first": True,
-        "inbox_prefix": "_IN",
+        "inbox_prefix": "_INBOX_me",
         "description": "ours",
         "socks_proxy": "",
     }
@@ -37,7 +37,7 @@ def test_a_context_of_the_nats_tool_is_read_by_name(home: Path) -> None:
     options = ConnectOptions.from_context("prod", name="me")
     assert options.servers == ("nats://a:4222", "nats://b:4222")
     assert (options.user, options.password, options.credentials) == ("u", "p", None)
-    assert (options.tls_ca, options.tls_first, options.inbox_prefix, options.name) == ("/ca.pem", True, "_IN", "me")
+    assert (options.tls_ca, options.tls_first, options.inbox_prefix, options.name) == ("/ca.pem", True, "_INBOX_me", "me")
 
 
 def test_without_a_name_the_selected_context_is_read(home: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jetstream.context import ConnectOptions
-from headrace.jetstream.logins import LoginFileUnusable, make_keys, new_seed, public_key, users_config, write_context
+from headrace.jetstream.logins import LoginFileUnusable, accounts_config, make_keys, new_seed, public_key, write_context
 from headrace.jetstream.roles import Login
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -41,19 +41,27 @@ def test_a_file_that_is_no_seed_is_named(tmp_path: Path, content: str) -> None:
 def test_a_context_is_what_a_part_needs_to_log_in(tmp_path: Path) -> None:
     login = Login("worker", "p")
     make_keys(tmp_path, [login])
-    path = write_context(tmp_path, login, url="nats://127.0.0.1:4222", tls={"ca": "/ca.pem"})
+    path = write_context(tmp_path, login, url="nats://127.0.0.1:4222", prefix="hr", tls={"ca": "/ca.pem"})
     options = ConnectOptions.from_context(str(path))
     assert options.servers == ("nats://127.0.0.1:4222",)
     assert options.nkey_seed == str(tmp_path / "worker-p.nk")
     assert (options.inbox, options.tls_ca) == ("_INBOX.worker.p", "/ca.pem")
+    assert (options.js_api, options.steward) == ("JS.HR.API", "hr.steward.worker.p")
     assert path.stat().st_mode & 0o777 == 0o600
     assert "SU" not in json.dumps(json.loads(path.read_text()))
 
 
 def test_the_configuration_has_public_keys_and_allow_lists_only(tmp_path: Path) -> None:
     keys = make_keys(tmp_path, [Login("console"), Login("batch", "acme")])
-    text = users_config(Topology(Subjects("hr")), keys)
+    text = accounts_config(Topology(Subjects("hr")), keys)
     assert all(f"nkey: {key}" in text for key in keys.values())
     assert '"hr.job.*.acme"' in text
+    assert "$JS.EVENT" not in text
     assert "allow_responses" not in text
     assert not any(path.read_text().strip() in text for path in tmp_path.glob("*.nk"))
+
+
+def test_an_operator_makes_its_consumers_itself(tmp_path: Path) -> None:
+    make_keys(tmp_path, [Login("operator")])
+    path = write_context(tmp_path, Login("operator"), url="nats://127.0.0.1:4222", prefix="hr")
+    assert ConnectOptions.from_context(str(path)).steward is None

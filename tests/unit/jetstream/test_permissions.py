@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.jetstream.permissions import permissions
+from headrace.jetstream.permissions import PARTS_API, permissions
 from headrace.jetstream.roles import ROLES, Login
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
@@ -30,7 +30,7 @@ def heard(login: Login) -> tuple[str, ...]:
 def test_only_an_operator_changes_or_copies_streams(login: Login) -> None:
     refused = ("STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.SNAPSHOT", "STREAM.RESTORE", "ACCOUNT.PURGE")
     for call in api_calls(TOPOLOGY):
-        if any(f"$JS.API.{name}." in call for name in refused):
+        if any(f".{name}." in call for name in refused):
             assert not allowed(published(login), call), call
 
 
@@ -47,7 +47,7 @@ def test_no_login_reaches_another_deployment_or_the_system(login: Login) -> None
         assert not allowed(published(login), subject), subject
         assert not allowed(heard(login), subject), subject
     for call in api_calls(other):
-        if ".HR_" not in call and "ZZ" in call and not call.startswith(("$JS.API.STREAM.INFO", "$JS.API.CONSUMER.")):
+        if "ZZ" in call and not call.startswith((f"{PARTS_API}.STREAM.INFO", f"{PARTS_API}.CONSUMER.")):
             assert not allowed(published(login), call), call
 
 
@@ -71,10 +71,25 @@ def test_a_worker_of_a_pool_takes_no_work_of_another_one() -> None:
         (f"REQ_{OTHER}_std", "HR_REQ", f"hr.req.{OTHER}.std.*"),
         (f"P_{OTHER}", "HR_PREFILL", f"hr.prefill.{OTHER}"),
     ):
-        assert not allowed(published(login), f"$JS.API.CONSUMER.CREATE.{stream}.{consumer}.{pattern}")
-        assert not allowed(published(login), f"$JS.API.CONSUMER.CREATE.{stream}.{consumer}")
-    assert not allowed(published(login), f"$JS.API.CONSUMER.MSG.NEXT.HR_REQ.REQ_{OTHER}_std")
-    assert allowed(published(login), f"$JS.API.CONSUMER.MSG.NEXT.HR_REQ.REQ_{OWN}_std")
+        wanted = permissions(TOPOLOGY, login).consumers
+        assert not allowed(wanted, f"CONSUMER.CREATE.{stream}.{consumer}.{pattern}")
+        assert allowed(wanted, f"CONSUMER.CREATE.{stream}.{consumer}.{pattern}".replace(OTHER, OWN))
+    assert not allowed(published(login), f"{PARTS_API}.CONSUMER.MSG.NEXT.HR_REQ.REQ_{OTHER}_std")
+    assert allowed(published(login), f"{PARTS_API}.CONSUMER.MSG.NEXT.HR_REQ.REQ_{OWN}_std")
+
+
+@by_login
+def test_no_part_makes_a_consumer_or_speaks_to_another_api(login: Login) -> None:
+    """Who makes a consumer says where its messages go."""
+    for call in (*api_calls(TOPOLOGY), *api_calls(TOPOLOGY, "$JS.API")):
+        if ".CREATE." in call or call.startswith("$JS.API."):
+            assert not allowed(published(login), call), call
+
+
+@by_login
+def test_a_login_asks_the_steward_under_its_own_name_only(login: Login) -> None:
+    asked = [one.steward("hr") for one in LOGINS if allowed(published(login), one.steward("hr"))]
+    assert asked == ([login.steward("hr")] if permissions(TOPOLOGY, login).consumers else [])
 
 
 @by_login
@@ -87,14 +102,15 @@ def test_only_an_ingress_hears_answers_and_only_a_worker_gives_them(login: Login
 @by_login
 def test_only_an_operator_writes_keys_and_only_an_ingress_reads_them(login: Login) -> None:
     assert not allowed(published(login), "$KV.hr_keys.k1")
-    assert allowed(published(login), "$JS.API.STREAM.MSG.GET.KV_hr_keys") == (login.role == "ingress")
-    assert allowed(published(login), "$JS.API.CONSUMER.CREATE.KV_hr_keys.w.$KV.hr_keys.>") == (login.role == "ingress")
+    assert allowed(published(login), f"{PARTS_API}.STREAM.MSG.GET.KV_hr_keys") == (login.role == "ingress")
+    watch = "CONSUMER.CREATE.KV_hr_keys.w.$KV.hr_keys.>"
+    assert allowed(permissions(TOPOLOGY, login).consumers, watch) == (login.role == "ingress")
 
 
 @by_login
 def test_dead_letters_are_written_by_those_who_bury_and_read_by_operators_only(login: Login) -> None:
-    assert not allowed(published(login), "$JS.API.STREAM.MSG.GET.HR_DLQ")
-    assert not allowed(published(login), "$JS.API.DIRECT.GET.HR_DLQ")
+    assert not allowed(published(login), f"{PARTS_API}.STREAM.MSG.GET.HR_DLQ")
+    assert not allowed(published(login), f"{PARTS_API}.DIRECT.GET.HR_DLQ")
     assert allowed(published(login), TOPOLOGY.subjects.dlq(OWN)) == (login.role in ("ingress", "router", "worker"))
 
 
@@ -103,7 +119,8 @@ def test_a_console_reads_no_prompt_and_writes_nothing() -> None:
     for subject in (*core_subjects(TOPOLOGY, OWN, "acme"), *stored_subjects(TOPOLOGY, OWN), *inboxes_of_all()):
         assert not allowed(published(login), subject), subject
     for call in api_calls(TOPOLOGY):
-        if "MSG.GET" in call or "DIRECT.GET" in call or "MSG.NEXT" in call:
+        reads = "MSG.GET" in call or "DIRECT.GET" in call or "MSG.NEXT" in call
+        if reads and "KV_hr_members" not in call and "KV_hr_models" not in call:
             assert not allowed(published(login), call), call
     readable = [subject for subject in core_subjects(TOPOLOGY, OWN, "acme") if allowed(heard(login), subject)]
     assert readable == ["hr.load.pool-a.w1", "hr.ev.pool-a"]
@@ -116,9 +133,9 @@ def test_a_batch_tenant_has_its_own_jobs_and_results_only() -> None:
     for subject in core_subjects(TOPOLOGY, OWN, "rival"):
         assert not allowed((*published(login), *heard(login)), subject), subject
     calls = [call for call in api_calls(TOPOLOGY) if allowed(published(login), call)]
-    assert calls == ["$JS.API.INFO"]
-    assert allowed(published(login), "$JS.API.DIRECT.GET.HR_RESULT.hr.result.acme.j1")
-    assert not allowed(published(login), "$JS.API.DIRECT.GET.HR_RESULT.hr.result.rival.j1")
+    assert calls == [f"{PARTS_API}.INFO"]
+    assert allowed(published(login), f"{PARTS_API}.DIRECT.GET.HR_RESULT.hr.result.acme.j1")
+    assert not allowed(published(login), f"{PARTS_API}.DIRECT.GET.HR_RESULT.hr.result.rival.j1")
 
 
 @by_login
