@@ -27,9 +27,9 @@ def durable(
     until_s: float = 150.0,
     **options: object,
 ) -> Scenario:
-    """`victims`: workers (W), carriers (J)."""
+    """`victims`: workers (W), carriers (J), routers (R)."""
     shape = DurableShape(jobs=jobs, **options)  # type: ignore[arg-type]
-    counts = {"W": shape.workers, "J": shape.carriers}
+    counts = {"W": shape.workers, "J": shape.carriers, "R": shape.routers}
     names = [f"{kind}{i}" for kind in victims for i in range(counts[kind])]
 
     def build(world: World) -> DurableDeployment:
@@ -52,6 +52,9 @@ CONFIGS = {
     for s in (
         durable("plain", JobWish(parts=((8,), (3, 2))), JobWish(parts=((40,),))),
         durable("streams", STREAM, LONG_STREAM, carriers=3),
+        durable("routed", JobWish(parts=((8,), (3, 2))), STREAM, LONG_STREAM, routers=1, victims="WJR"),
+        durable("two_routers", JobWish(parts=((40,),)), STREAM, routers=2, shed=0.3, faults=8, victims="WJR"),
+        durable("routed_cancel", JobWish(parts=((40,),), cancel_s=1.5), LONG_STREAM, routers=1, victims="WJR"),
         durable("cancel", JobWish(parts=((40,),), cancel_s=1.5), dataclasses.replace(LONG_STREAM, cancel_s=1.5)),
         durable("late_cancel", JobWish(parts=((6,),), cancel_s=1.0), dataclasses.replace(STREAM, cancel_s=1.6)),
         durable("expire", JobWish(parts=((40,),), deadline_s=2.5), dataclasses.replace(LONG_STREAM, deadline_s=2.5)),
@@ -102,3 +105,4 @@ LONG_WAIT = durable(
     until_s=3_800.0,
 )
 SMALL = durable("small", JobWish(parts=((5,),)), dataclasses.replace(STREAM, parts=((6,),)), slots=2)
+ROUTED = durable("small_routed", JobWish(parts=((5,),)), dataclasses.replace(STREAM, parts=((6,),)), slots=2, routers=1)

@@ -1,4 +1,4 @@
-"""Carriers, workers, a publisher that cancels and readers of streams, all simulated, and what must hold of stored jobs.
+"""Carriers, workers, routers, clients that publish, cancel and read, all simulated, and what must hold of stored jobs.
 
 Carriers, ingresses and worker sessions are the real ones.  This module looks at them from outside of time.
 """
@@ -40,10 +40,11 @@ from headrace.broker.worker_deps import WorkerDeps
 from headrace.jetstream.errors import JetStreamError
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
-from tests.simulation.durable.jobs import SLUG, TENANT, Asked, JobWish, SimRenderer, check_tokens
+from tests.simulation.durable.jobs import SLUG, TENANT, Asked, JobWish, SimBatches, SimRenderer, check_tokens
 from tests.simulation.protocol.deployment import describe
 from tests.simulation.protocol.engine import SimEngine
 from tests.simulation.protocol.requests import POOL, RunNote, Wish
+from tests.simulation.protocol.router import random_scheduler, run_router
 from tests.simulation.virtual.machine import Machine
 from tests.simulation.virtual.world import Violation, World
 
@@ -59,6 +60,8 @@ class DurableShape:
     jobs: tuple[JobWish, ...]
     carriers: int = 2
     workers: int = 2
+    routers: int = 0  # none: workers place on themselves
+    shed: float = 0.0  # the part of requests that routers refuse
     slots: int = 3
     closing: tuple[tuple[str, float, str], ...] = ()  # batch, from when on it is closed, and how
     poison_limit: int = 8  # crashes by one poison job
@@ -88,6 +91,8 @@ class DurableDeployment:
         for number, wish in enumerate(shape.jobs):
             asked = Asked(f"j{number}", wish)
             self.asked[asked.name] = asked
+        for i in range(shape.routers):
+            world.process(f"R{i}", self.route, restart=True)
         for i in range(shape.workers):
             world.process(f"W{i}", self.work, restart=True, restart_on_exit=True)
         for i in range(shape.carriers):
@@ -100,6 +105,10 @@ class DurableDeployment:
         return self
 
     # -- processes ----------------------------------------------------------------------------------------------
+
+    async def route(self, machine: Machine) -> None:
+        scheduler = random_scheduler(machine, self.shape.shed)
+        await run_router(machine, SUBJECTS, POOL, scheduler, timing=TIMING, on_decided=lambda: None)
 
     async def work(self, machine: Machine) -> None:
         engine = SimEngine(machine, self._begin)
@@ -137,7 +146,7 @@ class DurableDeployment:
             SUBJECTS,
             ingress,
             SimRenderer(machine, self.asked, self._blow_carrier),
-            batches=_SimBatches(machine, self.shape.closing),
+            batches=SimBatches(machine, self.shape.closing),
             settings=CarrierSettings(
                 timing=TIMING,
                 poll_s=3.0,
@@ -374,18 +383,3 @@ class DurableDeployment:
         stored = [event for entry in state.entries for event in entry.events]
         if not self.shape.unread and (asked.events != stored or asked.read_to_end != state.end.status):
             raise Violation(f"wrong events: the reader of {asked.name} got {len(asked.events)} of {len(stored)}")
-
-
-class _SimBatches:
-    """Implements `BatchStates`: batches are closed at set times."""
-
-    def __init__(self, machine: Machine, closing: tuple[tuple[str, float, str], ...]) -> None:
-        self._machine = machine
-        self._closing = {batch: (at_s, how) for batch, at_s, how in closing}
-
-    def closing(self, batch_id: str) -> Any:
-        at_s, how = self._closing.get(batch_id, (1e9, ""))
-        return how if self._machine.world.now >= at_s else None
-
-
-Builder = Callable[[World], DurableDeployment]

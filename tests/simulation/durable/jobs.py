@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -175,3 +176,15 @@ class SimRenderer:
             self._machine.crash()
             await asyncio.sleep(1000.0)
         return SimRendered(asked, run, job.deadline - self._machine.wall())
+
+
+class SimBatches:
+    """Implements `BatchStates`: batches are closed at set times."""
+
+    def __init__(self, machine: Machine, closing: tuple[tuple[str, float, str], ...]) -> None:
+        self._machine = machine
+        self._closing = {batch: (at_s, how) for batch, at_s, how in closing}
+
+    def closing(self, batch_id: str) -> Any:
+        at_s, how = self._closing.get(batch_id, (1e9, ""))
+        return how if self._machine.world.now >= at_s else None

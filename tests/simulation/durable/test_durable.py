@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from tests.simulation.durable.configs import CONFIGS, LONG_WAIT, SMALL
-from tests.simulation.search import assert_holds, assert_survives_every_step, explain, play
+from tests.simulation.durable.configs import CONFIGS, LONG_WAIT, ROUTED, SMALL
+from tests.simulation.search import Scenario, assert_holds, assert_survives_every_step, explain, play
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "5"))
 EVERY = int(os.environ.get("HEADRACE_EVERY", "29"))
@@ -27,17 +27,19 @@ def test_a_job_that_waits_for_capacity_for_longer_than_an_hour_is_run() -> None:
     assert outcome.error is None, explain(outcome)
 
 
+@pytest.mark.parametrize("scenario", [SMALL, ROUTED], ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(36000 if EVERY == 1 else 120)
-def test_a_fault_at_any_step_is_survived(kind: str) -> None:
-    assert assert_survives_every_step(SMALL, kinds=[kind], every=EVERY, offset=KINDS.index(kind) % EVERY) > 0
+def test_a_fault_at_any_step_is_survived(kind: str, scenario: Scenario) -> None:
+    assert assert_survives_every_step(scenario, kinds=[kind], every=EVERY, offset=KINDS.index(kind) % EVERY) > 0
 
 
+@pytest.mark.parametrize("scenario", [SMALL, ROUTED], ids=lambda scenario: scenario.name)
 @pytest.mark.timeout(36000 if SEEDS > 100 else 120)
-def test_any_two_faults_are_survived() -> None:
+def test_any_two_faults_are_survived(scenario: Scenario) -> None:
     rng = random.Random("pairs")
-    steps = play(SMALL, 0, faults=()).steps
+    steps = play(scenario, 0, faults=()).steps
     for _ in range(5 * SEEDS):
         inject = {rng.randrange(1, steps): rng.choice(KINDS), rng.randrange(1, 2 * steps): rng.choice(KINDS)}
-        outcome = play(SMALL, 0, faults=(), inject=inject)
+        outcome = play(scenario, 0, faults=(), inject=inject)
         assert outcome.error is None, explain(outcome)
