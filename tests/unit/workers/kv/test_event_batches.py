@@ -27,7 +27,7 @@ reader = BatchReader("an engine", msgspec.msgpack.Decoder(Batch), event)
 def test_events_are_translated_in_order() -> None:
     batch = reader.read(7, msgspec.msgpack.encode([["GPU", "CPU"]]))
     assert batch.number == 7
-    assert [found.tier for found in batch.events] == ["device", "host"]
+    assert [found.tier for found in batch] == ["device", "host"]
     assert not batch.partial
 
 
@@ -36,7 +36,7 @@ def test_an_unreadable_batch_clears_what_is_known(payload: bytes) -> None:
     counter = metrics.KV_TROUBLE.labels("malformed")
     before = counter._value.get()
     batch = reader.read(7, payload)
-    assert ([found.kind for found in batch.events], batch.partial) == (["cleared"], True)
+    assert ([found.kind for found in batch], batch.partial) == (["cleared"], True)
     assert counter._value.get() == before + 1
 
 
