@@ -204,15 +204,15 @@ class BatchRun:
             await self._move(stored, "cancelling", errors=[gone])
 
     async def _looked(self, record: BatchRecord, plan: LinePlan) -> LineLooks:
-        """Return what was seen after a look at the results of lines that are out."""
-        if self._looks is None:
-            looks = self._new_looks(record)
+        """Return what was seen after a look at the results of lines that are out.
+
+        A look that fails keeps what it has seen: a new owner's first one reads the results of all lines that were published.
+        """
+        looks = self._looks
+        if looks is None:
+            looks = self._looks = self._new_looks(record)
             looks.progress.publish(plan.published(0, record.cursor))
-            await looks.look(sorted(looks.progress.out))
-            self._looks = looks
-        else:
-            looks = self._looks
-            await looks.look_at_out()
+        await looks.look_at_out()
         return looks
 
     def _new_looks(self, record: BatchRecord) -> LineLooks:

@@ -55,7 +55,7 @@ class LineLooks:
         JetStreamError.
         """
         now = asyncio.get_running_loop().time()
-        if now < self._next_s:
+        if now < self._next_s or not self.progress.waiting:
             return
         whole = now >= self._next_whole_s
         for page in pages(self.progress.out, PAGE):

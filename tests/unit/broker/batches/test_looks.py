@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import msgspec
 import pytest
 
+from headrace.broker.batches import looks
 from headrace.broker.batches.batch_run import BatchRun
 from headrace.broker.batches.scratch import ScratchSpace
 from headrace.broker.messages import JobResult
+from headrace.jetstream.errors import NotConnected
 from tests.unit.broker.batches.test_batch_run import Play, soon
 
 __all__ = ["soon"]
@@ -19,11 +22,15 @@ __all__ = ["soon"]
 class Reads:
     """Counts the results that reads have shown."""
 
-    def __init__(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, play: Play, monkeypatch: pytest.MonkeyPatch, *, fails: int = 0) -> None:
+        """`fails`: the number of the read that fails, 0 = none."""
         self.shown = 0
         get_many = play.scene.results.get_many
+        numbers = count(1)
 
         async def counted(tenant: str, tokens: Sequence[str]) -> Mapping[str, JobResult]:
+            if next(numbers) == fails:
+                raise NotConnected("the server is away")
             found = await get_many(tenant, tokens)
             self.shown += len(found)
             return found
@@ -54,6 +61,24 @@ async def test_a_result_is_read_once_where_its_line_can_be_kept(
     assert await ended(play) == [f"c{n}" for n in range(1, 13)]
     assert shown.shown == 12 * reads
     assert play.scene.scratch.left == space
+
+
+async def test_a_new_owner_reads_on_where_its_first_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "PAGE", 4)
+    play = Play(lines=12)
+    play.scene.scratch = ScratchSpace(100_000)
+    await play.start()
+    first = asyncio.create_task(BatchRun(play.scene.parts(), "_", play.batch.id, "me").run())
+    async with asyncio.timeout(60):
+        while len(play.scene.messaging.published) < 12 or (await play.record()).cursor < 12:
+            await asyncio.sleep(0.001)
+    first.cancel()
+    await asyncio.wait([first])
+    play.answer()
+    reads = Reads(play, monkeypatch, fails=3)
+    assert len(await ended(play)) == 12
+    assert reads.shown == 12
+    assert play.scene.scratch.left == 100_000
 
 
 async def test_ends_of_closed_lines_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
