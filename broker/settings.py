@@ -69,6 +69,7 @@ class SessionSettings:
     parked_tokens: int = 4096  # tokens a choice may run ahead while the lease is lost, before its sequence is parked
     drain_grace_s: float = 60.0
     prefill_budget_tokens: int = 16_384  # tokens that a prefill worker accepts at once
+    adapter_slots: int = 256  # adapters of a worker: their names travel with every renewal of its lease
     max_preemptions: int = 4  # moves after which a batch run makes way for interactive work no more, per generation
     self_place: bool = True
     self_place_burst: int = 16  # requests that a worker may place on itself at once, within its free slots

@@ -236,6 +236,7 @@ def _worker(book: RuleBook, login: Login) -> None:
     book.look_up("models")
     book.keep("models")
     book.fetch("spill")
+    book.fetch("adapters")
     book.keep("results")  # answers that are too large for a frame
 
 

@@ -207,6 +207,7 @@ class Topology:
     def object_stores(self) -> tuple[ObjectStoreSpec, ...]:
         texts = {
             "models": "tokenizer files and chat templates",
+            "adapters": "LoRA adapters that were pushed into the deployment",
             "snapshots": "snapshots of the prefix index",
             "spill": "payloads too large for a message",
             "results": "results too large for a message",

@@ -8,6 +8,7 @@ HeadraceError
     │   ├── EngineOverloaded       the engine takes no more now; retriable elsewhere
     │   ├── RequestInvalid         the engine rejects the request; `param` names the parameter
     │   ├── AnswerUnreadable       a parser failed on the model's output
+    │   ├── AdapterFilesError      an adapter's files are not there, not allowed, or not what they should be
     │   └── TransferFailed         KV blocks did not arrive; retriable (more of it in workers/sim/transfer/nixl/errors.py)
     ├── ModelUnavailable           the bundled model could not be fetched or converted: the message says what to do
     ├── UnsupportedByEngine        the engine lacks this capability
@@ -53,6 +54,10 @@ class RequestInvalid(EngineError):
 
 class AnswerUnreadable(EngineError):
     """A parser for tool calls or reasoning failed on the model's output."""
+
+
+class AdapterFilesError(EngineError):
+    """An adapter's files cannot be had or must not be used."""
 
 
 class TransferFailed(EngineError):

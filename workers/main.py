@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -28,6 +30,9 @@ from headrace.jetstream.route import address_of_route
 from headrace.jetstream.subjects import Subjects
 from headrace.jetstream.topology import Topology
 from headrace.workers import metrics
+from headrace.workers.adapter_files.cache import AdapterCache, AdapterFolder, default_cache
+from headrace.workers.adapter_files.files import AdapterFiles, AdapterLimits, open_engine_adapters
+from headrace.workers.adapter_files.source import AllowedSources
 from headrace.workers.blocking import run_in_thread
 from headrace.workers.card_keeper import CardKeeper
 from headrace.workers.chat_template import read_template
@@ -79,6 +84,7 @@ class StartedEngine:
     parsers: ParserChoice
     token: int  # with which the model's prompts begin
     template: bytes | None  # the operator's chat template
+    adapters: Mapping[str, AdapterFolder]  # those of its start
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,9 @@ async def run_worker(
     # Fail before a model is loaded: a missing server is an error, while a server without JetStream is waited for.
     async with await connect_patiently(options, subjects=subjects, timeout_s=0.0) as connection:
         await ensure_topology(connection, Topology(subjects))
+        files = _adapter_files(settings, connection, subjects)
+        engine_args, folders = await open_engine_adapters(files, settings.engine_args)
+    settings = replace(settings, engine_args=engine_args)
     engine, family = create(settings.engine), parser_family(settings.engine)
     path = settings.chat_template
     template = await run_in_thread(lambda: read_template(path), name="chat-template") if path else None
@@ -121,7 +130,7 @@ async def run_worker(
         await warm_up(engine, runtime, info, token=token, role=Role(settings.role), timeout_s=settings.start_timeout_s)
         metrics.ENGINE_START_S.set(time.monotonic() - started)
         log.info("engine.started", engine=info.engine, version=info.version, took_s=round(time.monotonic() - started, 1))
-        started_engine = StartedEngine(engine, info, runtime, family, parsers, token, template)
+        started_engine = StartedEngine(engine, info, runtime, family, parsers, token, template, folders)
         await _serve(settings, options, subjects, started_engine, OfProcess(state or PartState("worker"), set_log_level))
     finally:
         await engine.stop(ENGINE_STOP_GRACE_S)
@@ -192,7 +201,12 @@ async def _serve(
             kv=publisher,
             prefill=prefill,
             set_role=runtime.set_role,
-            adapters=EngineAdapters(engine, runtime.watchdog),
+            adapters=EngineAdapters(
+                engine,
+                runtime.watchdog,
+                _adapter_files(settings, connection, subjects),
+                folders=started.adapters,
+            ),
             operations=EngineOperator(
                 engine, runtime, info, probe, warm=lambda: warm(session.state.member.role), set_log_level=process.set_log_level
             ),
@@ -273,10 +287,18 @@ async def _connected(options: ConnectOptions, subjects: Subjects) -> AsyncIterat
         yield connection
 
 
+def _adapter_files(settings: WorkerSettings, connection: Connection, subjects: Subjects) -> AdapterFiles:
+    limits = AdapterLimits(allowed=AllowedSources(settings.adapter_sources), most_bytes=settings.adapter_max_bytes)
+    folder = Path(settings.adapter_cache) if settings.adapter_cache is not None else default_cache(os.environ)
+    cache = AdapterCache(folder, most_bytes=settings.adapter_cache_bytes)
+    return AdapterFiles(limits, cache, connection.objects(subjects.bucket("adapters")))
+
+
 def _session_settings(settings: WorkerSettings, info: EngineInfo) -> SessionSettings:
     return SessionSettings(
         slots=info.slots,
         drain_grace_s=settings.drain_grace_s,
+        adapter_slots=settings.adapter_slots,
         timing=Timing(),
         prefill_budget_tokens=settings.prefill_budget_tokens or STEPS_AHEAD * (info.step_tokens or STEP_TOKENS),
     )

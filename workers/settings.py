@@ -251,6 +251,34 @@ class WorkerSettings:
             most=3600,
         ),
     ] = 10.0
+    adapter_sources: Annotated[
+        Sequence[str],
+        Setting(
+            "Where adapters may come from, separated by commas: kinds (folder, store, hf, s3, https, http), and places with "
+            "all below them (/adapters, hf://my-org, s3://bucket/path).",
+            "--adapter-sources",
+            metavar="SOURCE",
+        ),
+    ] = ("folder", "store")
+    adapter_max_bytes: Annotated[int, Setting("Largest adapter to download.", least=1, metavar="BYTES")] = 2 * 1024**3
+    adapter_cache: Annotated[
+        str | None,
+        Setting("Folder for downloaded adapters, one for all workers of a machine. Default: in the user's cache.", kind="path"),
+    ] = None
+    adapter_cache_bytes: Annotated[
+        int, Setting("Adapters used least recently are removed from that folder beyond this.", least=1, metavar="BYTES")
+    ] = 50 * 1024**3
+    adapter_slots: Annotated[
+        int,
+        Setting(
+            "Adapters that a worker has at once: for one more the least recently used is unloaded, of those that were loaded "
+            "while it serves and that no request uses.",
+            "--adapter-slots",
+            least=1,
+            most=256,
+            metavar="N",
+        ),
+    ] = 256
     namespace: str = "default"
 
     def __post_init__(self) -> None:
@@ -269,6 +297,10 @@ class WorkerSettings:
                 raise ValueError(f"endpoints {kind!r} is none of {', '.join(KINDS)}")
         if self.peer_host in ("", "0.0.0.0", "::"):  # a comparison
             raise ValueError(f"peer_host {self.peer_host!r} is no address that other machines could reach: name one")
+        if any(rule not in ("folder", "store") for rule in self.adapter_sources):  # what reads more takes longer to import
+            from headrace.workers.adapter_files.source import AllowedSources
+
+            AllowedSources(self.adapter_sources)
         for label in self.labels:
             if not label.strip() or len(label) > MOST_LABEL or "," in label:
                 raise ValueError(f"label {label!r}: 1 to {MOST_LABEL} characters, no comma")

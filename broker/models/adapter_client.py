@@ -16,7 +16,7 @@ from headrace.jetstream.errors import JetStreamError, NoResponder, RequestTimeou
 from headrace.jetstream.ports import Messaging
 from headrace.jetstream.subjects import Subjects
 
-LOAD_S = 150.0  # longer than the time that a worker gives its engine
+LOAD_S = 300.0  # longer than a worker gives the download and its engine together
 MARGIN_S = 15.0  # beyond the grace period of an unload
 
 

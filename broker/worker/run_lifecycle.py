@@ -56,6 +56,8 @@ class RunLifecycle:
     def start(self, run: Run, payload: bytes) -> None:
         """Give a run with open logs to the engine."""
         run.start()
+        if run.envelope.adapter:
+            self._state.adapters_used.used(run.envelope.adapter)
         log.debug("run.started", **log_ids(run.envelope), attempt=run.attempt, worker=self._state.worker)
         self._events.add("started", run.id, run.attempt, run.envelope.tokens, rank=run.rank)
         self._executor.start(run, payload)

@@ -17,6 +17,28 @@ from headrace.broker.protocol.runs import RunTable, Tombstones
 PLACED_FORGOTTEN_S = 10.0  # after so long a placed request that never arrived gives its slot back
 
 
+class AdaptersUsed:
+    """The order in which adapters that were loaded while the worker serves were last asked for."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, None] = {}
+
+    def loaded(self, name: str) -> None:
+        self._order.pop(name, None)
+        self._order[name] = None
+
+    def used(self, name: str) -> None:
+        """Note a request for an adapter. Those of the worker's start are not kept here: they stay loaded."""
+        if name in self._order:
+            self.loaded(name)
+
+    def unloaded(self, name: str) -> None:
+        self._order.pop(name, None)
+
+    def least_recent_first(self) -> tuple[str, ...]:
+        return tuple(self._order)
+
+
 class WorkerState:
     """The state of one worker of one pool.
 
@@ -25,6 +47,7 @@ class WorkerState:
     * `withdrawn`: why the worker takes nothing for a while: it changes its role, sleeps or is paused; empty = it is in service.
     * `engine_dead`: no run can be started.
     * `unloading`: adapters that are no longer announced, but still in the engine.
+    * `adapters_used`: those that were loaded while the worker serves, in the order of their last use.
     """
 
     def __init__(self, member: WorkerMember, *, slots: int, tombstone_s: float) -> None:
@@ -39,6 +62,7 @@ class WorkerState:
         self.withdrawn: Literal["", "role", "sleep", "pause"] = ""
         self.engine_dead = False
         self.unloading: set[str] = set()
+        self.adapters_used = AdaptersUsed()
         self._placed: dict[tuple[str, int], float] = {}  # id and attempt → when the worker placed it on itself
         self._callbacks: list[Callable[[], None]] = []
         self._load_callbacks: list[Callable[[], None]] = []

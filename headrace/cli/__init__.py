@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.cli.adapters import add_adapter
 from headrace.cli.chaos import add_chaos
 from headrace.cli.command_parser import CommandParser
 from headrace.cli.demo import add_demo
@@ -89,6 +90,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "dlq": ("list, show, run again or drop the requests that were taken out of service", add_dlq),
     "chaos": ("kill, freeze and drain the parts of a deployment under load, and account for every request", add_chaos),
     "model": ("list or forget the models that are known, prepare the bundled one", add_model),
+    "adapter": ("push LoRA adapters into the deployment, list or remove them", add_adapter),
     "config": ("show the settings in force and where each comes from", add_config),
     "version": ("show versions of Headrace, NATS and the installed engines", add_version),
 }

@@ -1,9 +1,10 @@
-"""Adds `headrace worker adapter load|unload` and `headrace model ls|rm` to the command line."""
+"""Adds `headrace adapter`, `headrace worker adapter load|unload` and `headrace model ls|rm` to the command line."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from headrace.cli import help_texts
@@ -24,7 +25,9 @@ def add_adapter_commands(actions: Any) -> None:
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--worker", metavar="ID", help="id or name of the one worker")
         where.add_argument("--model", metavar="MODEL", help="on all workers that this model has now")
-    load.add_argument("source", metavar="PATH", help="its folder, on the workers' machines")
+    load.add_argument(
+        "source", metavar="SOURCE", help="a folder on the workers' machines, store://NAME, hf://, s3:// or https://"
+    )
     unload.add_argument(
         "--grace",
         type=float,
@@ -32,6 +35,18 @@ def add_adapter_commands(actions: Any) -> None:
         metavar="SECONDS",
         help="how long what runs on it may take; the rest is handed over (default: 60)",
     )
+
+
+def add_adapter(commands: Any, about: str) -> None:
+    """Add `headrace adapter` and its actions."""
+    actions = add_group(commands, "adapter", about=about, examples=help_texts.ADAPTER_STORE)
+    push = _add(actions, "adapter push", _run_push, "store the files of an adapter, so that workers anywhere can load it")
+    push.add_argument("name", metavar="NAME", help="workers load it from store://NAME")
+    push.add_argument("folder", metavar="FOLDER", type=Path, help="its folder here, in PEFT's format")
+    ls = _add(actions, "adapter ls", _run_ls_pushed, "list the adapters that were pushed")
+    ls.add_argument("--json", action="store_true", help="as JSON")
+    rm = _add(actions, "adapter rm", _run_rm_pushed, "remove an adapter that was pushed")
+    rm.add_argument("name", metavar="NAME", help="its name")
 
 
 def add_model_commands(actions: Any) -> None:
@@ -49,6 +64,24 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text
     add_setting_flags(parser, "control")
     parser.set_defaults(run=run, prog=f"headrace {name}")
     return parser
+
+
+def _run_push(parsed: argparse.Namespace) -> int:
+    from headrace.commands.adapter_store import push_adapter
+
+    return push_adapter(located_settings(parsed), parsed.name, parsed.folder)
+
+
+def _run_ls_pushed(parsed: argparse.Namespace) -> int:
+    from headrace.commands.adapter_store import list_adapters
+
+    return list_adapters(located_settings(parsed), as_json=parsed.json)
+
+
+def _run_rm_pushed(parsed: argparse.Namespace) -> int:
+    from headrace.commands.adapter_store import remove_adapter
+
+    return remove_adapter(located_settings(parsed), parsed.name)
 
 
 def _run_load(parsed: argparse.Namespace) -> int:

@@ -73,9 +73,19 @@ ROLE = """examples:
 Returns when the worker serves in its new role. What it cannot finish within --grace goes on elsewhere. Only roles that its
 engine was started for are possible: `headrace worker status` shows them."""
 
+ADAPTER_STORE = """examples:
+  headrace adapter push sql ./out/sql
+  headrace adapter ls
+  headrace worker adapter load sql store://sql --model Qwen/Qwen3-0.6B
+  headrace adapter rm sql
+
+The folder has adapter_config.json and adapter_model.safetensors, as PEFT writes them. Pushing a name again replaces it for
+workers that load it from then on."""
+
 ADAPTER = """examples:
   headrace worker adapter load sql /adapters/sql --model Qwen/Qwen3-0.6B
   headrace worker adapter load sql /adapters/sql --worker worker-2
+  headrace worker adapter load sql store://sql --model Qwen/Qwen3-0.6B
   headrace worker adapter unload sql --model Qwen/Qwen3-0.6B --grace 10
 
 Returns when it is served, or gone, everywhere. A vLLM worker takes adapters if it was started with some or with

@@ -28,7 +28,6 @@ log = structlog.get_logger()
 
 POLL_S = 0.05
 QUIET_S = 1.0  # after so long without a run on an adapter no request that was accepted for it is left
-MOST_ADAPTERS = 256  # of one worker: their names travel with every renewal of its lease
 
 
 class AdapterChanges:
@@ -54,14 +53,15 @@ class AdapterChanges:
             return f"{name!r} is the name of the model itself"
         async with self._one:
             assert self._port is not None  # noqa: S101  # or it was refused
-            if name not in state.member.adapters and len(state.member.adapters) >= MOST_ADAPTERS:
-                return f"worker {state.worker} has {MOST_ADAPTERS} adapters already; unload one first"
+            if name not in state.member.adapters and (refusal := await self._make_room()):
+                return refusal
             try:
                 await self._port.load(name, source)
             except HeadraceError as error:
                 log.warning("adapter.refused", worker=state.worker, adapter=name, source=source, why=str(error))
                 return str(error)
             state.unloading.discard(name)
+            state.adapters_used.loaded(name)
             if name not in state.member.adapters:
                 await self._announce([*state.member.adapters, name])
             await self._change_card(name, served=True)
@@ -81,18 +81,39 @@ class AdapterChanges:
             if name not in state.member.adapters:
                 have = ", ".join(state.member.adapters) or "none"
                 return f"worker {state.worker} has no adapter {name!r}; it has: {have}"
-            state.unloading.add(name)
-            await self._announce([other for other in state.member.adapters if other != name])
-            await self._change_card(name, served=False)
-            await self._finish(name, UNLOAD_GRACE_S if grace_s is None else grace_s)
-            state.unloading.discard(name)
-            try:
-                await self._port.unload(name)
-            except HeadraceError as error:
-                log.warning("adapter.not_freed", worker=state.worker, adapter=name, why=str(error))
-                return f"{name!r} is not served any more, but the engine keeps it: {error}"
+            return await self._unload(self._port, name, UNLOAD_GRACE_S if grace_s is None else grace_s)
+
+    async def _unload(self, port: AdapterPort, name: str, grace_s: float) -> str:
+        state = self._state
+        state.unloading.add(name)
+        await self._announce([other for other in state.member.adapters if other != name])
+        await self._change_card(name, served=False)
+        await self._finish(name, grace_s)
+        state.unloading.discard(name)
+        state.adapters_used.unloaded(name)
+        try:
+            await port.unload(name)
+        except HeadraceError as error:
+            log.warning("adapter.not_freed", worker=state.worker, adapter=name, why=str(error))
+            return f"{name!r} is not served any more, but the engine keeps it: {error}"
         log.info("adapter.unloaded", worker=state.worker, adapter=name)
         return ""
+
+    async def _make_room(self) -> str:
+        """Unload the adapter that was used least recently if there is no slot for one more.
+
+        Returns the reason if there is no room, or nothing. Adapters of the worker's start and those with runs stay.
+        """
+        state, most = self._state, self._deps.settings.adapter_slots
+        if len(state.member.adapters) < most:
+            return ""
+        assert self._port is not None  # noqa: S101  # or the load was refused
+        busy = {run.envelope.adapter for run in state.runs}
+        for name in state.adapters_used.least_recent_first():
+            if name not in busy:
+                log.info("adapter.makes_room", worker=state.worker, adapter=name, slots=most)
+                return await self._unload(self._port, name, UNLOAD_GRACE_S)
+        return f"worker {state.worker} has {most} adapters (adapter_slots), all of its start or in use; unload one first"
 
     def _refusal(self, name: str) -> str:
         if self._state.draining:

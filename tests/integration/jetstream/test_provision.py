@@ -199,7 +199,7 @@ async def test_streams_are_planned_applied_shown_and_purged_from_the_command_lin
     code, out, _ = await run(capsys, "apply", "--json", *server)
     assert {entry["action"] for entry in json.loads(out)} == {"create"}
     code, out, _ = await run(capsys, "plan", *server)
-    assert (code, out) == (0, "25 of 25 as they should be, nothing to do\n")
+    assert (code, out) == (0, "26 of 26 as they should be, nothing to do\n")
 
     connection = await connect()
     await connection.publish(subjects.req("p", "hi"), b"x")

@@ -35,7 +35,6 @@ WHERE = {
     "silence_is_no_verdict": ("handovers", 53),
     "no_verdict_right_after_a_reconnect": ("outages", 5),
     "a_verdict_takes_a_fresh_read": ("engines", 10),
-    "a_verdict_covers_only_what_was_there_when_it_was_asked": ("judgecut", 62),
     "nobody_works_for_a_judge_that_is_gone": ("ingresses", 8),
     "work_of_the_dead_is_moved": ("lapsecrash", 2),
     "frames_of_other_runs_are_dropped": ("lapsecrash", 2),

@@ -50,17 +50,6 @@ def a_verdict_takes_a_fresh_read(patch: pytest.MonkeyPatch) -> None:
 
 
 @guard
-def a_verdict_covers_only_what_was_there_when_it_was_asked(patch: pytest.MonkeyPatch) -> None:
-    async def drop_if_gone(self: GoneJudges, name: str) -> None:
-        if await self._members.ingress_gone(name):
-            for run in self._state.runs:
-                if run.judge == name:
-                    self._runs.drop(run, how="judge_gone")
-
-    patch.setattr(GoneJudges, "_drop_if_gone", drop_if_gone)
-
-
-@guard
 def nobody_works_for_a_judge_that_is_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GoneJudges, "tick", lambda self, now_s: None)
 
