@@ -22,6 +22,7 @@ from headrace.cli.help_flags import ShowVersion
 from headrace.cli.help_texts import MAIN
 from headrace.cli.jobs import add_jobs, add_submit
 from headrace.cli.keys import add_keys
+from headrace.cli.logins import add_init, add_steward
 from headrace.cli.parts import add_frontend, add_router, add_up, add_worker
 from headrace.cli.tools import add_bench, add_config, add_model, add_replay, add_streams, add_version
 from headrace.commands.groups import show_help
@@ -84,6 +85,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
     "jobs": ("list, show, cancel or watch stored jobs", add_jobs),
     "doctor": ("check this machine, the NATS server and the running deployment", add_doctor),
     "keys": ("make, list, revoke and rotate the API keys of the HTTP frontends", add_keys),
+    "init": ("make the logins of a deployment for a nats-server of your own", add_init),
+    "steward": ("keep streams and make consumers for parts that log in with a role", add_steward),
     "streams": ("plan, apply, show or purge what Headrace keeps in NATS", add_streams),
     "bench": ("benchmarks that need neither a GPU nor a server", add_bench),
     "replay": ("rebuild the index of the past, or place its requests by another policy", add_replay),

@@ -6,6 +6,7 @@ that Headrace needs (priority groups) and cost more than they save.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +26,7 @@ from headrace.jetstream.errors import (
 
 API = "$JS.API"  # prefix of the calls in an account that has JetStream itself
 CONSUMER_CREATE = "CONSUMER.CREATE."
+ASK_AGAIN_S = 0.2  # while no steward answers
 
 STREAM_NOT_FOUND = 10059
 STREAM_IN_USE = 10058  # the name exists with another configuration
@@ -101,16 +103,15 @@ class JsApi:
         else:
             data = b"" if body is None else msgspec.json.encode(body)
         to = asked or self._prefix + subject
+        timeout_s = timeout_s or self._timeout_s
         try:
-            raw = await self._caller.request(to, data, timeout_s=timeout_s or self._timeout_s)
+            raw = await (self._from_steward if asked else self._caller.request)(to, data, timeout_s=timeout_s)
         except NoResponder:
-            if asked:
-                raise RequestTimeout(f"no steward answers on {asked}, which makes the consumers of this login") from None
             raise JetStreamDisabled(
                 f"JetStream does not answer on {to}: it is not enabled for this server or account"
             ) from None
-        except RequestTimeout:
-            raise RequestTimeout(f"the JetStream API did not answer {to} in time") from None
+        except RequestTimeout as error:
+            raise RequestTimeout(str(error) if asked else f"the JetStream API did not answer {to} in time") from None
         fault = _answer.decode(raw).error
         if fault is not None:
             if fault.err_code in NOT_ENABLED:
@@ -118,6 +119,18 @@ class JsApi:
             raise ApiError(fault, subject)
         answer: dict[str, Any] = msgspec.json.decode(raw)
         return answer
+
+    async def _from_steward(self, to: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Ask the steward, and again while there is none: it may start later than this process. Raises RequestTimeout."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            left_s = deadline - asyncio.get_running_loop().time()
+            try:
+                return await self._caller.request(to, data, timeout_s=max(left_s, ASK_AGAIN_S))
+            except NoResponder:
+                if left_s <= ASK_AGAIN_S:
+                    raise RequestTimeout(f"no steward answers on {to}, which makes the consumers of this login") from None
+            await asyncio.sleep(ASK_AGAIN_S)
 
 
 def publish_fault(fault: ApiFault, subject: str) -> JetStreamError:

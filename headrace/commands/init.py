@@ -1,0 +1,70 @@
+"""Runs `headrace init`: makes the logins of a deployment for a nats-server that is run by others, and its configuration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.commands.run import exit_code
+from headrace.config.build_settings import subjects
+from headrace.config.settings import Settings
+from headrace.errors import EXIT_OK, CommandError, StartFailed
+from headrace.jetstream.context import DEFAULT_URL
+from headrace.jetstream.errors import JetStreamError
+from headrace.jetstream.logins import CONTEXT, accounts_config, make_keys, write_context
+from headrace.jetstream.roles import Login
+from headrace.jetstream.subjects import pool_id, tenant_token
+from headrace.jetstream.topology import Topology
+
+CONFIG = "accounts.conf"
+TLS = ("ca", "cert", "key")  # in a context; the settings are nats.tls_ca and so on
+
+
+def run_init(settings: Settings, folder: Path, *, models: Sequence[str], tenants: Sequence[str]) -> int:
+    """Write seeds, contexts and the accounts into a folder, and print what to do with them. Raises CommandError."""
+    topology = Topology(subjects(settings))
+    url = ",".join(settings["nats.url"]) or DEFAULT_URL
+    tls = {name: str(Path(path).resolve()) for name in TLS if (path := settings[f"nats.tls_{name}"])}
+    try:
+        wanted = logins(models, tenants, namespace=settings["namespace"])
+        config = accounts_config(topology, make_keys(folder, wanted))
+        for login in wanted:
+            write_context(folder, login, url=url, prefix=settings["prefix"], tls=tls)
+    except JetStreamError as error:
+        failure = StartFailed(str(error))
+        failure.exit_code = exit_code(error)
+        raise failure from None
+    path = folder / CONFIG
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(config)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from None
+    sys.stdout.write(_what_next(folder, wanted))
+    return EXIT_OK
+
+
+def logins(models: Sequence[str], tenants: Sequence[str], *, namespace: str) -> list[Login]:
+    """Return the logins of a deployment: of the workers of each model, or of all where none is named, and of each tenant."""
+    workers = [Login("worker", pool_id(model, namespace)) for model in models] or [Login("worker")]
+    batches = [Login("batch", tenant_token(tenant)) for tenant in tenants]
+    others = [Login("operator"), Login("ingress"), Login("router"), Login("planner"), Login("console")]
+    return sorted({*others, *workers, *batches})
+
+
+def _what_next(folder: Path, wanted: Sequence[Login]) -> str:
+    contexts = {login.role: folder / (login.name + CONTEXT) for login in reversed(wanted)}
+    lines = [
+        f"{len(wanted)} logins are in {folder}: {', '.join(login.name for login in wanted)}.",
+        "",
+        f"1. Have nats-server read the accounts: add  include {CONFIG}  to its configuration, beside that file, and reload it.",
+        "2. Keep running, as the operator:",
+        f"     headrace steward --nats-context {contexts['operator']}",
+        "3. Give each part its own context and seed, and no other one:",
+        f"     headrace frontend --nats-context {contexts['ingress']}",
+        f"     headrace router --nats-context {contexts['router']}",
+        f"     headrace worker --nats-context {contexts['worker']}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,99 @@
+"""`headrace init` and `headrace steward`: a deployment on a nats-server that others run, from the files that were printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.jetstream.embedded_server import EmbeddedServer
+from headrace.jetstream.settings import ServerSettings
+from headrace.jetstream.subjects import pool_id
+
+pytestmark = pytest.mark.deployment
+
+TIMEOUT_S = 40.0
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+PORT = 18000 + os.getpid() % 1000
+COMMAND = [sys.executable, "-P", "-m", "headrace"]
+
+
+def init(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [*COMMAND, "init", "--out", str(folder), *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / f"{words[0]}.log").open("wb") as log:
+        process = subprocess.Popen([*COMMAND, *words], cwd=folder, env=ENVIRONMENT, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_the_printed_accounts_and_contexts_make_a_deployment(tmp_path: Path) -> None:
+    logins = tmp_path / "logins"
+    told = init(logins, "--model", "sim", "--tenant", "acme")
+    assert "headrace steward --nats-context" in told
+    config = (logins / "accounts.conf").read_text()
+    with EmbeddedServer(tmp_path / "nats", ServerSettings(extra=config)) as server:
+        init(logins, "--model", "sim", "--tenant", "acme", "--nats", server.url)  # the same seeds, and the address
+        assert (logins / "accounts.conf").read_text() == config
+        worker = f"worker-{pool_id('sim')}.json"
+        parts = [
+            ("worker", "--engine", "sim", "--nats-context", str(logins / worker)),
+            ("router", "--nats-context", str(logins / "router.json")),
+            ("frontend", "--port", str(PORT), "--nats-context", str(logins / "ingress.json")),
+            ("steward", "--nats-context", str(logins / "operator.json")),  # later than those that need it
+        ]
+        with (
+            running(tmp_path, *parts[0]),
+            running(tmp_path, *parts[1]),
+            running(tmp_path, *parts[2]),
+            running(tmp_path, *parts[3]),
+        ):
+            body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{PORT}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            deadline = time.monotonic() + TIMEOUT_S
+            while True:
+                try:
+                    with urllib.request.urlopen(request, timeout=20) as answer:
+                        assert json.load(answer)["choices"][0]["message"]["content"]
+                    break
+                except OSError:
+                    logs = "".join(path.read_text()[-1500:] for path in tmp_path.glob("*.log"))
+                    assert time.monotonic() < deadline, logs
+                    time.sleep(0.2)
+        refused = [line for line in server.log_file.read_text().splitlines() if "Violation" in line]
+        assert not [line for line in refused if "STREAM.CREATE" not in line]  # parts that came before the steward tried
+
+
+def test_files_of_logins_are_private_and_a_further_tenant_is_added(tmp_path: Path) -> None:
+    logins = tmp_path / "logins"
+    init(logins, "--tenant", "acme")
+    before = (logins / "batch-acme.nk").read_text()
+    assert "batch-rival" in init(logins, "--tenant", "acme", "--tenant", "rival")
+    assert (logins / "batch-acme.nk").read_text() == before
+    for path in (logins, *logins.iterdir()):
+        assert not path.stat().st_mode & 0o077, path
