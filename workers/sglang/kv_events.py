@@ -9,12 +9,9 @@ format is the one that `kv_listener` asks for. Unknown fields are ignored.
 from __future__ import annotations
 
 import msgspec
-import structlog
 
-from headrace.workers import metrics
-from headrace.workers.engine import KvBatch, KvEvent, Tier
-
-log = structlog.get_logger()
+from headrace.workers.engine import KvEvent, Tier
+from headrace.workers.kv.event_batches import BatchReader, tier_of
 
 TIER_OF: dict[str, Tier] = {"GPU": "device", "CPU_PINNED": "host", "DISK": "disk", "EXTERNAL": "disk"}
 """SGLang's mediums: "GPU" is also a CPU engine's own memory, and a pool outside of the machine counts as the slowest tier."""
@@ -51,23 +48,10 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
     rank: int | None = None
 
 
-_decoder = msgspec.msgpack.Decoder(_Batch)
-
-
-def read_batch(number: int, payload: bytes) -> KvBatch:
-    """Read the events of a step. An unreadable batch becomes `cleared`, because the known state is unreliable after it."""
-    try:
-        return KvBatch((_event(event) for event in _decoder.decode(payload).events), number)
-    except (msgspec.DecodeError, ValueError) as error:
-        metrics.KV_TROUBLE.labels("malformed").inc()
-        log.error("kv.malformed", engine="sglang", number=number, error=str(error))
-        return KvBatch([KvEvent(kind="cleared")], number, partial=True)
-
-
 def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
     if isinstance(event, AllBlocksCleared):
         return KvEvent(kind="cleared")
-    tier = _tier(event.medium)
+    tier = tier_of(event.medium, TIER_OF)
     hashes = [hash_ & _U64 for hash_ in event.block_hashes]
     if isinstance(event, BlockRemoved):
         return KvEvent(kind="removed", tier=tier, hashes=hashes)
@@ -83,10 +67,4 @@ def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
     )
 
 
-def _tier(medium: str | None) -> Tier:
-    if medium is None:
-        return "device"
-    tier = TIER_OF.get(medium)
-    if tier is None:
-        raise ValueError(f"medium {medium!r} is unknown; known: {', '.join(TIER_OF)}")
-    return tier
+read_batch = BatchReader("sglang", msgspec.msgpack.Decoder(_Batch), _event).read

@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import structlog
 import xxhash
 
-from headrace.workers import metrics
-from headrace.workers.engine import KvBatch, KvEvent, Tier
+from headrace.workers.engine import KvEvent, Tier
+from headrace.workers.kv.event_batches import BatchReader, tier_of
 from headrace.workers.vllm.adapters import public_name
-
-log = structlog.get_logger()
 
 TIER_OF: dict[str, Tier] = {"GPU": "device", "CPU": "host", "STORAGE": "disk"}  # a CPU engine's own memory is "GPU" too
 _U64 = (1 << 64) - 1
@@ -60,23 +57,10 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
     rank: int | None = None
 
 
-_decoder = msgspec.msgpack.Decoder(_Batch)
-
-
-def read_batch(number: int, payload: bytes) -> KvBatch:
-    """Read the events of a step. An unreadable batch becomes `cleared`, because the known state is unreliable after it."""
-    try:
-        return KvBatch((_event(event) for event in _decoder.decode(payload).events), number)
-    except (msgspec.DecodeError, ValueError) as error:
-        metrics.KV_TROUBLE.labels("malformed").inc()
-        log.error("kv.malformed", engine="vllm", number=number, error=str(error))
-        return KvBatch([KvEvent(kind="cleared")], number, partial=True)
-
-
 def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
     if isinstance(event, AllBlocksCleared):
         return KvEvent(kind="cleared")
-    tier = _tier(event.medium)
+    tier = tier_of(event.medium, TIER_OF)
     hashes = [_number(hash_) for hash_ in event.block_hashes]
     if isinstance(event, BlockRemoved):
         return KvEvent(kind="removed", tier=tier, hashes=hashes, group=event.group_idx)
@@ -96,13 +80,7 @@ def _event(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent:
     )
 
 
-def _tier(medium: str | None) -> Tier:
-    if medium is None:
-        return "device"
-    tier = TIER_OF.get(medium)
-    if tier is None:
-        raise ValueError(f"medium {medium!r} is unknown; known: {', '.join(TIER_OF)}")
-    return tier
+read_batch = BatchReader("vllm", msgspec.msgpack.Decoder(_Batch), _event).read
 
 
 def _number(hash_: Hash) -> int:
