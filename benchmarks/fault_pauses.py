@@ -99,6 +99,7 @@ class Running:
     """The deployment of one run, as its run file describes it."""
 
     folder: Path
+    port: int
     rng: random.Random
     frozen: list[int] = field(default_factory=list)
 
@@ -190,6 +191,29 @@ async def _nats_router_and_worker_killed(run: Running) -> None:
         run.kill(part)
 
 
+async def _poison(run: Running, count: int) -> None:
+    """Send requests that crash each worker which runs them at their tenth token, and see them end."""
+    prompts = [[run.rng.randint(200, 3000) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
+    await asyncio.gather(*(_send_poison(run, prompt) for prompt in prompts))
+
+
+async def _send_poison(run: Running, prompt: list[int]) -> None:
+    body = {"model": "sim", "prompt": prompt, "max_tokens": 40, "stream": True, "ignore_eos": True}
+    body["vllm_xargs"] = {"sim": {"crash_at_token": 10}}
+    async with post("127.0.0.1", run.port, "/v1/completions", body, headers={"x-request-timeout-s": "120"}) as response:
+        said = b"".join([data async for data in response.events()])
+    if b"poison" not in said:
+        print(f"    a poison request ended so: {said[-200:]!r}", flush=True)
+
+
+async def _one_poison(run: Running) -> None:
+    await _poison(run, 1)
+
+
+async def _five_poisons(run: Running) -> None:
+    await _poison(run, 5)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A fault, and how long after `/ready` it comes: an age in seconds of the processes that have to notice it."""
@@ -197,6 +221,7 @@ class Fault:
     title: str
     inject: Callable[[Running], Awaitable[None]]
     age_s: float = SETTLED_S
+    engine: tuple[str, ...] = ()  # more arguments of the simulator
 
 
 FAULTS = {
@@ -214,6 +239,8 @@ FAULTS = {
     "nats-and-worker": Fault("nats-server and a worker killed together", _nats_and_worker_killed),
     "nats-and-router": Fault("nats-server and a router killed together", _nats_and_router_killed),
     "nats-router-worker": Fault("nats-server, a router and a worker killed together", _nats_router_and_worker_killed),
+    "one-poison": Fault("a request that crashes its workers", _one_poison, engine=("allow_request_faults=true",)),
+    "five-poisons": Fault("five requests that crash their workers", _five_poisons, engine=("allow_request_faults=true",)),
 }
 
 
@@ -264,7 +291,7 @@ def questions(rng: random.Random, count: int, tokens: int) -> list[Question]:
 async def measure(deployment: Deployment, load: Load, fault: Fault, seed: int, noticed: Noticed) -> None:
     """Hurt one deployment under its load, and see all requests to their end."""
     rng = random.Random(seed)
-    run = Running(deployment.data_dir, rng)
+    run = Running(deployment.data_dir, deployment.port, rng)
     await asyncio.sleep(fault.age_s)
     async with asyncio.TaskGroup() as group:
         streams = [Asked(question) for question in questions(rng, load.streams, load.tokens)]
@@ -296,6 +323,7 @@ def run_fault(fault: Fault, load: Load, runs: int, port: int) -> Noticed:
         f'timing_overrides={{"decode_base_s": {STEP_S}}}',
         "--engine-arg",
         "mean_output_tokens=0",
+        *(word for argument in fault.engine for word in ("--engine-arg", argument)),
     )
     for seed in range(runs):
         with (

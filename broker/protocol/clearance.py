@@ -1,7 +1,7 @@
 """Clears a job of its crashes once a later run has gone well past the place where it stood when they happened.
 
 Poison crashes there again, an innocent job goes on.  A job that crashes every few seconds would be cleared in between each
-time, so from the fourth time on clearing takes ever longer.
+time, so from the third time on clearing takes ever longer.
 
 Sans-io: the time is passed in.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-CLEAR_AFTER_S = 1.0  # from the first frame of the run
+CLEAR_AFTER_S = 0.5  # from the first frame of the run
 CLEAR_TOKENS = 8  # further, of every choice that is still open
-EASY_CLEARANCES = 3  # that take no longer than the first
+EASY_CLEARANCES = 2  # that take no longer than the first
 LONGEST_S = 60.0
 
 

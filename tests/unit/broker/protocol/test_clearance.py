@@ -7,8 +7,8 @@ import pytest
 from headrace.broker.protocol.clearance import LONGEST_S, Clearance, clear_after_s
 
 
-def test_the_first_three_clearances_take_a_second_and_each_further_one_twice_as_long_up_to_a_minute() -> None:
-    assert [clear_after_s(n) for n in range(11)] == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+def test_the_first_two_clearances_take_half_a_second_and_each_further_one_twice_as_long_up_to_a_minute() -> None:
+    assert [clear_after_s(n) for n in range(11)] == [0.5, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     assert clear_after_s(10**6) == LONGEST_S
 
 
