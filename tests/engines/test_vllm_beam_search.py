@@ -13,7 +13,7 @@ from tests.unit.workers.runtime.test_beam_search import END, model, searched
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(400),
     pytest.mark.filterwarnings("default"),  # vLLM and torch warn about themselves
 ]
 
