@@ -72,6 +72,11 @@ class ConnectOptions:
         return self.js_prefix or API
 
     @property
+    def wants_tls(self) -> bool:
+        """True if TLS is asked for, by an option or an address."""
+        return bool(self.tls_ca or self.tls_cert or self.tls_first or any(s.startswith("tls://") for s in self.servers))
+
+    @property
     def address(self) -> str:
         """The server addresses without passwords, for messages."""
         return ", ".join(_without_secret(s) for s in self.servers)

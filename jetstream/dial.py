@@ -53,6 +53,7 @@ async def dial(options: ConnectOptions) -> CoreClient:
 
 async def _dial_once(options: ConnectOptions) -> CoreClient:
     core = CoreClient()
+    core.tls_only = options.wants_tls
     refusals: list[Exception] = []  # errors before the connection is made
     dialled = False
 

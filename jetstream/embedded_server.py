@@ -79,7 +79,17 @@ def config_text(settings: ServerSettings, data_dir: Path, port: int, monitoring_
         f"  max_file_store: {settings.max_file_store}",
         "}",
     ]
-    return "\n".join([*lines, settings.extra]).rstrip() + "\n"
+    return "\n".join([*lines, *_tls_lines(settings), settings.extra]).rstrip() + "\n"
+
+
+def _tls_lines(settings: ServerSettings) -> list[str]:
+    if settings.tls_cert is None:
+        return []
+    files = {"cert_file": settings.tls_cert, "key_file": settings.tls_key or settings.tls_cert}
+    if settings.tls_client_ca is not None:
+        files["ca_file"] = settings.tls_client_ca
+    named = [f"  {name}: {json.dumps(str(Path(path).expanduser().absolute()))}" for name, path in files.items()]
+    return ["tls {", *named, f"  verify: {'true' if settings.tls_client_ca is not None else 'false'}", "}"]
 
 
 class EmbeddedServer:
@@ -97,7 +107,8 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        return f"nats://{self.settings.host}:{self._port}"
+        scheme = "nats" if self.settings.tls_cert is None else "tls"
+        return f"{scheme}://{self.settings.host}:{self._port}"
 
     @property
     def monitoring_url(self) -> str:

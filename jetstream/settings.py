@@ -22,6 +22,17 @@ class ServerSettings:
             "--nats-login",
         ),
     ] = "none"
+    tls_cert: Annotated[
+        str | None,
+        Setting("Certificate of the embedded NATS server, PEM: it then takes TLS only.", "--nats-server-cert", kind="path"),
+    ] = None
+    tls_key: Annotated[
+        str | None, Setting("Its key, PEM; not needed where the certificate's file has it.", "--nats-server-key", kind="path")
+    ] = None
+    tls_client_ca: Annotated[
+        str | None,
+        Setting("CA certificate, PEM, of the certificates that its clients must have.", "--nats-client-ca", kind="path"),
+    ] = None
     sync_interval: Annotated[
         str, Setting("How often it syncs to disk: a duration such as 10s, or always. This is what a power cut may cost.")
     ] = "2m"

@@ -17,16 +17,16 @@ from headrace.jetstream.logins import CONTEXT, accounts_config, make_keys, write
 from headrace.jetstream.roles import Login
 from headrace.jetstream.subjects import pool_id, tenant_token
 from headrace.jetstream.topology import Topology
+from headrace.up.server_logins import tls_files
 
 CONFIG = "accounts.conf"
-TLS = ("ca", "cert", "key")  # in a context; the settings are nats.tls_ca and so on
 
 
 def run_init(settings: Settings, folder: Path, *, models: Sequence[str], tenants: Sequence[str]) -> int:
     """Write seeds, contexts and the accounts into a folder, and print what to do with them. Raises CommandError."""
     topology = Topology(subjects(settings))
     url = ",".join(settings["nats.url"]) or DEFAULT_URL
-    tls = {name: str(Path(path).resolve()) for name in TLS if (path := settings[f"nats.tls_{name}"])}
+    tls = tls_files(settings)
     try:
         wanted = logins(models, tenants, namespace=settings["namespace"])
         config = accounts_config(topology, make_keys(folder, wanted))

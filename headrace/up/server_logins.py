@@ -51,7 +51,7 @@ class ServerLogins:
 
         try:
             for login in self._logins():
-                write_context(self._folder, login, url=url, prefix=self._settings["prefix"])
+                write_context(self._folder, login, url=url, prefix=self._settings["prefix"], tls=tls_files(self._settings))
         except ConnectError as error:
             raise StartFailed(str(error)) from None
 
@@ -83,6 +83,12 @@ class ServerLogins:
     def _logins(self) -> Iterable[Login]:
         pools = {worker_login(pool) for _, pool in every_pool(self._settings)}
         return {OPERATOR, Login("ingress"), Login("router"), *FOR_PEOPLE, *pools}
+
+
+def tls_files(settings: Settings) -> dict[str, str]:
+    """Return the TLS files of the settings as a context names them."""
+    given = {name: settings[f"nats.tls_{name}"] for name in ("ca", "cert", "key")}
+    return {name: str(Path(path).expanduser().absolute()) for name, path in given.items() if path}
 
 
 def worker_login(pool: Settings) -> Login:

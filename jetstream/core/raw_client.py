@@ -34,6 +34,7 @@ RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
 PENDING_SIZE = 64 * 1024 * 1024  # bytes that may wait for the socket before messages are dropped
 CANCEL_AGAIN_S = 0.05
 CANCEL_TRIES = 40
+CLOSE_S = 2.0  # for the end of a socket
 
 
 class Tap(Subscription):  # type: ignore[misc]  # nats-py has no type marker
@@ -56,7 +57,13 @@ class Transport(TcpTransport):  # type: ignore[misc]  # nats-py has no type mark
         In the plain transport a reconnection that is cancelled while it waits cancels the future that all tasks wait for, and
         `close` ends as if it had been cancelled itself.
         """
-        await asyncio.shield(super().wait_closed())
+        closing = asyncio.ensure_future(super().wait_closed())
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+        if not closing.done():  # asyncio never closes a socket whose TLS handshake has failed on this side
+            self._io_writer.transport.abort()
+            closing.cancel()
+        elif not closing.cancelled():
+            closing.result()
 
     def __bool__(self) -> bool:
         """Return True. The client would replace a transport that is False, as the plain one is at first, by a plain one."""
@@ -74,6 +81,7 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         self.on_restored: Callable[[], None] = lambda: None
         self.on_down: Callable[[], None] = lambda: None
         self._pending: list[bytes] = []
+        self.tls_only = False  # nothing is said to a server that offers no TLS
         self.up = False  # connected, and the server knows all subscriptions of this client
         self._write_scheduled = False
         # Kept, because each look-up of the running loop costs a system call on Python 3.11.
@@ -186,6 +194,13 @@ class CoreClient(Client):  # type: ignore[misc]  # nats-py has no type marker
         await super()._process_op_err(e)
         if not self.is_connected:
             self.mark_down()
+
+    def _connect_command(self) -> bytes:
+        """Return the command that logs in. The plain client sends it in clear to a server that offers no TLS."""
+        if self.tls_only and not (self._server_info.get("tls_required") or self.options["tls_handshake_first"]):
+            raise errors.Error("nats: the server offers no TLS, and TLS is asked for")
+        command_line: bytes = super()._connect_command()
+        return command_line
 
     async def _connect_to_server(self, s: Any) -> None:
         if self._transport is None:
