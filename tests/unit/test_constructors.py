@@ -15,6 +15,8 @@ CLOCKS = frozenset({"clock", "wall"})  # sources of time, which call nothing bac
 
 def _callbacks(text: str) -> Iterator[tuple[str, int]]:
     """(class, number of callbacks) of each constructor."""
+    if "Callable" not in text:
+        return
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.ClassDef):
             continue

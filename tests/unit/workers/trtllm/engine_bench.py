@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -69,9 +73,16 @@ class EngineBench:
         await self.until(lambda: all(self.ended(one.id) for one in sequences))
 
 
+@functools.cache
+def shared_model() -> Path:
+    """Make the model once per process: its token table takes half a second to read, and is kept by its path."""
+    folder = Path(tempfile.mkdtemp(prefix="trtllm-model-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return stand_in.model_folder(folder)
+
+
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path,
     *,
     version: str = stand_in.V1_3,
     role: Role = Role.AGGREGATED,
@@ -81,7 +92,7 @@ async def running(
     """A started engine. `options` are the stand-in's own."""
     bench = EngineBench()
     config = EngineConfig(
-        model=str(stand_in.model_folder(folder / "model")),
+        model=str(shared_model()),
         served_name="m",
         role=role,
         args={"max_batch_size": 16, "model_kwargs": {"stand_in": options or {}}, **args},

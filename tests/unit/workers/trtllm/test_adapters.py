@@ -12,9 +12,9 @@ from tests.unit.workers.trtllm.engine_bench import PROMPT, CacheView, follow, ru
 
 
 @versions
-async def test_requests_go_to_the_attention_rank_they_name_and_its_blocks_are_told(tmp_path: Path, version: str) -> None:
+async def test_requests_go_to_the_attention_rank_they_name_and_its_blocks_are_told(version: str) -> None:
     args = {"tensor_parallel_size": 2, "enable_attention_dp": True}
-    async with running(tmp_path, version=version, **args) as bench:
+    async with running(version=version, **args) as bench:
         assert (bench.info.ranks, bench.info.blocks, bench.info.slots) == (2, 1024, 32)
         await bench.run(sequence("r0", max_tokens=1, rank=0))
         await bench.run(sequence("other", list(range(900, 940)), max_tokens=1, rank=1))
@@ -33,7 +33,7 @@ async def test_requests_go_to_the_attention_rank_they_name_and_its_blocks_are_to
 @versions
 async def test_adapters_are_chosen_per_request_and_can_be_added_and_removed(tmp_path: Path, version: str) -> None:
     folder = str(stand_in.adapter_folder(tmp_path / "fr"))
-    async with running(tmp_path, version=version, adapters={"fr": folder}) as bench:
+    async with running(version=version, adapters={"fr": folder}) as bench:
         assert (bench.info.adapters, bench.engine.capabilities.lora) == (("fr",), "dynamic")
         await bench.run(sequence("base"), sequence("fr", adapter="fr"))
         assert bench.ids("base") != bench.ids("fr")
@@ -50,13 +50,13 @@ async def test_adapters_are_chosen_per_request_and_can_be_added_and_removed(tmp_
         await bench.engine.control("unload_adapter", {"name": "de"})
         with pytest.raises(RequestInvalid, match="no adapter 'de'; it has: fr"):
             await bench.engine.submit(sequence("x", adapter="de"))
-    async with running(tmp_path, version=version) as bench:
+    async with running(version=version) as bench:
         with pytest.raises(UnsupportedByEngine):
             await bench.engine.control("load_adapter", {"name": "de", "source": source})
 
 
-async def test_a_lower_priority_number_is_served_sooner_where_the_release_knows_priorities(tmp_path: Path) -> None:
-    async with running(tmp_path, options={"timing": "cpu-small"}, max_batch_size=1) as bench:
+async def test_a_lower_priority_number_is_served_sooner_where_the_release_knows_priorities() -> None:
+    async with running(options={"timing": "cpu-small"}, max_batch_size=1) as bench:
         assert bench.engine.capabilities.priority
         await bench.engine.submit(sequence("running", max_tokens=3))
         await bench.until(lambda: bool(bench.ids("running")))
@@ -65,5 +65,5 @@ async def test_a_lower_priority_number_is_served_sooner_where_the_release_knows_
         await bench.until(lambda: bench.ended("late") and bench.ended("soon"))
         order = [output.id for call in bench.calls for output in call]
         assert order.index("soon") < order.index("late")
-    async with running(tmp_path, version=stand_in.V1_2) as bench:
+    async with running(version=stand_in.V1_2) as bench:
         assert not bench.engine.capabilities.priority

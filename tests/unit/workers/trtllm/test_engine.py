@@ -30,8 +30,8 @@ class Thumb:
 
 
 @versions
-async def test_answers_come_token_by_token_and_end_with_the_length(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_answers_come_token_by_token_and_end_with_the_length(version: str) -> None:
+    async with running(version=version) as bench:
         assert (bench.info.engine, bench.info.version, bench.info.block_size) == ("trtllm", version, 32)
         assert (bench.info.blocks, bench.info.slots, bench.info.context_length) == (512, 16, 4096)
         await bench.run(sequence("a"), sequence("b", [7, 8, 9], max_tokens=4))
@@ -41,8 +41,8 @@ async def test_answers_come_token_by_token_and_end_with_the_length(tmp_path: Pat
         assert [output.cached_tokens for output in bench.outputs("a")] == [0] + [None] * 9
 
 
-async def test_what_the_sequences_get_in_one_turn_of_the_loop_leaves_in_one_call(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
+async def test_what_the_sequences_get_in_one_turn_of_the_loop_leaves_in_one_call() -> None:
+    async with running() as bench:
         sequences = [sequence(f"s{n}", [n + 1, 5, 6], max_tokens=8) for n in range(12)]
         await bench.run(*sequences)
         assert sum(len(call) for call in bench.calls) == 96
@@ -50,8 +50,8 @@ async def test_what_the_sequences_get_in_one_turn_of_the_loop_leaves_in_one_call
 
 
 @versions
-async def test_a_resumed_answer_goes_on_exactly(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_a_resumed_answer_goes_on_exactly(version: str) -> None:
+    async with running(version=version) as bench:
         await bench.run(sequence("whole", max_tokens=12))
         whole = bench.ids("whole")
         await bench.run(sequence("rest", PROMPT + whole[:5], prompt_tokens=len(PROMPT), max_tokens=7))
@@ -60,11 +60,9 @@ async def test_a_resumed_answer_goes_on_exactly(tmp_path: Path, version: str) ->
 
 @versions
 @pytest.mark.parametrize("leaves_end_out", [False, True])
-async def test_an_answer_that_ends_by_itself_ends_with_the_end_token(
-    tmp_path: Path, version: str, leaves_end_out: bool
-) -> None:
+async def test_an_answer_that_ends_by_itself_ends_with_the_end_token(version: str, leaves_end_out: bool) -> None:
     options = {"mean_output_tokens": 4, "leaves_end_out": leaves_end_out}
-    async with running(tmp_path, version=version, options=options) as bench:
+    async with running(version=version, options=options) as bench:
         await bench.run(sequence("a", max_tokens=500, logprobs=0))
         assert (bench.last("a").finish, bench.last("a").stop, bench.ids("a")[-1]) == ("stop", None, 2)
         assert bench.ids("a").count(2) == 1
@@ -72,8 +70,8 @@ async def test_an_answer_that_ends_by_itself_ends_with_the_end_token(
 
 
 @versions
-async def test_a_stop_token_ends_the_answer_and_is_its_last(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_a_stop_token_ends_the_answer_and_is_its_last(version: str) -> None:
+    async with running(version=version) as bench:
         await bench.run(sequence("free"))
         stop = bench.ids("free")[3]
         await bench.run(sequence("a", sampling=Sampling(max_tokens=10, temperature=0.0, stop_token_ids=[stop])))
@@ -81,14 +79,14 @@ async def test_a_stop_token_ends_the_answer_and_is_its_last(tmp_path: Path, vers
         assert (bench.last("a").finish, bench.last("a").stop) == ("stop", stop)
 
 
-async def test_the_end_token_is_passed_over_where_the_request_says_so(tmp_path: Path) -> None:
-    async with running(tmp_path, options={"mean_output_tokens": 2}) as bench:
+async def test_the_end_token_is_passed_over_where_the_request_says_so() -> None:
+    async with running(options={"mean_output_tokens": 2}) as bench:
         await bench.run(sequence("a", sampling=Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)))
         assert (bench.last("a").finish, len(bench.ids("a"))) == ("length", 40)
 
 
-async def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_are_free(tmp_path: Path) -> None:
-    async with running(tmp_path, options={"timing": "cpu-small"}) as bench:
+async def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_are_free() -> None:
+    async with running(options={"timing": "cpu-small"}) as bench:
         await bench.engine.submit(sequence("a", max_tokens=4000))
         await bench.until(lambda: len(bench.ids("a")) >= 2)
         await bench.engine.abort(["a", "unknown"])
@@ -102,8 +100,8 @@ async def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_are_free(tmp
 
 
 @versions
-async def test_sampling_depends_on_the_seed_and_greedy_answers_do_not(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_sampling_depends_on_the_seed_and_greedy_answers_do_not(version: str) -> None:
+    async with running(version=version) as bench:
         for name, temperature, seed in (("g1", 0.0, 1), ("g2", 0.0, 2), ("s1", 0.8, 1), ("s2", 0.8, 2), ("s3", 0.8, 1)):
             sampling = Sampling(max_tokens=8, temperature=temperature, seed=seed, top_p=0.9, min_p=0.1, frequency_penalty=0.5)
             await bench.run(sequence(name, sampling=sampling))
@@ -111,8 +109,8 @@ async def test_sampling_depends_on_the_seed_and_greedy_answers_do_not(tmp_path: 
         assert bench.ids("s1") == bench.ids("s3") != bench.ids("s2")
 
 
-async def test_log_probabilities_come_with_their_tokens(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
+async def test_log_probabilities_come_with_their_tokens() -> None:
+    async with running() as bench:
         await bench.run(sequence("a", logprobs=3, max_tokens=4), sequence("b", logprobs=0, max_tokens=2))
         for output in bench.outputs("a"):
             assert output.logprobs is not None
@@ -133,8 +131,8 @@ async def test_log_probabilities_come_with_their_tokens(tmp_path: Path) -> None:
         ({"grammar": 'root ::= "left" | "right"'}, lambda text: text in ("left", "right")),
     ],
 )
-async def test_structured_output_of_every_kind_fits(tmp_path: Path, version: str, guided: dict[str, Any], fits: Any) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_structured_output_of_every_kind_fits(version: str, guided: dict[str, Any], fits: Any) -> None:
+    async with running(version=version) as bench:
         await bench.run(sequence("a", max_tokens=200, guided=guided))
         table = token_table(bench.info.tokenizer_dir)
         text = b"".join(table.token_bytes(token) for token in bench.ids("a") if token != 2).decode()
@@ -142,9 +140,9 @@ async def test_structured_output_of_every_kind_fits(tmp_path: Path, version: str
         assert fits(text)
 
 
-async def test_biases_and_named_logits_processors_change_the_tokens(tmp_path: Path) -> None:
+async def test_biases_and_named_logits_processors_change_the_tokens() -> None:
     processors = {"thumb": f"{__name__}:Thumb"}
-    async with running(tmp_path, logits_processors=processors) as bench:
+    async with running(logits_processors=processors) as bench:
         allowed = Sampling(max_tokens=5, temperature=0.0, allowed_token_ids=[500, 501])
         biased = Sampling(max_tokens=3, temperature=0.0, logit_bias={1234: 50.0})
         await bench.run(
@@ -159,16 +157,16 @@ async def test_biases_and_named_logits_processors_change_the_tokens(tmp_path: Pa
             await bench.engine.submit(sequence("x", extra={"logits_processors": ["other"]}))
 
 
-async def test_the_logits_of_an_answer_come_with_its_end_when_they_are_asked_for(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
+async def test_the_logits_of_an_answer_come_with_its_end_when_they_are_asked_for() -> None:
+    async with running() as bench:
         await bench.run(sequence("a", max_tokens=2, extra={"return_generation_logits": True}))
         logits = np.asarray((bench.last("a").extra or {})["generation_logits"])
         assert [int(one.argmax()) for one in logits] == bench.ids("a")
 
 
 @versions
-async def test_requests_that_cannot_work_are_refused_by_name(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_requests_that_cannot_work_are_refused_by_name(version: str) -> None:
+    async with running(version=version) as bench:
         for one, error, told in (
             (sequence("x", [1] * 4096), RequestInvalid, "4096 tokens leave no room"),
             (sequence("x", adapter="fr"), RequestInvalid, "no adapter 'fr'; it has: none"),
@@ -185,8 +183,8 @@ async def test_requests_that_cannot_work_are_refused_by_name(tmp_path: Path, ver
         await bench.run(sequence("y", max_tokens=1))  # and it goes on
 
 
-async def test_a_chosen_id_of_bad_words_leaves_the_end_token_to_the_engine(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
+async def test_a_chosen_id_of_bad_words_leaves_the_end_token_to_the_engine() -> None:
+    async with running() as bench:
         await bench.run(sequence("a", sampling=Sampling(max_tokens=3, temperature=0.0, bad_words=["no"])))
         assert len(bench.ids("a")) == 3
 
@@ -195,8 +193,8 @@ async def test_a_chosen_id_of_bad_words_leaves_the_end_token_to_the_engine(tmp_p
 
 
 @versions
-async def test_a_request_that_fails_is_given_up_alone(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version, options={"faults": {"fail_at_token": 3}}) as bench:
+async def test_a_request_that_fails_is_given_up_alone(version: str) -> None:
+    async with running(version=version, options={"faults": {"fail_at_token": 3}}) as bench:
         await bench.run(sequence("a"), sequence("short", max_tokens=2))
         fault = bench.last("a").fault
         assert fault is not None
@@ -206,8 +204,8 @@ async def test_a_request_that_fails_is_given_up_alone(tmp_path: Path, version: s
 
 
 @versions
-async def test_an_engine_that_dies_says_so_and_its_sequences_get_nothing(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version, options={"timing": "cpu-small"}) as bench:
+async def test_an_engine_that_dies_says_so_and_its_sequences_get_nothing(version: str) -> None:
+    async with running(version=version, options={"timing": "cpu-small"}) as bench:
         await bench.engine.submit(sequence("a", max_tokens=4000))
         await bench.until(lambda: bool(bench.ids("a")))
         bench.llm._executor.die("an MPI process is gone")
@@ -224,13 +222,13 @@ async def test_an_engine_that_dies_says_so_and_its_sequences_get_nothing(tmp_pat
         assert bench.engine.blamed() == frozenset()
 
 
-async def test_an_idle_engine_that_dies_is_noticed(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
+async def test_an_idle_engine_that_dies_is_noticed() -> None:
+    async with running() as bench:
         bench.llm._executor.die("gone")
         assert await asyncio.wait_for(bench.engine.died(), 5)
 
 
-async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
+async def test_a_start_that_fails_says_why() -> None:
     for args, told in (
         ({"kv_cache_confg": {}}, "no setting 'kv_cache_confg'; close to it: kv_cache_config"),
         ({"model": "x"}, "give 'model' as --model"),
@@ -244,10 +242,10 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         ({"logits_processors": {"a": "no.such:Thing"}}, "'a' cannot be made of 'no.such:Thing'"),
     ):
         with pytest.raises(EngineStartFailed, match=told):
-            async with running(tmp_path, **args):
+            async with running(**args):
                 pass
     with pytest.raises(EngineStartFailed, match="out of memory"):
-        async with running(tmp_path, options={"fails_to_start": "CUDA out of memory"}):
+        async with running(options={"fails_to_start": "CUDA out of memory"}):
             pass
 
 

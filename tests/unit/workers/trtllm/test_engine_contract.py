@@ -22,6 +22,7 @@ from tests.engine_contract.operations import GeneratingOperationsContract
 from tests.engine_contract.options import OptionsContract
 from tests.engine_contract.subject import Means, Subject, started
 from tests.support import tensorrt_llm_stand_in as stand_in
+from tests.unit.workers.trtllm.engine_bench import shared_model
 
 pytestmark = pytest.mark.slow  # together: a process of tests takes a minute for them
 
@@ -39,10 +40,9 @@ async def kill(engine: Engine) -> None:
     engine._started.llm.shutdown()  # as it does by itself when one of its processes fails
 
 
-def config(folder: Path, role: Role = Role.AGGREGATED, *, options: dict[str, Any] | None = None, **args: Any) -> EngineConfig:
-    model = str(stand_in.model_folder(folder / "model"))
+def config(role: Role = Role.AGGREGATED, *, options: dict[str, Any] | None = None, **args: Any) -> EngineConfig:
     return EngineConfig(
-        model=model,
+        model=str(shared_model()),
         served_name="m",
         role=role,
         args=ARGS | {"model_kwargs": {"stand_in": {"blocks": BLOCKS} | (options or {})}, **args},
@@ -67,7 +67,7 @@ async def subject(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
     timed = "load" in request.node.name or "priority" in request.node.name  # else answers end before they are looked at
     options = {"timing": "h100-8b"} if timed else {}
     with stand_in.installed(version):
-        made_by = config(tmp_path, options=options, **args)
+        made_by = config(options=options, **args)
         async with started(TrtllmEngine, made_by, SUPPORT, means(tmp_path, version)) as made:
             yield made
 
@@ -86,7 +86,7 @@ class TestHandover(HandoverContract):
             async with AsyncExitStack() as stack:
                 sides = [
                     await stack.enter_async_context(
-                        started(TrtllmEngine, config(tmp_path, role, **transceiver), SUPPORT, means(tmp_path))
+                        started(TrtllmEngine, config(role, **transceiver), SUPPORT, means(tmp_path))
                     )
                     for role in (Role.PREFILL, Role.DECODE)
                 ]
@@ -102,7 +102,7 @@ class TestEnd(KilledContract, StoppedContract):
 
     @pytest_asyncio.fixture
     async def subject(self, tmp_path: Path, before: set[int]) -> AsyncIterator[Subject]:
-        slow = config(tmp_path, options={"timing": "cpu-small"})
+        slow = config(options={"timing": "cpu-small"})
         with stand_in.installed():
             async with started(TrtllmEngine, slow, SUPPORT, means(tmp_path)) as made:
                 yield made
@@ -112,6 +112,6 @@ async def test_these_settings_show_every_ability_that_the_adapter_declares(tmp_p
     shown = frozenset(SUPPORT.untried)
     for args in ({"lora_config": {"max_lora_rank": 8}}, {"cache_transceiver_config": {}, "disable_overlap_scheduler": True}):
         with stand_in.installed():
-            async with started(TrtllmEngine, config(tmp_path, **args), SUPPORT, means(tmp_path)) as made:
+            async with started(TrtllmEngine, config(**args), SUPPORT, means(tmp_path)) as made:
                 shown |= made.declared
     assert shown == SUPPORT.words

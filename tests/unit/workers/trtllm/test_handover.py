@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +28,10 @@ async def _prefilled(prefill: EngineBench, name: str, **options: Any) -> dict[st
 
 
 @versions
-async def test_a_prompt_computed_on_one_engine_is_answered_by_another_with_the_same_text(tmp_path: Path, version: str) -> None:
+async def test_a_prompt_computed_on_one_engine_is_answered_by_another_with_the_same_text(version: str) -> None:
     async with (
-        running(tmp_path / "p", version=version, role=Role.PREFILL) as prefill,
-        running(tmp_path / "d", version=version, **HANDS_OVER) as decode,
+        running(version=version, role=Role.PREFILL) as prefill,
+        running(version=version, **HANDS_OVER) as decode,
     ):
         assert prefill.engine.capabilities.disagg is DisaggStyle.PARAMS
         assert prefill.engine.capabilities.roles == decode.engine.capabilities.roles
@@ -52,8 +51,8 @@ async def test_a_prompt_computed_on_one_engine_is_answered_by_another_with_the_s
 
 
 @versions
-async def test_released_blocks_cannot_be_fetched(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version, **HANDS_OVER) as bench:
+async def test_released_blocks_cannot_be_fetched(version: str) -> None:
+    async with running(version=version, **HANDS_OVER) as bench:
         params = await _prefilled(bench, "j")
         await bench.engine.release("j", None)
         await bench.engine.release("j", None)  # nothing more
@@ -64,8 +63,8 @@ async def test_released_blocks_cannot_be_fetched(tmp_path: Path, version: str) -
 
 
 @pytest.mark.parametrize("broken", [None, {}, {"engine": "vllm"}, {"opaque_state": "?"}, {"first_gen_tokens": []}])
-async def test_parameters_that_cannot_be_used_fail_as_a_transfer(tmp_path: Path, broken: dict[str, Any] | None) -> None:
-    async with running(tmp_path, **HANDS_OVER) as bench:
+async def test_parameters_that_cannot_be_used_fail_as_a_transfer(broken: dict[str, Any] | None) -> None:
+    async with running(**HANDS_OVER) as bench:
         params = await _prefilled(bench, "j")
         given = params | broken if broken else broken
         await bench.run(sequence("d", handover=Handover(kind="decode", params=given)))
@@ -83,10 +82,8 @@ async def test_parameters_that_cannot_be_used_fail_as_a_transfer(tmp_path: Path,
         {"sampling": Sampling(max_tokens=3, temperature=0.0, min_tokens=2)},
     ],
 )
-async def test_a_request_whose_first_token_the_context_side_cannot_choose_is_computed_here(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    async with running(tmp_path, **HANDS_OVER) as bench:
+async def test_a_request_whose_first_token_the_context_side_cannot_choose_is_computed_here(options: dict[str, Any]) -> None:
+    async with running(**HANDS_OVER) as bench:
         await bench.run(sequence("alone", **options))
         params = await _prefilled(bench, "j")
         await bench.run(sequence("d", handover=Handover(kind="decode", params=params), **options))
@@ -95,8 +92,8 @@ async def test_a_request_whose_first_token_the_context_side_cannot_choose_is_com
 
 
 @versions
-async def test_the_log_probability_of_the_first_token_comes_from_where_it_was_sampled(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version, **HANDS_OVER) as bench:
+async def test_the_log_probability_of_the_first_token_comes_from_where_it_was_sampled(version: str) -> None:
+    async with running(version=version, **HANDS_OVER) as bench:
         assert bench.info.prefill_samples
         params = await _prefilled(bench, "j", logprobs=2)
         params["first_logprobs"][0][1] = -0.75
@@ -107,8 +104,8 @@ async def test_the_log_probability_of_the_first_token_comes_from_where_it_was_sa
         assert [len(entry.top) for entry in entries] == [2, 2, 2]
 
 
-async def test_an_answer_that_is_over_with_the_first_token_needs_no_second_engine(tmp_path: Path) -> None:
-    async with running(tmp_path, **HANDS_OVER) as bench:
+async def test_an_answer_that_is_over_with_the_first_token_needs_no_second_engine() -> None:
+    async with running(**HANDS_OVER) as bench:
         params = await _prefilled(bench, "j")
         (token,) = params["first_gen_tokens"]
         stopping = Sampling(max_tokens=9, temperature=0.0, stop_token_ids=[token])
@@ -120,23 +117,23 @@ async def test_an_answer_that_is_over_with_the_first_token_needs_no_second_engin
         assert (bench.ids("stop"), bench.last("stop").finish, bench.last("stop").stop) == ([token], "stop", token)
 
 
-async def test_roles_follow_from_the_settings(tmp_path: Path) -> None:
-    async with running(tmp_path, cache_transceiver_config={"backend": "NIXL"}) as bench:
+async def test_roles_follow_from_the_settings() -> None:
+    async with running(cache_transceiver_config={"backend": "NIXL"}) as bench:
         assert bench.engine.capabilities.roles == {Role.AGGREGATED, Role.DECODE}
         await bench.engine.set_role(Role.DECODE)
         with pytest.raises(UnsupportedByEngine, match="aggregated, decode, not prefill"):
             await bench.engine.set_role(Role.PREFILL)
         assert bench.info.handover == "trtllm/nixl/1.3/32"
     with pytest.raises(EngineStartFailed, match="can be aggregated, decode, not prefill"):
-        async with running(tmp_path, role=Role.PREFILL, disable_overlap_scheduler=False):
+        async with running(role=Role.PREFILL, disable_overlap_scheduler=False):
             pass
-    async with running(tmp_path) as bench:
+    async with running() as bench:
         assert bench.engine.capabilities.disagg is DisaggStyle.NONE
 
 
 @versions
-async def test_what_an_encoder_has_made_is_used_by_a_context_only_request(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version, **HANDS_OVER) as bench:
+async def test_what_an_encoder_has_made_is_used_by_a_context_only_request(version: str) -> None:
+    async with running(version=version, **HANDS_OVER) as bench:
         assert bench.engine._started is not None
         encoder = MediaEncoder(bench.engine._started.installed.api)
         await encoder.start(bench.info.tokenizer_dir, {})

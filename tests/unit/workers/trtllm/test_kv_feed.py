@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from headrace.broker.blocks import block_chain
@@ -23,8 +21,8 @@ from tests.unit.workers.trtllm.engine_bench import (
 
 
 @versions
-async def test_cached_blocks_are_told_and_found_again(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_cached_blocks_are_told_and_found_again(version: str) -> None:
+    async with running(version=version) as bench:
         await bench.run(sequence("a", max_tokens=4))
         view = CacheView()
         await follow(bench, view, lambda view: len(view.held) >= 2)
@@ -35,8 +33,8 @@ async def test_cached_blocks_are_told_and_found_again(tmp_path: Path, version: s
 
 
 @versions
-async def test_a_cache_salt_keeps_blocks_apart(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_a_cache_salt_keeps_blocks_apart(version: str) -> None:
+    async with running(version=version) as bench:
         await bench.run(sequence("a", max_tokens=1, cache_salt="one"))
         await bench.run(sequence("b", max_tokens=1, cache_salt="two"))
         await bench.run(sequence("c", max_tokens=1, cache_salt="one"))
@@ -46,11 +44,9 @@ async def test_a_cache_salt_keeps_blocks_apart(tmp_path: Path, version: str) -> 
 
 
 @versions
-async def test_salted_blocks_are_never_found_by_others_and_seem_so_to_readers_in_1_2_alone(
-    tmp_path: Path, version: str
-) -> None:
+async def test_salted_blocks_are_never_found_by_others_and_seem_so_to_readers_in_1_2_alone(version: str) -> None:
     """1.2 tells no salts, so readers take salted blocks for those of plain prompts: a guess that is wrong, not an answer."""
-    async with running(tmp_path, version=version) as bench:
+    async with running(version=version) as bench:
         await bench.run(sequence("salted", max_tokens=4, cache_salt="one"))
         translator = Translator(32)
         view = CacheView()
@@ -70,9 +66,9 @@ async def test_salted_blocks_are_never_found_by_others_and_seem_so_to_readers_in
 
 
 @versions
-async def test_blocks_in_the_host_cache_are_told_as_such_and_come_back(tmp_path: Path, version: str) -> None:
+async def test_blocks_in_the_host_cache_are_told_as_such_and_come_back(version: str) -> None:
     cache = {"max_tokens": 8 * 32, "host_cache_size": 64 << 20}
-    async with running(tmp_path, version=version, kv_cache_config=cache) as bench:
+    async with running(version=version, kv_cache_config=cache) as bench:
         assert (bench.info.blocks, bench.info.extra["host_cache_bytes"]) == (8, 64 << 20)
         for n in range(4):
             await bench.run(sequence(f"s{n}", list(range(n * 1000, n * 1000 + 100)), max_tokens=2))
@@ -85,8 +81,8 @@ async def test_blocks_in_the_host_cache_are_told_as_such_and_come_back(tmp_path:
 
 
 @versions
-async def test_lost_events_are_noticed_and_nothing_wrong_is_told(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version) as bench:
+async def test_lost_events_are_noticed_and_nothing_wrong_is_told(version: str) -> None:
+    async with running(version=version) as bench:
         await bench.run(sequence("a", max_tokens=1))
         await bench.until(lambda: len(inventory(bench)) == 2)
         bench.llm._executor.lose_events(3)
@@ -96,8 +92,8 @@ async def test_lost_events_are_noticed_and_nothing_wrong_is_told(tmp_path: Path,
         assert view.partial
 
 
-async def test_without_a_prefix_cache_there_are_no_events(tmp_path: Path) -> None:
-    async with running(tmp_path, kv_cache_config={"enable_block_reuse": False, "max_tokens": 3200}) as bench:
+async def test_without_a_prefix_cache_there_are_no_events() -> None:
+    async with running(kv_cache_config={"enable_block_reuse": False, "max_tokens": 3200}) as bench:
         assert not bench.engine.capabilities.kv_events
         assert bench.info.blocks == 100
         with pytest.raises(UnsupportedByEngine):
@@ -105,8 +101,8 @@ async def test_without_a_prefix_cache_there_are_no_events(tmp_path: Path) -> Non
 
 
 @versions
-async def test_the_load_is_what_the_statistics_say(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, version=version, options={"timing": "cpu-small"}, max_batch_size=2) as bench:
+async def test_the_load_is_what_the_statistics_say(version: str) -> None:
+    async with running(version=version, options={"timing": "cpu-small"}, max_batch_size=2) as bench:
         for n in range(5):
             await bench.engine.submit(sequence(f"s{n}", [n + 1] * 40, max_tokens=400))
         await bench.until(lambda: bench.engine.load().running == 2)
