@@ -32,7 +32,7 @@ from headrace.broker.ingress.record_index import RecordIndex
 from headrace.broker.ingress.response_store import ResponseStore, StoreLimits
 from headrace.broker.keys.store import KeyStore
 from headrace.broker.models.adapter_client import AdapterClient
-from headrace.broker.results import ResultObjects
+from headrace.broker.result_objects import ResultObjects
 from headrace.broker.settings import IngressSettings
 from headrace.frontend.app import Stores, build_frontend
 from headrace.frontend.auth.exposure import is_loopback

@@ -18,7 +18,7 @@ import structlog
 from headrace.broker.messages import WorkerMember
 from headrace.broker.part_state import PartState
 from headrace.broker.places import place_name, ranks_of
-from headrace.broker.results import ResultObjects
+from headrace.broker.result_objects import ResultObjects
 from headrace.broker.settings import SessionSettings, Timing
 from headrace.broker.worker.ports import EnginePorts, KvPort
 from headrace.broker.worker.session import WorkerSession

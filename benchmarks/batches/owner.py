@@ -23,7 +23,7 @@ import structlog
 from headrace.broker.batches.batch_run import BatchParts, BatchRun
 from headrace.broker.batches.fan_out import FanOut
 from headrace.broker.batches.record import BatchRecord, new_batch_id
-from headrace.broker.batches.scratch import ScratchSpace
+from headrace.broker.batches.scratch_space import ScratchSpace
 from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.batches.stored_files import StoredFiles

@@ -16,24 +16,24 @@ import msgspec
 import structlog
 
 from headrace.broker.batches import metrics
-from headrace.broker.batches.bounded import for_each
+from headrace.broker.batches.bounded_concurrency import for_each
 from headrace.broker.batches.errors import BatchUnknown, InputGone, InputInvalid
 from headrace.broker.batches.fan_out import FanOut
 from headrace.broker.batches.input_copies import InputCopy
 from headrace.broker.batches.lines import closed_line, custom_id_of, large_line
-from headrace.broker.batches.looks import PAGE, LineLooks
 from headrace.broker.batches.plan import VERSION, LinePlan
 from headrace.broker.batches.ports import BatchFiles, EndNotice, JobStopper, LineResults
 from headrace.broker.batches.progress import LineProgress
 from headrace.broker.batches.quota import check_quota
 from headrace.broker.batches.record import BatchRecord, BatchStatus, LineCounts, LineError, NoticeState, line_name
 from headrace.broker.batches.result_files import ResultFiles, new_try, pages
-from headrace.broker.batches.scratch import ScratchSpace
+from headrace.broker.batches.result_poller import PAGE, ResultPoller
+from headrace.broker.batches.scratch_space import ScratchSpace
 from headrace.broker.batches.settings import BatchSettings
-from headrace.broker.batches.shares import lines_out, shares
 from headrace.broker.batches.states import closing, end_of, move, overdue
 from headrace.broker.batches.store import BatchStore, StoredBatch
 from headrace.broker.batches.validation import InputLimits, validate
+from headrace.broker.batches.window_shares import lines_out, shares
 from headrace.broker.errors import BrokerError
 from headrace.broker.messages import JobResult
 from headrace.jetstream.errors import JetStreamError, RevisionConflict
@@ -80,7 +80,7 @@ class BatchRun:
         self._me = me
         self._plan: LinePlan | None = None
         self._copy: InputCopy | None = None  # of the input file
-        self._looks: LineLooks | None = None
+        self._poller: ResultPoller | None = None
         self._tries: list[str] = []  # of this owner
         self._counted_at = 0.0
         self._told = False  # the carriers know that the batch is being closed
@@ -91,8 +91,8 @@ class BatchRun:
             await self._carry_on()
         finally:
             self._drop_copy()
-            if self._looks is not None:
-                self._looks.close()
+            if self._poller is not None:
+                self._poller.close()
 
     async def _carry_on(self) -> None:
         wait_s = RETRY_S
@@ -190,33 +190,33 @@ class BatchRun:
             if record.plan != VERSION:  # an owner of another version has counted in another order
                 await self._write(stored, msgspec.structs.replace(record, plan=VERSION, cursor=0))
                 return
-            looks = await self._looked(record, plan)
-            progress = looks.progress
+            poller = await self._looked(record, plan)
+            progress = poller.progress
             if progress.complete:
                 await self._move(stored, "finalizing", counts=progress.counts, tokens=progress.tokens)
             elif room := self._room(record, progress):
-                await self._publish(stored, plan, looks, room)
+                await self._publish(stored, plan, poller, room)
             else:
                 await self._count(stored, progress)
-                await looks.pause()
+                await poller.pause()
         except InputGone as error:
             gone = LineError(code="input_file_not_found", message=str(error))
             await self._move(stored, "cancelling", errors=[gone])
 
-    async def _looked(self, record: BatchRecord, plan: LinePlan) -> LineLooks:
+    async def _looked(self, record: BatchRecord, plan: LinePlan) -> ResultPoller:
         """Return what was seen after a look at the results of lines that are out.
 
         A look that fails keeps what it has seen: a new owner's first one reads the results of all lines that were published.
         """
-        looks = self._looks
-        if looks is None:
-            looks = self._looks = self._new_looks(record)
-            looks.progress.publish(plan.published(0, record.cursor))
-        await looks.look_at_out()
-        return looks
+        poller = self._poller
+        if poller is None:
+            poller = self._poller = self._new_poller(record)
+            poller.progress.publish(plan.published(0, record.cursor))
+        await poller.look_at_out()
+        return poller
 
-    def _new_looks(self, record: BatchRecord) -> LineLooks:
-        return LineLooks(self._parts.results, record, self._parts.scratch)
+    def _new_poller(self, record: BatchRecord) -> ResultPoller:
+        return ResultPoller(self._parts.results, record, self._parts.scratch)
 
     def _room(self, record: BatchRecord, progress: LineProgress) -> int:
         """Return how many lines may be published now: none until there is room for a good part of a stretch."""
@@ -235,15 +235,15 @@ class BatchRun:
         most, slots = self._parts.settings.window_lines, self._parts.slots
         return most if slots is None else lines_out(slots(model), most)
 
-    async def _publish(self, stored: StoredBatch, plan: LinePlan, looks: LineLooks, room: int) -> None:
-        record, progress = stored.record, looks.progress
+    async def _publish(self, stored: StoredBatch, plan: LinePlan, poller: ResultPoller, room: int) -> None:
+        record, progress = stored.record, poller.progress
         numbers = plan.published(record.cursor, record.cursor + room)
         wanted = progress.open(numbers)
         lines = await self._parts.fan_out.lines(record, plan, wanted, self._copy)
         published = await self._parts.fan_out.publish(record, lines)
         for number in published.too_large:
             result = large_line(record.id, number, custom_id_of(lines[number]), self._now())
-            await looks.see({number: await self._parts.results.commit(record.tenant, result.id, result)})
+            await poller.see({number: await self._parts.results.commit(record.tenant, result.id, result)})
         if published.full:
             log.info("batch.queue_full", batch=record.id, cursor=record.cursor)
             await asyncio.sleep(FULL_S)
@@ -265,8 +265,8 @@ class BatchRun:
     async def _close(self, stored: StoredBatch) -> None:
         """Give every line without a result its end, also lines beyond the cursor: a late publish may have stored them."""
         record = stored.record
-        looks = self._looks = self._looks or self._new_looks(record)
-        progress = looks.progress
+        poller = self._poller = self._poller or self._new_poller(record)
+        progress = poller.progress
         if not progress.complete:
             try:
                 plan = await self._planned(record) if record.counts.total else LinePlan()
@@ -275,19 +275,23 @@ class BatchRun:
                 plan = None
             if plan is not None:
                 progress.publish(plan.published(0, record.cursor))
-            await self._close_lines(record, plan, looks, sorted(progress.out))
-            await self._close_lines(record, plan, looks, range(1, record.counts.total + 1))
+            await self._close_lines(record, plan, poller, sorted(progress.out))
+            await self._close_lines(record, plan, poller, range(1, record.counts.total + 1))
         await self._finish(stored)
 
-    async def _close_lines(self, record: BatchRecord, plan: LinePlan | None, looks: LineLooks, numbers: Iterable[int]) -> None:
-        for page in pages(looks.progress.open(numbers), PAGE):
-            await looks.look(page)
-            wanted = looks.progress.open(page)
-            await self._end_lines(record, plan, looks, wanted)
+    async def _close_lines(
+        self, record: BatchRecord, plan: LinePlan | None, poller: ResultPoller, numbers: Iterable[int]
+    ) -> None:
+        for page in pages(poller.progress.open(numbers), PAGE):
+            await poller.look(page)
+            wanted = poller.progress.open(page)
+            await self._end_lines(record, plan, poller, wanted)
             await self._parts.stopper.stop(record, [line_name(record.id, number) for number in wanted])
             metrics.LINES.labels("closed").inc(len(wanted))
 
-    async def _end_lines(self, record: BatchRecord, plan: LinePlan | None, looks: LineLooks, numbers: Sequence[int]) -> None:
+    async def _end_lines(
+        self, record: BatchRecord, plan: LinePlan | None, poller: ResultPoller, numbers: Sequence[int]
+    ) -> None:
         how = closing(record.status)
         assert how is not None  # noqa: S101  # only called in states that close
         try:
@@ -301,16 +305,16 @@ class BatchRun:
             ended[number] = await self._parts.results.commit(record.tenant, result.id, result)
 
         await for_each(numbers, end, at_once=min(COMMITS, len(numbers)))
-        await looks.see(ended)
+        await poller.see(ended)
 
     async def _finish(self, stored: StoredBatch) -> None:
         """Write the files from the results of all lines, and name them in the last compare-and-set."""
         record = stored.record
-        looks = self._looks = self._looks or self._new_looks(record)
-        progress = looks.progress
-        await looks.look(progress.open(range(1, record.counts.total + 1)))
+        poller = self._poller = self._poller or self._new_poller(record)
+        progress = poller.progress
+        await poller.look(progress.open(range(1, record.counts.total + 1)))
         if not progress.complete:
-            await looks.pause()
+            await poller.pause()
             return
         self._drop_copy()
         nonce = new_try()
@@ -318,7 +322,7 @@ class BatchRun:
         stored = await self._write(stored, msgspec.structs.replace(record, tries=[*record.tries, nonce][-KEPT_TRIES:]))
         # From here on every write that names files of earlier tries is refused.
         await self._files.sweep(record, record.tries)
-        files = await self._files.write(record, nonce, progress, looks.kept)
+        files = await self._files.write(record, nonce, progress, poller.kept)
         await self._move(
             stored,
             end_of(record.status),

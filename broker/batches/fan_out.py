@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.broker.batches import metrics
-from headrace.broker.batches.bounded import for_each
+from headrace.broker.batches.bounded_concurrency import for_each
 from headrace.broker.batches.errors import InputGone
 from headrace.broker.batches.input_copies import InputCopy
 from headrace.broker.batches.plan import LinePlan

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 import structlog
 
 from headrace.broker.batches import metrics
-from headrace.broker.batches.scratch import Place, ScratchFile, ScratchSpace
+from headrace.broker.batches.scratch_space import Place, ScratchFile, ScratchSpace
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ import structlog
 from headrace.broker.batches import metrics
 from headrace.broker.batches.lines import output_line
 from headrace.broker.batches.record import line_name
-from headrace.broker.batches.scratch import ScratchFile, ScratchSpace
+from headrace.broker.batches.scratch_space import ScratchFile, ScratchSpace
 from headrace.broker.messages import JobResult
 
 log = structlog.get_logger()

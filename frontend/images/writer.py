@@ -14,7 +14,7 @@ from headrace.frontend.writers.usage import UsageCounter
 
 
 class Results(Protocol):
-    """Reads results that were too large for a frame (`headrace.broker.results.ResultObjects`)."""
+    """Reads results that were too large for a frame (`headrace.broker.result_objects.ResultObjects`)."""
 
     async def get(self, spill: Spill) -> bytes:
         """Raises BrokerError."""

@@ -19,7 +19,7 @@ from headrace.frontend.generation.plan import Plan
 from headrace.frontend.jobs.bodies import stream_body, whole_body
 from headrace.frontend.jobs.envelopes import plan_envelope
 from headrace.frontend.jobs.job_exchange import JobExchange
-from headrace.frontend.jobs.rendered import Charge, RenderedAnswer
+from headrace.frontend.jobs.rendered_answer import Charge, RenderedAnswer
 from headrace.frontend.metrics import Metrics
 from headrace.frontend.ports import Models
 from headrace.frontend.prompts.model_cache import ModelCache

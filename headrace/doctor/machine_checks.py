@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.commands.sizes import GIB, MIB, size
+from headrace.commands.byte_sizes import GIB, MIB, size
 from headrace.doctor.facts import MachineFacts
 from headrace.doctor.findings import Finding, error, ok, unknown, warning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from headrace.commands.sizes import MIB, size
+from headrace.commands.byte_sizes import MIB, size
 from headrace.doctor.facts import MonitoringFacts, ServerFacts, StreamFacts
 from headrace.doctor.findings import Finding, error, ok, unknown, warning
 

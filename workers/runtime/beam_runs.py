@@ -19,13 +19,13 @@ from headrace.broker.protocol.run import Run
 from headrace.broker.worker.ports import RunSink
 from headrace.jetstream.tasks import TaskScope
 from headrace.workers import metrics
+from headrace.workers.capability_check import refuse_undeclared
 from headrace.workers.engine import Engine, EngineInfo, Fault, Output, Sequence
 from headrace.workers.errors import EngineError, RequestInvalid, UnsupportedByEngine, WorkerError
 from headrace.workers.runtime.beam_search import Beam, BeamSearch
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.internal_sequences import RawSubmissions
 from headrace.workers.runtime.replay import SLICE_S
-from headrace.workers.undeclared import refuse_undeclared
 
 log = structlog.get_logger()
 

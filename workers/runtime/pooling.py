@@ -38,7 +38,7 @@ class Pooler(Protocol):
 
 
 class ResultStore(Protocol):
-    """The store of results that are too large for a frame (`headrace.broker.results.ResultObjects`)."""
+    """The store of results that are too large for a frame (`headrace.broker.result_objects.ResultObjects`)."""
 
     async def put(self, name: str, data: bytes) -> Spill: ...
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from headrace.broker.protocol.run import Run
 from headrace.jetstream.tasks import TaskScope
+from headrace.workers.capability_check import refuse_undeclared
 from headrace.workers.engine import Engine, Fault, Handover
 from headrace.workers.errors import EngineDead, WorkerError
 from headrace.workers.runtime.choice import ChoiceRun
 from headrace.workers.runtime.engine_commands import EngineCommands
 from headrace.workers.runtime.watchdog import Watchdog
-from headrace.workers.undeclared import refuse_undeclared
 
 
 class Sequences:

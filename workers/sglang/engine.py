@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from headrace.workers.capability_check import refuse_undeclared
 from headrace.workers.engine import (
     POOLING_KINDS,
     Capabilities,
@@ -40,7 +41,6 @@ from headrace.workers.sglang.kv_listener import KvListener
 from headrace.workers.sglang.messages import Abort, Control, PoolInput, Start, Submit
 from headrace.workers.sglang.metrics import EngineMetrics
 from headrace.workers.sglang.settings import kv_events_wanted, ranks
-from headrace.workers.undeclared import refuse_undeclared
 
 _log = structlog.get_logger()
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 
 from headrace.workers.sglang import local_prefill, resumed_penalties
-from headrace.workers.sglang.cpu_plugin import host_cache, nixl_memory, pinned_memory, waiting
+from headrace.workers.sglang.cpu_plugin import host_cache, nixl_memory, pinned_memory, scheduler_pause
 from headrace.workers.sglang.cpu_plugin.hook import Hook
 
 EVERYWHERE: tuple[Hook, ...] = (*local_prefill.HOOKS, *resumed_penalties.HOOKS)
-HOOKS: tuple[Hook, ...] = (*pinned_memory.HOOKS, *nixl_memory.HOOKS, *host_cache.HOOKS, *waiting.HOOKS)
+HOOKS: tuple[Hook, ...] = (*pinned_memory.HOOKS, *nixl_memory.HOOKS, *host_cache.HOOKS, *scheduler_pause.HOOKS)
 
 
 def install() -> None:

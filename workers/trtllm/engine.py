@@ -36,9 +36,9 @@ from headrace.workers.health.process_guard import ProcessTree
 from headrace.workers.lora_adapters import ADAPTER_OPERATIONS
 from headrace.workers.trtllm import convert, handover
 from headrace.workers.trtllm.encoder import media_fields
+from headrace.workers.trtllm.held_prefills import HeldPrefills
 from headrace.workers.trtllm.kv_feed import KvFeed, KvFeeds
 from headrace.workers.trtllm.polling import keep_polling
-from headrace.workers.trtllm.prefilled import HeldPrefills
 from headrace.workers.trtllm.start import Started, start_trtllm
 from headrace.workers.trtllm.streams import Handlers, ResultStreams, StreamedRequest
 

@@ -17,11 +17,11 @@ from headrace.broker.durable.carrier.held_job import HeldJob, HeldJobs, has_prec
 from headrace.broker.durable.carrier.intake import JobIntake
 from headrace.broker.durable.carrier.job_end import JobEnder
 from headrace.broker.durable.carrier.job_run import JobRunner
-from headrace.broker.durable.carrier.malformed import MalformedJobs
+from headrace.broker.durable.carrier.job_watch import JobWatch
+from headrace.broker.durable.carrier.malformed_jobs import MalformedJobs
 from headrace.broker.durable.carrier.notices import JobNotices
-from headrace.broker.durable.carrier.order import WaitingJobs
 from headrace.broker.durable.carrier.sweep import JobSweeper
-from headrace.broker.durable.carrier.watch import JobWatch
+from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
 from headrace.broker.durable.errors import JobMalformed, StreamIncomplete
 from headrace.broker.durable.outside_end import OutsideEnds
 from headrace.broker.durable.ports import BatchStates, JobRenderer

@@ -13,9 +13,9 @@ import structlog
 
 from headrace.broker.codec import encode
 from headrace.broker.durable import metrics
+from headrace.broker.durable.carrier.batched_wakeups import BatchedWakeups
 from headrace.broker.durable.carrier.carrier_deps import CarrierDeps, known
 from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.turns import Turns
 from headrace.broker.durable.errors import CarrierLost, JobRejected
 from headrace.broker.durable.names import JobRef, run_id
 from headrace.broker.durable.ports import RenderedJob
@@ -40,7 +40,7 @@ class JobEnder:
     def __init__(self, deps: CarrierDeps) -> None:
         self._deps = deps
         self._retry_s = deps.settings.timing.retry_s
-        self._turns = Turns(GATHER_S)
+        self._turns = BatchedWakeups(GATHER_S)
 
     def settle(self, held: HeldJob, result: JobResult) -> None:
         """Ack a job whose result was seen, and tell of it."""

@@ -18,7 +18,7 @@ from headrace.broker.batches.settings import BatchSettings
 from headrace.broker.batches.store import BatchStore
 from headrace.broker.batches.stored_files import StoredFiles
 from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.order import WaitingJobs
+from headrace.broker.durable.carrier.waiting_jobs import WaitingJobs
 from headrace.broker.durable.decision import window
 from headrace.broker.durable.result_store import ResultStore
 from headrace.broker.durable.stored_job import parse_job

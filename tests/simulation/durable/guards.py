@@ -179,7 +179,7 @@ def a_stream_is_cancelled_in_the_stream(patch: pytest.MonkeyPatch) -> None:
 
 @guard
 def a_malformed_job_has_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("headrace.broker.durable.carrier.malformed.MalformedJobs.end", lambda *_: None)
+    patch.setattr("headrace.broker.durable.carrier.malformed_jobs.MalformedJobs.end", lambda *_: None)
 
 
 @guard

@@ -12,7 +12,7 @@ import msgspec
 from headrace.broker.durable.names import run_id
 from headrace.broker.durable.stored_job import StoredJob
 from headrace.broker.messages import Row
-from headrace.frontend.jobs.rendered import RenderedAnswer
+from headrace.frontend.jobs.rendered_answer import RenderedAnswer
 from headrace.frontend.jobs.renderer import ApiRenderer
 from tests.support.frontend.fakes import FakeIngress
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 import pytest
 
-from headrace.broker.batches import batch_run, looks
+from headrace.broker.batches import batch_run, result_poller
 from headrace.broker.batches.batch_run import BatchRun
 from headrace.broker.batches.record import BatchRecord, LineCounts, line_name
 from headrace.broker.durable.stored_job import parse_job
@@ -25,7 +25,7 @@ TURNS = 10_000  # of the event loop, within which every batch here gets where it
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait takes time: a test counts turns of the event loop, so a machine that stands still for seconds fails none."""
-    monkeypatch.setattr(looks, "LOOK_S", 0.0)
+    monkeypatch.setattr(result_poller, "LOOK_S", 0.0)
     for name in ("RETRY_S", "FULL_S", "NOTICE_S"):
         monkeypatch.setattr(batch_run, name, 0.0)
 
@@ -331,8 +331,8 @@ class Looks:
 
 async def test_only_the_oldest_lines_that_are_out_are_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six lines in pages of two: a result of line 1 is seen, one of line 6 only when all of them are looked at."""
-    monkeypatch.setattr(looks, "PAGE", 2)
-    monkeypatch.setattr(looks, "LOOK_ALL_S", 3600.0)
+    monkeypatch.setattr(result_poller, "PAGE", 2)
+    monkeypatch.setattr(result_poller, "LOOK_ALL_S", 3600.0)
     play = Play(lines=6)
     await play.start()
     seen = Looks(play, monkeypatch)
@@ -349,7 +349,7 @@ async def test_only_the_oldest_lines_that_are_out_are_looked_at_each_time(monkey
 
 
 async def test_lines_that_overtake_others_are_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in ((looks, "PAGE", 2), (looks, "LOOK_ALL_S", 0.0), (batch_run, "COUNT_S", 0.0)):
+    for module, name, value in ((result_poller, "PAGE", 2), (result_poller, "LOOK_ALL_S", 0.0), (batch_run, "COUNT_S", 0.0)):
         monkeypatch.setattr(module, name, value)
     play = Play(lines=6)
     await play.start()

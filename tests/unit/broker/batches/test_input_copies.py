@@ -15,7 +15,7 @@ from headrace.broker.batches import input_copies
 from headrace.broker.batches.batch_run import BatchRun
 from headrace.broker.batches.fan_out import FanOut
 from headrace.broker.batches.input_copies import InputCopy
-from headrace.broker.batches.scratch import ScratchSpace
+from headrace.broker.batches.scratch_space import ScratchSpace
 from tests.support.batch_fakes import SUBJECTS, Scene
 from tests.unit.broker.batches.test_batch_run import Play, soon
 from tests.unit.broker.batches.test_states import record

@@ -13,7 +13,7 @@ from headrace.broker.batches import kept_lines
 from headrace.broker.batches.kept_lines import KeptLines
 from headrace.broker.batches.lines import output_line
 from headrace.broker.batches.record import line_name
-from headrace.broker.batches.scratch import ScratchSpace
+from headrace.broker.batches.scratch_space import ScratchSpace
 from headrace.broker.messages import JobResult, ResultObject, ResultResponse
 from tests.unit.broker.batches.test_states import record
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from headrace.broker.batches import looks, owner
+from headrace.broker.batches import owner, result_poller
 from headrace.broker.batches.owner import BatchOwner
 from headrace.broker.batches.record import BatchRecord
 from headrace.broker.batches.store import BatchView, StoredBatch
@@ -32,7 +32,7 @@ class Leases:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "ROUND_S", 0.005)
-    monkeypatch.setattr(looks, "LOOK_S", 0.005)
+    monkeypatch.setattr(result_poller, "LOOK_S", 0.005)
 
 
 async def ends(scene: Scene, leases: Leases, batch_owner: str, *, carried: bool = True) -> tuple[str, str]:

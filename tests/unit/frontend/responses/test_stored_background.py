@@ -14,7 +14,7 @@ from headrace.broker.codec import unpack_u32
 from headrace.broker.durable.errors import JobRejected
 from headrace.broker.errors import Overloaded, ResponseNotStored
 from headrace.broker.messages import JobFault, JobResult, ResultError
-from headrace.frontend.jobs.rendered import RenderedAnswer
+from headrace.frontend.jobs.rendered_answer import RenderedAnswer
 from headrace.frontend.responses import job_writer
 from tests.support.frontend.fakes import MODEL, TOKENIZER, Call, end, row
 from tests.support.frontend.jobs import rendered

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.durable.carrier.held_job import HeldJob
-from headrace.broker.durable.carrier.order import RANKS, WaitingJobs
+from headrace.broker.durable.carrier.waiting_jobs import RANKS, WaitingJobs
 from tests.unit.broker.durable.carrier.test_held_job import held
 
 CLASSES = ("hi", "std", "batch")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker.batches.bounded import for_each
+from headrace.broker.batches.bounded_concurrency import for_each
 
 
 async def test_each_item_is_done_once_and_only_so_many_at_a_time() -> None:

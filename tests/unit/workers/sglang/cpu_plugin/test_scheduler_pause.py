@@ -4,16 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.workers.sglang.cpu_plugin import waiting
+from headrace.workers.sglang.cpu_plugin import scheduler_pause
 
 
-@pytest.mark.parametrize(("idle", "pauses"), [(False, [waiting.PAUSE_S]), (True, [])], ids=["it waits", "it has nothing"])
+@pytest.mark.parametrize(
+    ("idle", "pauses"), [(False, [scheduler_pause.PAUSE_S]), (True, [])], ids=["it waits", "it has nothing"]
+)
 def test_only_a_scheduler_that_waits_for_pages_is_paused(
     idle: bool, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(scheduler_pause, "time", SimpleNamespace(sleep=slept.append))
     turns: list[object] = []
     scheduler = SimpleNamespace(is_fully_idle=lambda: idle)
-    waiting.pause(turns.append, scheduler)
+    scheduler_pause.pause(turns.append, scheduler)
     assert (turns, slept) == ([scheduler], pauses)

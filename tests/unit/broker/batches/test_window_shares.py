@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.batches.record import BatchRecord, LineCounts
-from headrace.broker.batches.shares import LEAST_OUT, lines_out, shares
+from headrace.broker.batches.window_shares import LEAST_OUT, lines_out, shares
 from tests.unit.broker.batches.test_states import record
 
 HOUR = 3600

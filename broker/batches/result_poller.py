@@ -11,7 +11,7 @@ from headrace.broker.batches.ports import LineResults
 from headrace.broker.batches.progress import LineProgress
 from headrace.broker.batches.record import BatchRecord, line_name
 from headrace.broker.batches.result_files import pages
-from headrace.broker.batches.scratch import ScratchSpace
+from headrace.broker.batches.scratch_space import ScratchSpace
 from headrace.broker.messages import JobResult
 
 LOOK_S = 0.25  # between two looks at the results of lines that are out
@@ -19,7 +19,7 @@ LOOK_ALL_S = 1.0  # between two looks at all of them: lines end about in the ord
 PAGE = 250  # results that are read at once
 
 
-class LineLooks:
+class ResultPoller:
     """The results of one batch as far as this process has seen them."""
 
     def __init__(self, results: LineResults, record: BatchRecord, scratch: ScratchSpace | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Turns:
+class BatchedWakeups:
     """The turns of one carrier. One comes `gap_s` after the first task began to wait for it."""
 
     def __init__(self, gap_s: float) -> None:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from headrace.broker.durable.carrier.turns import Turns
+from headrace.broker.durable.carrier.batched_wakeups import BatchedWakeups
 
 
 async def test_those_who_wait_go_on_in_one_turn_of_the_event_loop() -> None:
-    turns, gone = Turns(0.001), list[int]()
+    turns, gone = BatchedWakeups(0.001), list[int]()
 
     async def one(number: int) -> None:
         await turns.next()
@@ -24,14 +24,14 @@ async def test_those_who_wait_go_on_in_one_turn_of_the_event_loop() -> None:
 
 
 async def test_each_turn_is_followed_by_another_for_those_who_come_later() -> None:
-    turns = Turns(0.001)
+    turns = BatchedWakeups(0.001)
     async with asyncio.timeout(10):
         await turns.next()
         await turns.next()
 
 
 async def test_one_that_is_cancelled_does_not_end_the_wait_of_others() -> None:
-    turns = Turns(0.001)
+    turns = BatchedWakeups(0.001)
     one, other = asyncio.create_task(turns.next()), asyncio.create_task(turns.next())
     await asyncio.sleep(0)
     one.cancel()

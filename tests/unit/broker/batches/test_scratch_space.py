@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.batches.scratch import ScratchFile, ScratchSpace
+from headrace.broker.batches.scratch_space import ScratchFile, ScratchSpace
 
 
 async def test_what_was_appended_is_read_by_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from itertools import count
 import msgspec
 import pytest
 
-from headrace.broker.batches import looks
+from headrace.broker.batches import result_poller
 from headrace.broker.batches.batch_run import BatchRun
-from headrace.broker.batches.scratch import ScratchSpace
+from headrace.broker.batches.scratch_space import ScratchSpace
 from headrace.broker.messages import JobResult
 from headrace.jetstream.errors import NotConnected
 from tests.unit.broker.batches.test_batch_run import Play, soon
@@ -64,7 +64,7 @@ async def test_a_result_is_read_once_where_its_line_can_be_kept(
 
 
 async def test_a_new_owner_reads_on_where_its_first_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "PAGE", 4)
+    monkeypatch.setattr(result_poller, "PAGE", 4)
     play = Play(lines=12)
     play.scene.scratch = ScratchSpace(100_000)
     await play.start()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.broker.messages import Sampling
+from headrace.workers.capability_check import refuse_undeclared
 from headrace.workers.engine import Capabilities, DisaggStyle, Handover, Sequence
 from headrace.workers.errors import UnsupportedByEngine
 from headrace.workers.prompt_embeds import StoredTensor
-from headrace.workers.undeclared import refuse_undeclared
 
 ALL = Capabilities(
     disagg=DisaggStyle.PARAMS,
