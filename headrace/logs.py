@@ -19,6 +19,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from headrace.config.settings import Settings
+from headrace.repeated_errors import RepeatedErrors
 
 Format = Literal["auto", "console", "json"]
 
@@ -162,6 +163,7 @@ def _shared_processors(fields: Mapping[str, str], chosen: str) -> list[Processor
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
         structlog.processors.StackInfoRenderer(),
+        RepeatedErrors(),
     ]
 
 
