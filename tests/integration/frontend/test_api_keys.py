@@ -78,3 +78,33 @@ async def test_both_clients_work_with_a_key_and_every_frontend_hears_of_its_end(
         async with anthropic.AsyncAnthropic(base_url=one.url, api_key=text, max_retries=0) as claude:
             with pytest.raises(anthropic.AuthenticationError):
                 await claude.messages.create(model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=4)
+
+
+async def test_an_answer_that_has_begun_is_finished_though_its_key_is_revoked(
+    nats_server: EmbeddedServer, subjects: Subjects
+) -> None:
+    slow = sim("slow-sim", args={"timing_overrides": {"decode_base_s": 0.02}})
+    async with (
+        serving(nats_server, subjects, slow, api_key=("operator",)) as served,
+        keys_of(nats_server, subjects) as store,
+        httpx.AsyncClient() as plain,
+    ):
+        record, text = await store.create(wish("acme"))
+        headers = {"authorization": f"Bearer {text}"}
+
+        async def told(status: int) -> None:
+            async with asyncio.timeout(10):
+                while (await plain.get(f"{served.url}/v1/models", headers=headers)).status_code != status:
+                    await asyncio.sleep(0.01)
+
+        await told(200)
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=text, max_retries=0) as client:
+            stream = await client.completions.create(
+                model="slow-sim", prompt=[5, 6, 7], max_tokens=150, stream=True, extra_body={"ignore_eos": True}
+            )
+            chunks = [await anext(aiter(stream))]
+            await store.revoke(record.id)
+            await told(401)
+            chunks += [chunk async for chunk in stream]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert len(chunks) > 50, "most of it came after the revocation"
